@@ -1,0 +1,63 @@
+"""Bytes per rank of each state, in closed form.
+
+    weights    b_c N / |weights|     0 where the master shard itself serves (`keeps_weights_copy`)
+    secondary  b_c N / |secondary|
+    grads      4 N / |grads|         4 N / |optim| without accumulation: nothing waits at the grads level
+    optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
+
+N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with
+each state on a level of its own.
+"""
+
+from collections.abc import Sequence
+
+from lowband.spec.machine import SELF, Levels
+from lowband.spec.scheme import Scheme
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+MASTER_BYTES = 4
+GRAD_BYTES = 4  # accumulated in fp32
+ADAM_MOMENT_BYTES = 8
+
+
+def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -> bool:
+    """Whether a copy of the weights in the compute dtype is kept beside the fp32 master shard.
+
+    Not if weights and optimizer shards coincide and either the dtype does too (the master is the weights) or
+    the weights are gathered anyway (the master is cast on its way into the gather).
+    """
+    if levels.hops(scheme.weights, scheme.optim):
+        return True
+    is_sharded = bool(levels.hops(SELF, scheme.weights))
+    return not (computes_in_fp32 or is_sharded)
+
+
+def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
+    """Whether the secondary shard is kept: it must be smaller a group than that of the weights."""
+    return scheme.secondary is not None and bool(levels.hops(scheme.secondary, scheme.weights))
+
+
+def state_bytes(
+    unit_numels: Sequence[int],
+    scheme: Scheme,
+    levels: Levels,
+    compute_dtype: str,
+    accumulation: int,
+) -> dict[str, int]:
+    """Peak bytes per rank by state, with Adam.
+
+    unit_numels: elements per unit, padding included
+    """
+    numel = sum(unit_numels)
+    b_c = DTYPE_BYTES[compute_dtype]
+    copy = keeps_weights_copy(scheme, levels, compute_dtype == "fp32")
+    secondary = 0
+    if keeps_secondary(scheme, levels) and scheme.secondary is not None:
+        secondary = b_c * numel // levels.size(scheme.secondary)
+    grads = GRAD_BYTES * numel // levels.size(scheme.grads if accumulation > 1 else scheme.optim)
+    return {
+        "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
+        "secondary": secondary,
+        "grads": grads,
+        "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
+    }

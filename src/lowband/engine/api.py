@@ -1,0 +1,95 @@
+"""The library: shard a module in place, clip, and get the whole state back."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.engine import Engine, Wrap
+from lowband.engine.topology import Topology
+from lowband.errors import UserError
+from lowband.spec.machine import SELF
+from lowband.spec.scheme import Scheme, read_scheme
+
+
+def shard(
+    module: nn.Module,
+    scheme: Scheme | str,
+    topology: Topology,
+    wrap: Wrap,
+    compute_dtype: torch.dtype = torch.bfloat16,
+    reduce_dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Shard a module in place, as `fully_shard` does, and return it.
+
+    module:        whole on every rank, with the same values (rank 0's are not broadcast)
+    scheme:        a Scheme, or a name from `config/schemes.yaml` under the working directory
+    wrap:          class, tuple of classes or predicate of the modules that are gathered one at a time
+                   (the transformer block); the rest is gathered as one unit
+    compute_dtype: of weights and activations; floating-point inputs are cast to it
+    reduce_dtype:  of gradients on their way and while they are summed
+
+    Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
+    Gradients are averaged over all ranks. Raises UserError for a scheme that the levels cannot hold.
+    """
+    if hasattr(module, "_lowband"):
+        raise UserError("the module is sharded already", where=type(module).__name__)
+    if isinstance(scheme, str):
+        scheme = read_scheme(Path.cwd() / "config" / "schemes.yaml", scheme)
+    module._lowband = Engine(module, scheme, topology, wrap, compute_dtype, reduce_dtype)  # type: ignore[assignment]
+    return module
+
+
+def engine_of(module: nn.Module) -> Engine:
+    """The engine of a sharded module. Raises UserError if it is not sharded."""
+    engine = getattr(module, "_lowband", None)
+    if not isinstance(engine, Engine):
+        raise UserError("the module is not sharded", where=type(module).__name__, allowed="after lowband.shard")
+    return engine
+
+
+def no_sync(module: nn.Module) -> AbstractContextManager[None]:
+    """Gradient accumulation: backward passes in this context stop at the grads level, as in DDP's no_sync."""
+    return engine_of(module).no_sync()
+
+
+def clip_grad_norm_(module: nn.Module, max_norm: float) -> float:
+    """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the norm before.
+
+    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded.
+    """
+    engine = engine_of(module)
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    device = engine.units[0].master.device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for grad in grads:
+        total += grad.double().square().sum()
+    dist.all_reduce(total)
+    levels = engine.topology.levels
+    replicas = levels.world // levels.size(engine.scheme.optim)
+    norm = (total.item() / replicas) ** 0.5
+    if norm > max_norm:
+        for grad in grads:
+            grad.mul_(max_norm / norm)
+    return norm
+
+
+def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
+    """On rank 0 the logical fp32 parameters and the buffers under the module's own names; elsewhere {}."""
+    engine = engine_of(module)
+    full: dict[int, torch.Tensor] = {}
+    for unit in engine.units:
+        whole = unit.master.new_empty(unit.layout.numel)
+        unit.collectives.gather(unit.master, whole, SELF, engine.scheme.optim, "state_dict")
+        if engine.topology.rank == 0:
+            for shard_, shape, (start, stop) in zip(
+                unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True
+            ):
+                full[id(shard_)] = whole[start:stop].view(shape).cpu().clone()
+    if engine.topology.rank != 0:
+        return {}
+    named = module.named_parameters(remove_duplicate=False)
+    state = {name: full[id(parameter)] for name, parameter in named}
+    return {key: state.get(key, value) for key, value in module.state_dict().items()}

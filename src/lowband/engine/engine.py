@@ -1,0 +1,195 @@
+"""The engine: hooks that gather each unit before it computes and reduce its gradients after.
+
+Forward, per unit:   gather (the next unit's gather runs behind the computation), compute, keep the secondary
+                     shard if the scheme has one, drop.
+Backward, per unit:  gather from the secondary level if there is one, compute, drop, reduce the gradient into
+                     the grads level; at an accumulation boundary carry it out to the optimizer's level.
+Next forward:        the new weights come back from the optimizer's level, unit by unit, with the gather.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_flatten, tree_map
+
+from lowband.engine.collectives import Collectives
+from lowband.engine.lane import new_lane
+from lowband.engine.ledger import Ledger
+from lowband.engine.memory import MemoryMeter
+from lowband.engine.shard import Slot, Unit
+from lowband.engine.topology import Topology
+from lowband.errors import UserError
+from lowband.spec.scheme import Scheme
+
+Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
+
+
+class Engine:
+    """Everything lowband keeps about one sharded module."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        scheme: Scheme,
+        topology: Topology,
+        wrap: Wrap,
+        compute_dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+    ) -> None:
+        scheme.check(topology.levels)
+        first = next(module.parameters(), None)
+        if first is None:
+            raise UserError("the module has no parameters to shard", where=type(module).__name__)
+        self.module, self.scheme, self.topology = module, scheme, topology
+        self.compute_dtype = compute_dtype
+        self.ledger, self.meter = Ledger(), MemoryMeter()
+        self.lane = new_lane(first.device)
+        self.sync = True  # whether the next backward ends at an accumulation boundary
+        self._in_backward = False
+        self._order: list[Unit] = []  # units as the last forward used them
+        self._seen: list[Unit] = []  # the same, of the forward that runs
+
+        collectives = Collectives(topology, self.ledger)
+        self.units: list[Unit] = []
+        self._units_of: dict[nn.Module, list[Unit]] = {}
+        for owner, name, slots in _group_parameters(module, wrap):
+            unit = Unit(
+                name, slots, scheme, collectives, self.lane, self.meter, compute_dtype, reduce_dtype
+            )
+            unit.watch_grads(self._grads_ready)
+            self.units.append(unit)
+            self._units_of.setdefault(owner, []).append(unit)
+        self._root_units = self._units_of.get(module, [])
+        for owner in self._units_of:
+            if owner is not module:
+                self._hook(owner)
+        self._hook(module)
+
+    # ---- forward
+
+    def _hook(self, owner: nn.Module) -> None:
+        owner.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+        owner.register_forward_hook(self._after_forward)
+
+    def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
+        units = self._units_of.get(owner, [])
+        if owner is self.module and not self._in_backward:
+            self._seen = []
+        self._gather(units, backward=self._in_backward)
+        if not self._in_backward:  # in backward this is activation checkpointing's recomputation
+            self._seen += units
+            self._prefetch(units, self._order, backward=False)
+        if owner is self.module:
+            return tree_map(self._cast, args), tree_map(self._cast, kwargs)
+        return None
+
+    def _cast(self, value: Any) -> Any:
+        """Floating-point inputs in the compute dtype, as the weights are."""
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self.compute_dtype) if is_float else value
+
+    def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> None:
+        if self._in_backward:
+            return
+        units = self._units_of.get(owner, [])
+        tensors = [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+        training = torch.is_grad_enabled() and bool(tensors)
+        if training:
+            register_multi_grad_hook(tensors, lambda _: self._before_backward(owner), mode="any")
+        for unit in units:
+            # The root's units are used first and last in a pass: between forward and backward they stay.
+            if not (training and owner is self.module):
+                if training:
+                    unit.keep_secondary()
+                unit.drop()
+        if owner is self.module:
+            self._order = self._seen
+            if not training:
+                self._drop_all()
+
+    # ---- backward
+
+    def _before_backward(self, owner: nn.Module) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            for unit in self.units:
+                unit.expect_grads()
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+        units = self._units_of.get(owner, [])
+        self._gather(units, backward=True)
+        self._prefetch(units, self._order[::-1], backward=True)
+
+    def _grads_ready(self, unit: Unit) -> None:
+        unit.drop()
+        unit.start_reduce(at_boundary=self.sync)
+
+    def _end_backward(self) -> None:
+        """Reduce what no hook has reduced: units with unused parameters, gradients that came late."""
+        for unit in self.units:
+            if unit.needs_reduce:
+                unit.start_reduce(at_boundary=self.sync)
+        self._drop_all()
+        for unit in self.units:
+            unit.finish_reduce()
+        self._in_backward = False
+
+    def _drop_all(self) -> None:
+        for unit in self.units:
+            unit.drop()
+            unit.forget_secondary()
+
+    # ---- both
+
+    def _gather(self, units: list[Unit], backward: bool) -> None:
+        for unit in units:
+            unit.start_gather(backward)
+        for unit in units:
+            unit.finish_gather()
+
+    def _prefetch(self, units: list[Unit], order: list[Unit], backward: bool) -> None:
+        """Start the gather of the unit that the last pass used after these."""
+        if units and units[-1] in order:
+            after = order.index(units[-1]) + 1
+            for unit in order[after : after + 1]:
+                unit.start_gather(backward)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here accumulate at the grads level and are not carried out further."""
+        self.sync = False
+        try:
+            yield
+        finally:
+            self.sync = True
+
+
+def _group_parameters(module: nn.Module, wrap: Wrap) -> Iterable[tuple[nn.Module, str, list[list[Slot]]]]:
+    """Units as (owner, name, slots), the root's first: each parameter belongs to the innermost wrapped module
+    around all of its places, or to the root. Frozen parameters make units of their own."""
+    is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
+    owners: dict[nn.Module, str] = {module: ""}
+    owner_of: dict[nn.Module, nn.Module] = {}
+    for name, child in module.named_modules():
+        parent = module.get_submodule(name.rpartition(".")[0]) if name else module
+        owner_of[child] = child if child is module or is_wrapped(child) else owner_of[parent]
+        owners.setdefault(owner_of[child], name)
+
+    places: dict[nn.Parameter, list[Slot]] = {}
+    for child in module.modules():
+        for attribute, parameter in child._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, []).append((child, attribute))
+
+    groups: dict[tuple[nn.Module, bool], list[list[Slot]]] = {}
+    for parameter, slots in places.items():
+        around = {owner_of[child] for child, _ in slots}
+        owner = around.pop() if len(around) == 1 else module
+        groups.setdefault((owner, parameter.requires_grad), []).append(slots)
+    order = list(owners)
+    for (owner, trains), slot_lists in sorted(groups.items(), key=lambda g: (order.index(g[0][0]), not g[0][1])):
+        name = owners[owner] or "root"
+        yield owner, name if trains else f"{name} (frozen)", slot_lists

@@ -1,0 +1,118 @@
+"""The lane: collectives in one fixed order, behind the computation.
+
+[Note: one lane] All collectives of an engine go through one lane, in the order of submission. The order is
+the same on every rank because every rank runs the same model, so groups that overlap cannot dead-lock. On
+CPU the lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is a stream.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+
+class Handle(Protocol):
+    """Work that has been submitted to a lane."""
+
+    def wait(self) -> None:
+        """Return when the caller may use the work's results. Raises what the work raised."""
+
+
+class Lane:
+    """A thread that runs work in order. `exposed_s` is the time that callers waited for it."""
+
+    def __init__(self) -> None:
+        threads = torch.get_num_threads()  # a new thread would start with the library's default
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="lowband-lane", initializer=torch.set_num_threads, initargs=(threads,)
+        )
+        self.exposed_s = 0.0
+        self.busy_s = 0.0
+
+    def submit(self, work: Callable[[], None]) -> Handle:
+        return _Waiting(self, self._pool.submit(self._run, work))
+
+    def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Keep the memory of tensors that the caller is about to let go until the lane's work is done."""
+
+    def _run(self, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        with torch.no_grad():
+            work()
+        self.busy_s += time.perf_counter() - start
+
+    def take_times(self) -> tuple[float, float]:
+        """Seconds exposed and seconds busy since the last call."""
+        times = self.exposed_s, self.busy_s
+        self.exposed_s = self.busy_s = 0.0
+        return times
+
+
+class _Waiting:
+    def __init__(self, lane: Lane, future: Future[None]) -> None:
+        self._lane, self._future = lane, future
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self._future.result()
+        self._lane.exposed_s += time.perf_counter() - start
+
+
+class StreamLane(Lane):
+    """The same on a CUDA or HIP device: a side stream.
+
+    [Note: lane and allocator] Work starts after everything the caller had issued before. So memory that the
+    caller frees is taken again by later work only after the caller's kernels that used it; the other way
+    round it takes `protect`. `exposed_s` is read from events when times are taken.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._stream = torch.cuda.Stream(device)
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
+
+    def submit(self, work: Callable[[], None]) -> Handle:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        start = torch.cuda.Event(enable_timing=True)
+        done = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            start.record()
+            work()
+            done.record()
+        self._spans.append((start, done, True))
+        return _OnStream(self, done)
+
+    def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self._stream)
+
+    def take_times(self) -> tuple[float, float]:
+        torch.cuda.synchronize()
+        for start, done, busy in self._spans:
+            seconds = max(0.0, start.elapsed_time(done)) / 1e3
+            if busy:
+                self.busy_s += seconds
+            else:
+                self.exposed_s += seconds
+        self._spans.clear()
+        return super().take_times()
+
+
+class _OnStream:
+    def __init__(self, lane: StreamLane, done: torch.cuda.Event) -> None:
+        self._lane, self._done = lane, done
+
+    def wait(self) -> None:
+        here = torch.cuda.current_stream()
+        reached = torch.cuda.Event(enable_timing=True)
+        reached.record(here)
+        here.wait_event(self._done)
+        # The caller's stream stood still from `reached` to `done`; a negative span means it did not.
+        self._lane._spans.append((reached, self._done, False))
+
+
+def new_lane(device: torch.device) -> Lane:
+    return StreamLane(device) if device.type == "cuda" else Lane()

@@ -1,0 +1,25 @@
+"""Bytes sent, counted in the code that calls the collective."""
+
+from collections import Counter
+
+from lowband.spec.records import Sent
+
+
+class Ledger:
+    """What this rank has sent since the last `take`."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, level: str, collective: str, wire: str, sent_bytes: int) -> None:
+        """Count bytes that left this rank over links of `level`."""
+        self._bytes[level, collective, wire] += sent_bytes
+
+    def take(self) -> list[Sent]:
+        """The counts so far, and start again at zero."""
+        taken = [
+            Sent(level=level, collective=collective, wire=wire, bytes=count)
+            for (level, collective, wire), count in sorted(self._bytes.items())
+        ]
+        self._bytes.clear()
+        return taken

@@ -1,0 +1,281 @@
+"""One unit: the parameters that are gathered together, their shards and their transitions.
+
+[Note: leaves] The module computes with `leaves`: parameters that are views into the unit's flat buffer.
+They live as long as the unit, so that autograd's graph stays valid while the buffer behind them is freed
+and filled again. They are made from `.data`, which gives them version counters of their own: filling the
+buffer is not an in-place change in autograd's eyes, for it always brings the same values back.
+
+[Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
+shards: one 1D parameter per original parameter (empty where this rank holds nothing of it), all of them
+views into `master`. Any optimizer works on them.
+
+[Note: stale] An optimizer step changes `master` in place and so raises the version counters of the shards.
+The next gather sees that and first carries the new weights from the optimizer's level to the weights' level.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from lowband.cost.memory import keeps_secondary, keeps_weights_copy
+from lowband.engine.collectives import Collectives
+from lowband.engine.lane import Handle, Lane
+from lowband.engine.memory import MemoryMeter
+from lowband.engine.states import UnitState
+from lowband.spec.machine import SELF, WORLD
+from lowband.spec.partition import UnitLayout, intersect, shard_range
+from lowband.spec.scheme import Scheme
+
+Slot = tuple[nn.Module, str]  # where a parameter hangs: module and attribute
+
+
+class Unit:
+    """Parameters that are gathered together and the shards that this rank holds of them."""
+
+    def __init__(
+        self,
+        name: str,
+        slots: list[list[Slot]],
+        scheme: Scheme,
+        collectives: Collectives,
+        lane: Lane,
+        meter: MemoryMeter,
+        compute_dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+    ) -> None:
+        """Take over the parameters at `slots` (per parameter: every place it hangs at; tied ones have more)."""
+        self.name, self.slots = name, slots
+        self.scheme, self.collectives, self.lane, self.meter = scheme, collectives, lane, meter
+        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
+        topology = collectives.topology
+        self.levels, self.rank = topology.levels, topology.rank
+
+        originals = [getattr(*places[0]) for places in slots]
+        self.requires_grad = originals[0].requires_grad
+        self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
+        full = self._flatten(originals)
+        self._hold_shards(full)
+        self._make_leaves(originals, full)
+        self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
+        self._gathering: Handle | None = None
+        self._reducing: Handle | None = None
+        self._waiting_grads = 0
+        self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, reduce dtype
+        self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
+        self._handed: torch.Tensor | None = None  # the same, once it is the optimizer's
+        self._secondary_fresh = False
+        self.put_shards()
+
+    # ---- what this rank holds
+
+    def _flatten(self, originals: list[nn.Parameter]) -> torch.Tensor:
+        full = originals[0].new_zeros(self.layout.numel, dtype=torch.float32)  # 1D
+        for original, (start, stop) in zip(originals, self.layout.ranges(), strict=True):
+            full[start:stop] = original.detach().reshape(-1)
+        return full
+
+    def _range(self, level: str) -> tuple[int, int]:
+        return shard_range(self.layout.numel, self.levels, level, self.rank)
+
+    def _hold_shards(self, full: torch.Tensor) -> None:
+        start, stop = self._range(self.scheme.optim)
+        whole = stop - start == full.numel()
+        self.master = self.meter.hold("optim", full if whole else full[start:stop].clone())  # 1D, fp32
+        self.shards: list[nn.Parameter] = []
+        for first, last in self.layout.ranges():
+            a, b = intersect((first, last), (start, stop))
+            self.shards.append(nn.Parameter(self.master[a - start : b - start], self.requires_grad))
+        self._seen_version = self._version()
+
+        # Whether each rank holds the whole unit all the time, so that nothing is gathered to compute.
+        self.is_whole = not self.levels.hops(SELF, self.scheme.weights)
+        self.weights: torch.Tensor | None = None  # 1D, shard of `weights`, compute dtype
+        if keeps_weights_copy(self.scheme, self.levels, self.compute_dtype == torch.float32):
+            a, b = self._range(self.scheme.weights)
+            copy = full[a:b].to(self.compute_dtype, copy=True)
+            self.weights = self.meter.hold("weights", copy)
+        self.secondary: torch.Tensor | None = None  # 1D, shard of `secondary`, compute dtype
+        if keeps_secondary(self.scheme, self.levels):
+            a, b = self._range(self.scheme.backward_level)
+            self.secondary = self.meter.hold("secondary", full.new_zeros(b - a, dtype=self.compute_dtype))
+
+    def _make_leaves(self, originals: list[nn.Parameter], full: torch.Tensor) -> None:
+        """See [Note: leaves]."""
+        if self.is_whole:
+            self.flat = self.master if self.weights is None else self.weights
+        else:
+            self.flat = full.new_empty(self.layout.numel, dtype=self.compute_dtype)
+        data = self.flat.data
+        self.leaves = [
+            nn.Parameter(data[start:stop].view(p.shape), self.requires_grad)
+            for p, (start, stop) in zip(originals, self.layout.ranges(), strict=True)
+        ]
+        if not self.is_whole:
+            self.flat.untyped_storage().resize_(0)
+
+    def put_shards(self) -> None:
+        """Hang this rank's shards at the module. See [Note: shards]."""
+        self._put(self.shards)
+
+    def put_leaves(self) -> None:
+        """Hang the whole parameters at the module."""
+        self._put(self.leaves)
+
+    def _put(self, parameters: list[nn.Parameter]) -> None:
+        for places, parameter in zip(self.slots, parameters, strict=True):
+            for module, attribute in places:
+                module._parameters[attribute] = parameter
+
+    # ---- weights: gather and drop
+
+    def _version(self) -> int:
+        return sum(shard._version for shard in self.shards)
+
+    def start_gather(self, backward: bool) -> None:
+        """Submit the gather of the whole unit, if it is not held or on its way."""
+        version = self._version()
+        stale, self._seen_version = version != self._seen_version, version
+        if self.is_whole:
+            if stale and self.flat is not self.master:
+                self._gathering = self.lane.submit(self._refresh)
+            return
+        if self.state is not UnitState.SHARDED:
+            return
+        from_secondary = backward and self._secondary_fresh
+        self.state = UnitState.GATHERING
+        self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
+        self.meter.hold("gathered", self.flat)
+        self._gathering = self.lane.submit(lambda: self._gather(stale, backward, from_secondary))
+
+    def finish_gather(self) -> None:
+        """Wait for the gather and hang the whole parameters at the module."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+        self.state = UnitState.GATHERED
+        self.put_leaves()
+
+    def keep_secondary(self) -> None:
+        """Copy this rank's part of the gathered unit into the secondary shard."""
+        if self.secondary is not None:
+            start, stop = self._range(self.scheme.backward_level)
+            self.secondary.copy_(self.flat[start:stop])
+            self._secondary_fresh = True
+
+    def drop(self) -> None:
+        """Back to shards. The unit's buffer is freed unless it is held all the time."""
+        if self._gathering is not None:  # prefetched, and not used after all
+            self.finish_gather()
+        self.put_shards()
+        if not self.is_whole and self.state is UnitState.GATHERED:
+            self.meter.release("gathered", self.flat)
+            self.flat.untyped_storage().resize_(0)
+            self.state = UnitState.SHARDED
+
+    def forget_secondary(self) -> None:
+        self._secondary_fresh = False
+
+    def _gather(self, stale: bool, backward: bool, from_secondary: bool) -> None:
+        if from_secondary:
+            assert self.secondary is not None
+            source, level = self.secondary, self.scheme.backward_level
+        else:
+            if stale:
+                self._refresh()
+            source, level = self._weights_source(), self.scheme.weights
+        purpose = "backward_gather" if backward else "forward_gather"
+        self.collectives.gather(source, self.flat, SELF, level, purpose)
+
+    def _weights_source(self) -> torch.Tensor:
+        """This rank's shard of the weights; the master shard itself where no copy is kept of it."""
+        return self.master if self.weights is None else self.weights
+
+    def _refresh(self) -> None:
+        """Carry the master weights from the optimizer's level in to the weights' level. [Note: stale]"""
+        if self.weights is not None:
+            self.collectives.gather(
+                self.master, self.weights, self.scheme.weights, self.scheme.optim, "update_gather"
+            )
+
+    # ---- gradients: reduce and accumulate
+
+    def watch_grads(self, ready: Callable[["Unit"], None]) -> None:
+        """Call `ready` when every leaf has its gradient of this backward."""
+
+        def hook(_: torch.Tensor) -> None:
+            self._waiting_grads -= 1
+            if self._waiting_grads == 0:
+                ready(self)
+
+        if self.requires_grad:
+            for leaf in self.leaves:
+                leaf.register_post_accumulate_grad_hook(hook)
+
+    def expect_grads(self) -> None:
+        """A backward begins."""
+        self._waiting_grads = len(self.leaves)
+        if self._handed is not None and all(shard.grad is None for shard in self.shards):
+            self.meter.release("grads", self._handed)
+            self._handed = None
+
+    @property
+    def needs_reduce(self) -> bool:
+        """Whether this backward's gradients, or some that came late, are still to be reduced."""
+        return self.requires_grad and (
+            self._reducing is None or any(leaf.grad is not None for leaf in self.leaves)
+        )
+
+    def start_reduce(self, at_boundary: bool) -> None:
+        """Submit the reduction of the leaves' gradients; out to the optimizer's level at the boundary."""
+        grads = [leaf.grad for leaf in self.leaves]
+        self.lane.protect(grads)
+        for leaf in self.leaves:
+            leaf.grad = None
+        self._reducing = self.lane.submit(lambda: self._reduce(grads, at_boundary))
+
+    def _reduce(self, grads: list[torch.Tensor | None], at_boundary: bool) -> None:
+        full = self.flat.new_zeros(self.layout.numel, dtype=self.reduce_dtype)
+        self.meter.hold("buffers", full)
+        for grad, (start, stop) in zip(grads, self.layout.ranges(), strict=True):
+            if grad is not None:
+                full[start:stop] = grad.reshape(-1)
+        grads.clear()
+        part = self.collectives.reduce_scatter(full, SELF, self.scheme.grads, "grad_reduce")
+        self.meter.release("buffers", full)
+        del full
+        if self._accumulated is not None:
+            self._accumulated += part
+            part = self._accumulated
+        elif not at_boundary:
+            self._accumulated = self.meter.hold("grads", part.float())
+        if at_boundary:
+            self._carry_out(part)
+
+    def _carry_out(self, total: torch.Tensor) -> None:
+        """Carry the accumulated gradient out to the optimizer's level, averaged over all ranks."""
+        if self._accumulated is not None:
+            self.meter.release("grads", self._accumulated)
+            self._accumulated = None
+        part = total.to(self.reduce_dtype)
+        part = self.collectives.reduce_scatter(part, self.scheme.grads, self.scheme.optim, "boundary_reduce")
+        self.collectives.all_reduce(part, self.scheme.optim, WORLD, "replica_reduce")
+        part = part.float().div_(self.levels.world)
+        if self._boundary is None:
+            self._boundary = self.meter.hold("grads", part)
+        else:  # a second reduction in one backward: see Engine._end_backward
+            self._boundary += part
+
+    def finish_reduce(self) -> None:
+        """Wait for the reduction; at a boundary hand the gradient shards to the optimizer's parameters."""
+        if self._reducing is not None:
+            self._reducing.wait()
+            self._reducing = None
+        if self._boundary is None:
+            return
+        start, stop = self._range(self.scheme.optim)
+        for shard, (first, last) in zip(self.shards, self.layout.ranges(), strict=True):
+            a, b = intersect((first, last), (start, stop))
+            part = self._boundary[a - start : b - start]
+            shard.grad = part if shard.grad is None else shard.grad + part
+        self._handed, self._boundary = self._boundary, None

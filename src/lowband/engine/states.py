@@ -1,0 +1,11 @@
+"""The states a unit's weights can be in, and what each costs in memory."""
+
+from enum import Enum
+
+
+class UnitState(Enum):
+    """N is the unit's padded element count; the sizes are of the compute dtype."""
+
+    SHARDED = "only the shards are held: nothing beyond `weights` and `secondary`"
+    GATHERING = "the whole unit is on its way: N elements are held, and not yet to be read"
+    GATHERED = "the whole unit is in use: N elements are held"

@@ -1,0 +1,22 @@
+"""One exception type for everything a user can get wrong."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Bad input: printed as one line, exit code 2, no traceback.
+
+    what:    what is wrong
+    where:   file and key, as far as known
+    allowed: what would be accepted
+    """
+
+    def __init__(self, what: str, *, where: str | Path = "", allowed: str | Iterable[object] = ()) -> None:
+        self.what, self.where = what, str(where)
+        self.allowed = allowed if isinstance(allowed, str) else ", ".join(map(str, allowed))
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text} (allowed: {self.allowed})" if self.allowed else text

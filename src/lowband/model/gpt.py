@@ -1,0 +1,107 @@
+"""A decoder-only GPT for one device. Nothing in here knows of ranks.
+
+Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lowband.spec.model import ModelSpec
+
+INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sqrt(2 x layers)
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.heads, self.rotary = spec.heads, spec.positions == "rotary"
+        self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
+        self.out = nn.Linear(spec.hidden, spec.hidden)
+
+    def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        B, T, H = x_BTH.shape
+        qkv_B3NTD = self.qkv(x_BTH).view(B, T, 3, self.heads, H // self.heads).permute(0, 2, 3, 1, 4)
+        q_BNTD, k_BNTD, v_BNTD = qkv_B3NTD.unbind(1)
+        if self.rotary:
+            q_BNTD, k_BNTD = rotate(q_BNTD), rotate(k_BNTD)
+        y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+        return self.out(y_BNTD.transpose(1, 2).reshape(B, T, H))
+
+
+class MLP(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.up = nn.Linear(spec.hidden, 4 * spec.hidden)
+        self.down = nn.Linear(4 * spec.hidden, spec.hidden)
+
+    def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x_BTH), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """One transformer block, pre-norm. The unit that partition schemes gather at a time."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(spec.hidden)
+        self.attention = Attention(spec)
+        self.mlp_norm = nn.LayerNorm(spec.hidden)
+        self.mlp = MLP(spec)
+
+    def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        x_BTH = x_BTH + self.attention(self.attention_norm(x_BTH))
+        return x_BTH + self.mlp(self.mlp_norm(x_BTH))
+
+
+class GPT(nn.Module):
+    """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64 -> mean cross-entropy, fp32 scalar."""
+
+    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embed = nn.Embedding(spec.vocab, spec.hidden)
+        self.positions = nn.Embedding(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.final_norm = nn.LayerNorm(spec.hidden)
+        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        if spec.tied_head:
+            self.head.weight = self.embed.weight
+        self._init(seed)
+
+    @torch.no_grad()
+    def _init(self, seed: int) -> None:
+        generator = torch.Generator(device=self.embed.weight.device).manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.ndim == 1:
+                parameter.fill_(1.0)
+            else:
+                is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                std = INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD
+                parameter.normal_(0.0, std, generator=generator)
+
+    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
+        x_BTH = self.embed(tokens_BT)
+        if self.positions is not None:
+            x_BTH = x_BTH + self.positions.weight[: tokens_BT.shape[1]]
+        for block in self.blocks:
+            x_BTH = block(x_BTH)
+        logits_BTV = self.head(self.final_norm(x_BTH))
+        if targets_BT is None:
+            return logits_BTV
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+
+
+def rotate(x_BNTD: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding over the whole head size (arXiv 2104.09864, eq. 34), angles in fp32."""
+    T, D = x_BNTD.shape[-2:]
+    device = x_BNTD.device
+    rate = 10000.0 ** (-torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
+    angle_TD = torch.outer(torch.arange(T, device=device, dtype=torch.float32), rate).repeat(1, 2)
+    a, b = x_BNTD.chunk(2, dim=-1)
+    turned_BNTD = torch.cat((-b, a), dim=-1)
+    return (x_BNTD * angle_TD.cos() + turned_BNTD * angle_TD.sin()).to(x_BNTD.dtype)

@@ -1,0 +1,66 @@
+"""Who owns which slice of a unit: pure arithmetic, no messages.
+
+A unit's parameters lie one after the other in one flat buffer, padded so that every level cuts it into
+equal parts. The innermost level cuts first: its coordinate is the most significant. Hence the shard of an
+outer level is a contiguous part of the shard of every inner level, a reduce-scatter goes inner to outer
+with ever smaller pieces, and the slowest link carries the smallest ones.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowband.spec.machine import SELF, Levels
+
+# Elements. 64 bytes in a 16-bit dtype: every parameter and every shard starts on a boundary that vector
+# loads, cuBLAS and NCCL are fast on.
+ALIGN = 32
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class UnitLayout:
+    """Places of a unit's parameters in its flat buffer.
+
+    shapes:  per parameter
+    offsets: first element of each parameter
+    numel:   elements of the buffer, padding included
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    numel: int
+
+    @classmethod
+    def of(cls, shapes: Sequence[tuple[int, ...]], world: int) -> "UnitLayout":
+        """Layout for shards over up to `world` ranks."""
+        offsets, end = [], 0
+        for shape in shapes:
+            offsets.append(end)
+            end += round_up(math.prod(shape), ALIGN)
+        return cls(tuple(shapes), tuple(offsets), max(round_up(end, ALIGN * world), ALIGN * world))
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Per parameter: first and last-plus-one element."""
+        return [(o, o + math.prod(s)) for o, s in zip(self.offsets, self.shapes, strict=True)]
+
+
+def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int, int]:
+    """First and last-plus-one element of what `rank` holds of a buffer that is sharded over `level`.
+
+    numel: elements of the whole buffer, a multiple of the level's size
+    """
+    start, length = 0, numel
+    for hop in levels.hops(SELF, level):
+        length //= hop.count
+        start += hop.coordinate(rank) * length
+    return start, start + length
+
+
+def intersect(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """Common part of two ranges; empty (start == stop) if there is none."""
+    start = max(a[0], b[0])
+    return start, max(start, min(a[1], b[1]))

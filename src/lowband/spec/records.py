@@ -1,0 +1,126 @@
+"""What a job writes into its run folder: one schema, writer and reader side by side.
+
+    env.json      Environment   once, before the first step
+    steps.jsonl   StepRecord    one line per optimizer step, full precision
+    outcome.json  Outcome       once, at the end, also of a run that failed
+
+Stored values are base units: seconds, bytes.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from lowband.errors import UserError
+from lowband.spec.strict import Strict, read_text
+
+# Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
+MEASUREMENT_VERSION = 1
+
+Status = Literal["ok", "oom", "timeout", "nan", "error"]
+
+
+class Sent(Strict):
+    """Bytes that one rank sent over one level's links for one purpose."""
+
+    level: str
+    collective: str
+    wire: str
+    bytes: int
+
+
+class StepRecord(Strict):
+    """One optimizer step. Times are the maximum over ranks; loss is the mean over the global batch."""
+
+    step: int
+    step_time_s: float
+    compute_time_s: float = Field(description="step_time_s less exposed_comm_time_s, of the slowest rank")
+    exposed_comm_time_s: float = Field(description="time the computation waited for communication")
+    hidden_comm_time_s: float = Field(description="communication that ran behind the computation")
+    tokens: int
+    loss: float
+    grad_norm: float
+    sent: tuple[Sent, ...] = Field(description="of rank 0; every rank sends the same")
+
+
+class StateBytes(Strict):
+    """Peak bytes of one kind on one rank."""
+
+    kind: str
+    bytes: int
+
+
+class Outcome(Strict):
+    """How a run ended. `cause` is one line, empty when the status is ok."""
+
+    status: Status
+    cause: str = ""
+    steps: int = Field(description="optimizer steps completed")
+    measurement_version: int = MEASUREMENT_VERSION
+    peak_memory_bytes_max: int = Field(default=0, description="of the process (CPU) or the device, over ranks")
+    peak_memory_bytes_min: int = 0
+    states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
+    weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
+
+
+class Environment(Strict):
+    """Where and with what a run was made."""
+
+    commit: str
+    dirty: bool
+    hosts: tuple[str, ...]
+    device: str
+    versions: dict[str, str]
+    variables: dict[str, str]
+    data: dict[str, Any] = Field(description="what was read: source, bytes, sha256, split")
+
+
+class RunFolder:
+    """`results/<cluster>/runs/<run_id>/`. Whole files appear at once: temporary file, flush, rename."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec = path / "spec.json"
+        self.env = path / "env.json"
+        self.steps = path / "steps.jsonl"
+        self.outcome = path / "outcome.json"
+
+    def start(self) -> None:
+        """Forget an earlier attempt's results."""
+        for file in (self.env, self.steps, self.outcome):
+            file.unlink(missing_ok=True)
+
+    def write_environment(self, environment: Environment) -> None:
+        write_whole(self.env, environment.to_json())
+
+    def append_step(self, record: StepRecord) -> None:
+        with self.steps.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record.model_dump(mode="json")) + "\n")
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        write_whole(self.outcome, outcome.to_json())
+
+    def read_steps(self) -> Iterator[StepRecord]:
+        """The steps written so far. Raises UserError with the line of a record that does not fit."""
+        for number, line in enumerate(read_text(self.steps).splitlines(), start=1):
+            try:
+                yield StepRecord.model_validate_json(line)
+            except ValidationError as error:
+                raise UserError(
+                    f"is no step record: {error.errors()[0]['msg']}", where=f"{self.steps}:{number}"
+                ) from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,65 @@
+"""One training run, complete: after this nobody looks at the configuration again."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lowband.errors import UserError
+from lowband.spec.machine import Levels, Machine
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.strict import Strict
+
+Dtype = Literal["fp32", "bf16"]
+
+
+class RunSpec(Strict):
+    """`results/<cluster>/runs/<run_id>/spec.json`."""
+
+    run_id: str = Field(description="readable and unique; a name, never parsed")
+    suite: str
+    repeat: PositiveInt
+    machine: Machine
+    model: ModelSpec
+    scheme: Scheme
+    ranks: PositiveInt
+    micro_batch: PositiveInt = Field(description="sequences per rank and backward pass")
+    accumulation: PositiveInt = Field(description="backward passes per optimizer step")
+    seq_len: PositiveInt
+    steps: PositiveInt
+    warmup_steps: NonNegativeInt = Field(description="first steps, left out of every time")
+    seed: NonNegativeInt = Field(description="of initial weights and of the order of data")
+    compute_dtype: Dtype
+    reduce_dtype: Dtype
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat
+    grad_clip: PositiveFloat
+    text: str = Field(description="stdlib, a text file, or a .bin file of tokens")
+    time_limit_s: PositiveInt = Field(description="the whole run ends as `timeout` after this")
+    peer_timeout_s: PositiveInt = Field(description="a rank that waits longer for another ends the run")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RunSpec":
+        if self.seq_len > self.model.seq_len:
+            raise ValueError(f"seq_len ({self.seq_len}) is over the model's longest ({self.model.seq_len})")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) leave nothing of {self.steps} steps")
+        try:
+            self.scheme.check(self.levels)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def levels(self) -> Levels:
+        """The machine's levels, fitted to the ranks."""
+        return Levels.fit(self.machine.sizes, self.ranks)
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step over all ranks."""
+        return self.micro_batch * self.accumulation * self.ranks
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len

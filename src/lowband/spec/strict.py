@@ -1,0 +1,81 @@
+"""Strict data classes: an unknown key is an error that names the file, the key and the allowed keys."""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lowband.errors import UserError
+
+
+class Strict(BaseModel):
+    """Immutable, keyword-only, unknown keys refused. Base of everything read from a file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, data: object, where: str | Path) -> Self:
+        """Build from plain data. Raises UserError naming `where` and the key at fault."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise _as_user_error(error, where, cls) from None
+
+    @classmethod
+    def read_json(cls, path: Path) -> Self:
+        return cls.parse(json.loads(read_text(path)), path)
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+
+def read_text(path: Path) -> str:
+    """The file's text. Raises UserError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=path) from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The file's data. Raises UserError if it is missing or is not YAML."""
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f"{path}:{line + 1}" if line is not None else str(path)
+        raise UserError(f"is not YAML: {getattr(error, 'problem', error)}", where=where) from None
+
+
+def read_named(cls: type[Strict], path: Path, name: str) -> Any:
+    """The entry `name` of a YAML mapping of entries, as `cls` with its `name` filled in."""
+    entries = read_yaml(path) or {}
+    if name not in entries:
+        raise UserError(f"no entry '{name}'", where=path, allowed=sorted(entries))
+    return cls.parse({"name": name, **(entries[name] or {})}, f"{path}: {name}")
+
+
+def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseModel]) -> UserError:
+    """The first finding as one line: its key, what is wrong, and which keys there are."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return UserError(f"unknown key '{key}'", where=where, allowed=_keys(model, first["loc"][:-1]))
+    if first["type"] == "missing":
+        return UserError(f"key '{key}' is missing", where=where)
+    if not key:
+        return UserError(message, where=where)
+    return UserError(f"{key}: {message}, not {first['input']!r}", where=where)
+
+
+def _keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The keys allowed at `path` inside `model`."""
+    for step in path:
+        annotation = model.model_fields[step].annotation if step in model.model_fields else None
+        inner = [a for a in (annotation, *getattr(annotation, "__args__", ())) if isinstance(a, type)]
+        models = [a for a in inner if issubclass(a, BaseModel)]
+        model = models[0] if models else model
+    return sorted(model.model_fields)

@@ -1,0 +1,135 @@
+"""config/ -> complete run specs. The only reader of config/ and of the cluster files.
+
+A suite is one experiment: fixed values, axes whose product is run, and points left out.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveInt
+
+from lowband.errors import UserError
+from lowband.spec.machine import Machine, read_machine
+from lowband.spec.model import read_model
+from lowband.spec.run import RunSpec
+from lowband.spec.scheme import read_scheme
+from lowband.spec.strict import Strict, read_yaml
+
+Value = str | int | float
+
+# What a run is called by, in this order; every other axis of a suite follows as key and value.
+_IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_len", "repeat")
+
+
+class Suite(Strict):
+    """`config/suites/<suite>.yaml`."""
+
+    name: str
+    purpose: str = Field(min_length=1, description="what the suite is run for, one sentence")
+    cluster: str = Field(description="a folder of slurm/ with a machine.yaml")
+    repeats: PositiveInt = Field(default=1, description="runs of each point, with seeds seed, seed+1, ...")
+    fixed: dict[str, Value] = Field(description="keys of a run with one value")
+    axes: dict[str, list[Value]] = Field(default={}, description="keys of a run with several values")
+    exclude: list[dict[str, Value]] = Field(default=[], description="points to leave out, by any of their keys")
+
+
+class Point(Strict):
+    """One point of a suite before names are looked up. Either micro_batch or global_batch is given."""
+
+    model: str
+    scheme: str
+    ranks: PositiveInt
+    seq_len: PositiveInt
+    steps: PositiveInt
+    warmup_steps: int = 2
+    micro_batch: PositiveInt | None = None
+    global_batch: PositiveInt | None = None
+    accumulation: PositiveInt = 1
+    seed: int = 1
+    compute_dtype: str = "fp32"
+    reduce_dtype: str = "fp32"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    text: str = "stdlib"
+    time_limit_s: PositiveInt = 900
+    peer_timeout_s: PositiveInt = 60
+
+
+def read_suite(root: Path, name: str) -> Suite:
+    """The suite `name`. Raises UserError naming the suites there are."""
+    folder = root / "config" / "suites"
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"no suite '{name}'", where=folder, allowed=sorted(p.stem for p in folder.glob("*.yaml")))
+    return Suite.parse({"name": name, **(read_yaml(path) or {})}, path)
+
+
+def expand(root: Path, suite_names: list[str]) -> list[RunSpec]:
+    """Every run of the suites, in order. Raises UserError for a point that cannot run or a name used twice."""
+    specs: dict[str, RunSpec] = {}
+    for name in suite_names:
+        suite = read_suite(root, name)
+        for spec in _expand_suite(root, suite):
+            if spec.run_id in specs:
+                raise UserError(
+                    f"two points are called '{spec.run_id}'", where=root / "config" / "suites" / f"{name}.yaml"
+                )
+            specs[spec.run_id] = spec
+    return list(specs.values())
+
+
+def _expand_suite(root: Path, suite: Suite) -> Iterator[RunSpec]:
+    where = root / "config" / "suites" / f"{suite.name}.yaml"
+    machine = read_machine(root, suite.cluster)
+    twice = sorted(set(suite.fixed) & set(suite.axes))
+    if twice:
+        raise UserError(f"'{twice[0]}' is both in fixed and in axes", where=where)
+    unknown = [key for point in suite.exclude for key in point if key not in suite.axes]
+    if unknown:
+        raise UserError(f"exclude: '{unknown[0]}' is no axis", where=where, allowed=suite.axes)
+    for values in product(*suite.axes.values()):
+        point = dict(zip(suite.axes, values, strict=True))
+        if any(all(point[key] == value for key, value in left.items()) for left in suite.exclude):
+            continue
+        for repeat in range(1, suite.repeats + 1):
+            yield _spec(root, where, suite, machine, point, repeat)
+
+
+def _spec(
+    root: Path, where: Path, suite: Suite, machine: Machine, axes: Mapping[str, Value], repeat: int
+) -> RunSpec:
+    point = Point.parse({**suite.fixed, **axes}, where)
+    values: dict[str, Any] = point.model_dump(exclude={"global_batch"})
+    values["micro_batch"] = _micro_batch(point, where)
+    values["seed"] = point.seed + repeat - 1
+    values["model"] = read_model(root / "config" / "models.yaml", point.model)
+    values["scheme"] = read_scheme(root / "config" / "schemes.yaml", point.scheme)
+    extra = "".join(f"-{key}_{value}" for key, value in axes.items() if key not in _IN_RUN_ID)
+    run_id = (
+        f"{suite.name}-{point.model}-{point.scheme}-n{point.ranks:04d}-b{values['micro_batch']}"
+        f"-s{point.seq_len}{extra}-r{repeat}"
+    )
+    return RunSpec.parse(
+        {"run_id": run_id, "suite": suite.name, "repeat": repeat, "machine": machine, **values}, where
+    )
+
+
+def _micro_batch(point: Point, where: Path) -> int:
+    """Sequences per rank and backward pass, given or from the global batch."""
+    if (point.micro_batch is None) == (point.global_batch is None):
+        raise UserError("give one of micro_batch and global_batch", where=where)
+    if point.micro_batch is not None:
+        return point.micro_batch
+    assert point.global_batch is not None
+    parts = point.ranks * point.accumulation
+    if point.global_batch % parts:
+        raise UserError(
+            f"global_batch {point.global_batch} does not divide over {point.ranks} ranks x "
+            f"{point.accumulation} accumulation steps",
+            where=where,
+            allowed=f"multiples of {parts}",
+        )
+    return point.global_batch // parts
