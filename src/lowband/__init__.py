@@ -17,7 +17,7 @@ _HOMES = {
     "no_sync": "lowband.engine.api",
     "shard": "lowband.engine.api",
 }
-__all__ = sorted(_HOMES)
+__all__ = list(_HOMES)  # noqa: PLE0605 - one list of names, above
 
 
 def __getattr__(name: str) -> Any:

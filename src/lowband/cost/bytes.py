@@ -76,5 +76,5 @@ def _routes(
         Route("replica_reduce", scheme.optim, WORLD, 2, b_r, units),
     ]
     if keeps_weights_copy(scheme, levels, compute_dtype == "fp32"):
-        paths.append(Path("update_gather", scheme.weights, scheme.optim, 1, b_c, units))
+        routes.append(Route("update_gather", scheme.weights, scheme.optim, 1, b_c, units))
     return routes

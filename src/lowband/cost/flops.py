@@ -5,7 +5,10 @@ Letters: N parameters, L layers, H hidden, T sequence length, V vocabulary.
 
 from lowband.spec.model import ModelSpec
 
-MODEL_CONVENTION = "6 (N - position and input embeddings) + 12 L H T per token; no recomputation; attention not halved for causality"
+MODEL_CONVENTION = (
+    "6 (N - position and input embeddings) + 12 L H T per token; no recomputation; "
+    "attention not halved for causality"
+)
 
 
 def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:

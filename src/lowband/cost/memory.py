@@ -5,8 +5,9 @@
     grads      4 N / |grads|         4 N / |optim| without accumulation: nothing waits at the grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
 
-N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with
-each state on a level of its own.
+N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
+level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with each state on a level
+of its own.
 """
 
 from collections.abc import Sequence

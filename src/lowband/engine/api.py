@@ -46,7 +46,9 @@ def engine_of(module: nn.Module) -> Engine:
     """The engine of a sharded module. Raises UserError if it is not sharded."""
     engine = getattr(module, "_lowband", None)
     if not isinstance(engine, Engine):
-        raise UserError("the module is not sharded", where=type(module).__name__, allowed="after lowband.shard")
+        raise UserError(
+            "the module is not sharded", where=type(module).__name__, allowed="after lowband.shard"
+        )
     return engine
 
 

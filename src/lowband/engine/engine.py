@@ -57,9 +57,7 @@ class Engine:
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
         for owner, name, slots in _group_parameters(module, wrap):
-            unit = Unit(
-                name, slots, scheme, collectives, self.lane, self.meter, compute_dtype, reduce_dtype
-            )
+            unit = Unit(name, slots, scheme, collectives, self.lane, self.meter, compute_dtype, reduce_dtype)
             unit.watch_grads(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)
@@ -190,6 +188,8 @@ def _group_parameters(module: nn.Module, wrap: Wrap) -> Iterable[tuple[nn.Module
         owner = around.pop() if len(around) == 1 else module
         groups.setdefault((owner, parameter.requires_grad), []).append(slots)
     order = list(owners)
-    for (owner, trains), slot_lists in sorted(groups.items(), key=lambda g: (order.index(g[0][0]), not g[0][1])):
+    for (owner, trains), slot_lists in sorted(
+        groups.items(), key=lambda g: (order.index(g[0][0]), not g[0][1])
+    ):
         name = owners[owner] or "root"
         yield owner, name if trains else f"{name} (frozen)", slot_lists

@@ -7,7 +7,8 @@ buffer is not an in-place change in autograd's eyes, for it always brings the sa
 
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
 shards: one 1D parameter per original parameter (empty where this rank holds nothing of it), all of them
-views into `master`. Any optimizer works on them.
+views into `master`, each with the padding behind it: zeros, with gradients of zero. Any optimizer that works
+element by element works on them.
 
 [Note: stale] An optimizer step changes `master` in place and so raises the version counters of the shards.
 The next gather sees that and first carries the new weights from the optimizer's level to the weights' level.
@@ -44,7 +45,7 @@ class Unit:
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
-        """Take over the parameters at `slots` (per parameter: every place it hangs at; tied ones have more)."""
+        """Take over the parameters at `slots`: per parameter every place it hangs at (tied ones have more)."""
         self.name, self.slots = name, slots
         self.scheme, self.collectives, self.lane, self.meter = scheme, collectives, lane, meter
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
@@ -83,8 +84,8 @@ class Unit:
         whole = stop - start == full.numel()
         self.master = self.meter.hold("optim", full if whole else full[start:stop].clone())  # 1D, fp32
         self.shards: list[nn.Parameter] = []
-        for first, last in self.layout.ranges():
-            a, b = intersect((first, last), (start, stop))
+        for span in self.layout.spans():
+            a, b = intersect(span, (start, stop))
             self.shards.append(nn.Parameter(self.master[a - start : b - start], self.requires_grad))
         self._seen_version = self._version()
 
@@ -274,8 +275,8 @@ class Unit:
         if self._boundary is None:
             return
         start, stop = self._range(self.scheme.optim)
-        for shard, (first, last) in zip(self.shards, self.layout.ranges(), strict=True):
-            a, b = intersect((first, last), (start, stop))
+        for shard, span in zip(self.shards, self.layout.spans(), strict=True):
+            a, b = intersect(span, (start, stop))
             part = self._boundary[a - start : b - start]
             shard.grad = part if shard.grad is None else shard.grad + part
         self._handed, self._boundary = self._boundary, None

@@ -41,7 +41,9 @@ def read_corpus(text: str) -> Corpus:
     else:
         path = Path(text)
         if not path.is_file():
-            raise UserError(f"no text file '{text}'", where="text", allowed=f"{STDLIB}, a text file, a .bin file")
+            raise UserError(
+                f"no text file '{text}'", where="text", allowed=f"{STDLIB}, a text file, a .bin file"
+            )
         source, raw = path.name, path.read_bytes()
         if path.suffix == ".bin" and len(raw) % 2:
             raise UserError("holds no whole number of 2-byte tokens", where=path)
@@ -67,7 +69,13 @@ def _stdlib_bytes() -> npt.NDArray[np.uint8]:
 
 
 def batch(
-    tokens: npt.NDArray[np.unsignedinteger], seed: int, step: int, first: int, count: int, of: int, seq_len: int
+    tokens: npt.NDArray[np.unsignedinteger],
+    seed: int,
+    step: int,
+    first: int,
+    count: int,
+    of: int,
+    seq_len: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Sequences `first` to `first + count` of the `of` sequences in the global batch of `step`.
 

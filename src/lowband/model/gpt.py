@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64 -> mean cross-entropy, fp32 scalar."""
+    """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar."""
 
     def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
         super().__init__()
@@ -73,6 +73,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _init(self, seed: int) -> None:
+        if self.embed.weight.is_meta:  # shapes only, nothing to fill
+            return
         generator = torch.Generator(device=self.embed.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):

@@ -33,7 +33,9 @@ class Device(Strict):
 
     name: str
     memory_gib: PositiveFloat | None = Field(default=None, description="none: the host's memory, shared")
-    peak_tflops: dict[str, PositiveFloat] = Field(default={}, description="10^12 FLOP/s by dtype; {}: unknown")
+    peak_tflops: dict[str, PositiveFloat] = Field(
+        default={}, description="10^12 FLOP/s by dtype; {}: unknown"
+    )
     source: str = Field(min_length=1)
 
 

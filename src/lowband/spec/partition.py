@@ -9,6 +9,7 @@ with ever smaller pieces, and the slowest link carries the smallest ones.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lowband.spec.machine import SELF, Levels
 
@@ -46,6 +47,10 @@ class UnitLayout:
     def ranges(self) -> list[tuple[int, int]]:
         """Per parameter: first and last-plus-one element."""
         return [(o, o + math.prod(s)) for o, s in zip(self.offsets, self.shapes, strict=True)]
+
+    def spans(self) -> list[tuple[int, int]]:
+        """The same with the padding behind each parameter; together they are the whole buffer."""
+        return list(pairwise((*self.offsets, self.numel)))
 
 
 def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int, int]:

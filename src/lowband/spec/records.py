@@ -61,7 +61,9 @@ class Outcome(Strict):
     cause: str = ""
     steps: int = Field(description="optimizer steps completed")
     measurement_version: int = MEASUREMENT_VERSION
-    peak_memory_bytes_max: int = Field(default=0, description="of the process (CPU) or the device, over ranks")
+    peak_memory_bytes_max: int = Field(
+        default=0, description="of the process (CPU) or the device, over ranks"
+    )
     peak_memory_bytes_min: int = 0
     states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
     weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
@@ -124,3 +126,9 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write a file whole unless it holds this text already, so that its time tells when it last changed."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_whole(path, text)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, Levels
+from lowband.spec.machine import Levels
 from lowband.spec.strict import Strict, read_named
 
 # native: the compute dtype for weights, the reduce dtype for gradients

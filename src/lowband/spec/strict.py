@@ -58,8 +58,11 @@ def read_named(cls: type[Strict], path: Path, name: str) -> Any:
 
 
 def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseModel]) -> UserError:
-    """The first finding as one line: its key, what is wrong, and which keys there are."""
-    first = error.errors()[0]
+    """The first finding as one line: its key, what is wrong, and which keys there are.
+
+    An unknown key goes first: it explains the missing one that it was meant to be.
+    """
+    first = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     key = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

@@ -32,7 +32,9 @@ class Suite(Strict):
     repeats: PositiveInt = Field(default=1, description="runs of each point, with seeds seed, seed+1, ...")
     fixed: dict[str, Value] = Field(description="keys of a run with one value")
     axes: dict[str, list[Value]] = Field(default={}, description="keys of a run with several values")
-    exclude: list[dict[str, Value]] = Field(default=[], description="points to leave out, by any of their keys")
+    exclude: list[dict[str, Value]] = Field(
+        default=[], description="points to leave out, by any of their keys"
+    )
 
 
 class Point(Strict):
@@ -63,7 +65,9 @@ def read_suite(root: Path, name: str) -> Suite:
     folder = root / "config" / "suites"
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        raise UserError(f"no suite '{name}'", where=folder, allowed=sorted(p.stem for p in folder.glob("*.yaml")))
+        raise UserError(
+            f"no suite '{name}'", where=folder, allowed=sorted(p.stem for p in folder.glob("*.yaml"))
+        )
     return Suite.parse({"name": name, **(read_yaml(path) or {})}, path)
 
 
@@ -75,7 +79,8 @@ def expand(root: Path, suite_names: list[str]) -> list[RunSpec]:
         for spec in _expand_suite(root, suite):
             if spec.run_id in specs:
                 raise UserError(
-                    f"two points are called '{spec.run_id}'", where=root / "config" / "suites" / f"{name}.yaml"
+                    f"two points are called '{spec.run_id}'",
+                    where=root / "config" / "suites" / f"{name}.yaml",
                 )
             specs[spec.run_id] = spec
     return list(specs.values())

@@ -1,0 +1,53 @@
+# make reproduce   set up, run the default suite, print which claims hold
+# make test        set up, run the tests
+# make smoke       the same path as reproduce, in under two minutes
+# make check       lint, format, types
+# make install     the set-up alone
+#
+# PYTHON=python3.12 make install   another interpreter (3.11 or later)
+# CORES=8 make reproduce           more cores for the workflow's light jobs
+
+PYTHON ?= python3
+CORES ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
+
+.PHONY: install reproduce smoke test check format clean
+
+install: $(VENV)/.installed
+
+# Set up again only when what is to be installed has changed.
+$(VENV)/.installed: pyproject.toml envs/constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=... make install")'
+	$(PYTHON) -m venv $(VENV)
+	# torch first and by its exact version: a machine's own build of it (CPU, CUDA, ROCm) is then taken
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 -c envs/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[train,peers,report,workflow,dev]'
+	touch $@
+
+reproduce: install
+	$(SNAKEMAKE)
+	@$(BIN)/lowband summary --tables results/local/tables --figures figures/local
+
+smoke: install
+	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
+	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow
+
+clean: # what the workflow has written; the set-up and what is shipped stay
+	rm -rf .snakemake logs results/local results/smoke figures/local figures/smoke

@@ -1,0 +1,124 @@
+"""The command line: parsing only. `python -m lowband COMMAND --help` tells what each takes."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lowband.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a sub-command; returns the exit code (2 for bad input, told in one line)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options) or 0)
+    except UserError as error:
+        print(f"lowband: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lowband", description="Partitioned LLM training, measured.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    spec = commands.add_parser("spec", help="write the spec.json of every run of some suites")
+    spec.add_argument("--suite", nargs="+", required=True, help="names in config/suites/")
+    spec.add_argument("--out", type=Path, required=True, help="folder of run folders")
+    spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    spec.set_defaults(run=_spec)
+
+    train = commands.add_parser(
+        "train",
+        help="train as a spec.json says, into its folder; a rank under torchrun or srun, else locally",
+    )
+    train.add_argument("spec", type=Path)
+    train.set_defaults(run=_train)
+
+    collect = commands.add_parser("collect", help="run folders -> raw tables")
+    collect.add_argument("runs", type=Path, nargs="+")
+    collect.add_argument("--out", type=Path, required=True)
+    collect.set_defaults(run=_collect)
+
+    table = commands.add_parser("table", help="raw tables -> a derived table")
+    table.add_argument("name")
+    table.add_argument("--tables", type=Path, required=True)
+    table.set_defaults(run=_table)
+
+    figure = commands.add_parser("figure", help="a table -> a figure (PDF, PNG, CSV)")
+    figure.add_argument("name")
+    figure.add_argument("--tables", type=Path, required=True)
+    figure.add_argument("--out", type=Path, required=True)
+    figure.set_defaults(run=_figure)
+
+    claims = commands.add_parser("claims", help="grade the claims against the tables")
+    claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
+    claims.add_argument("--tables", type=Path, required=True)
+    claims.set_defaults(run=_claims)
+
+    summary = commands.add_parser("summary", help="which claims hold, and where tables and figures lie")
+    summary.add_argument("--tables", type=Path, required=True)
+    summary.add_argument("--figures", type=Path, required=True)
+    summary.set_defaults(run=_summary)
+
+    doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _spec(options: argparse.Namespace) -> None:
+    from lowband.spec.records import RunFolder, write_if_changed
+    from lowband.spec.suites import expand
+
+    for spec in expand(options.root, options.suite):
+        folder = RunFolder(options.out / spec.run_id)
+        write_if_changed(folder.spec, spec.to_json())
+        print(folder.spec)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lowband.run.train import train
+
+    outcome = train(options.spec)
+    print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
+    # Out of memory, out of time and NaN are results, rows of the table; an error is a failed job.
+    return 1 if outcome.status == "error" else 0
+
+
+def _collect(options: argparse.Namespace) -> None:
+    from lowband.report.collect import collect
+
+    collect(options.runs, options.out)
+
+
+def _table(options: argparse.Namespace) -> None:
+    from lowband.report.derive import write_table
+
+    write_table(options.name, options.tables)
+
+
+def _figure(options: argparse.Namespace) -> None:
+    from lowband.report.figures import write_figure
+
+    write_figure(options.name, options.tables, options.out)
+
+
+def _claims(options: argparse.Namespace) -> None:
+    from lowband.report.claims import write_claims
+
+    write_claims(options.claims, options.tables)
+
+
+def _summary(options: argparse.Namespace) -> None:
+    from lowband.report.claims import summary
+
+    print(summary(options.tables / "claims.csv", options.tables, options.figures))
+
+
+def _doctor(_options: argparse.Namespace) -> None:
+    from lowband.run.doctor import examine
+
+    print(examine())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

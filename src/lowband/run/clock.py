@@ -1,0 +1,53 @@
+"""Times of a step and peak memory of this rank."""
+
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+
+from lowband.engine.lane import Lane
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step on this rank.
+
+    step_s:    from the first batch to the end of the optimizer step
+    exposed_s: of these, the computation waited for communication
+    hidden_s:  communication behind the computation
+    """
+
+    step_s: float
+    exposed_s: float
+    hidden_s: float
+
+
+class StepClock:
+    """Reads the clock and the lane around each step."""
+
+    def __init__(self, lane: Lane, device: torch.device) -> None:
+        self._lane, self._device = lane, device
+        self._start = 0.0
+
+    def start(self) -> None:
+        self._synchronize()
+        self._lane.take_times()
+        self._start = time.perf_counter()
+
+    def stop(self) -> StepTimes:
+        self._synchronize()
+        step_s = time.perf_counter() - self._start
+        exposed_s, busy_s = self._lane.take_times()
+        return StepTimes(step_s, exposed_s, max(0.0, busy_s - exposed_s))
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak of the device's allocator, or of the process's resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,101 @@
+"""What this machine has, and what that allows."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from lowband.run.environment import cpu_name
+
+NEEDED_DISK_GIB = 4  # the set-up (2.5 GiB) and a reproduction
+NEEDED_MEMORY_GIB = 4  # eight ranks of the default suite hold about 0.4 GiB each
+
+
+def examine() -> str:
+    """The findings, a line each: what, what was found, what follows."""
+    rows = [*_machine(), *_torch(), *_deepspeed(), *_slurm(), *_packages()]
+    width = max(len(what) for what, _, _ in rows)
+    found_width = max(len(found) for _, found, _ in rows)
+    return "\n".join(
+        f"{what:<{width}}  {found:<{found_width}}  {follows}".rstrip() for what, found, follows in rows
+    )
+
+
+Row = tuple[str, str, str]
+
+
+def _machine() -> Iterator[Row]:
+    yield "python", sys.version.split()[0], "" if sys.version_info >= (3, 11) else "3.11 or later is needed"
+    yield "processor", cpu_name(), "make reproduce runs up to 8 ranks on it; 2 cores are enough"
+    memory_gib = psutil.virtual_memory().available / 2**30
+    enough = memory_gib >= NEEDED_MEMORY_GIB
+    yield (
+        "memory free",
+        f"{memory_gib:.1f} GiB",
+        "enough" if enough else f"make reproduce needs {NEEDED_MEMORY_GIB} GiB",
+    )
+    disk_gib = shutil.disk_usage(Path.cwd()).free / 2**30
+    enough = disk_gib >= NEEDED_DISK_GIB
+    yield "disk free here", f"{disk_gib:.1f} GiB", "enough" if enough else f"{NEEDED_DISK_GIB} GiB are needed"
+
+
+def _torch() -> Iterator[Row]:
+    if find_spec("torch") is None:
+        yield "torch", "missing", "no training here; tables and figures work without it"
+        return
+    import torch
+    import torch.distributed as dist
+
+    yield "torch", torch.__version__, f"built for {_build(torch)}"
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if devices:
+        yield "devices", f"{len(devices)} x {devices[0]}", "ranks train on them"
+    else:
+        yield "devices", "none", "ranks train on the CPU"
+    yield "gloo", _yes(dist.is_gloo_available()), "ranks on CPU"
+    collective = "RCCL" if torch.version.hip else "NCCL"
+    yield collective, _yes(dist.is_nccl_available()), "ranks on GPUs" if dist.is_nccl_available() else ""
+
+
+def _build(torch) -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+
+
+def _deepspeed() -> Iterator[Row]:
+    try:
+        found = version("deepspeed")
+    except PackageNotFoundError:
+        yield "deepspeed", "missing", "nothing of this version needs it"
+        return
+    compilers = [name for name in ("nvcc", "hipcc", "g++", "ninja") if shutil.which(name)]
+    yield (
+        "deepspeed",
+        found,
+        f"its ops are built on demand with: {', '.join(compilers) or 'no compiler here'}",
+    )
+
+
+def _slurm() -> Iterator[Row]:
+    commands = [name for name in ("sbatch", "srun", "squeue", "sacct") if shutil.which(name)]
+    follows = (
+        "srun starts ranks" if "srun" in commands else "runs are local; `srun` would start the same ranks"
+    )
+    yield "Slurm", ", ".join(commands) or "none", follows
+
+
+def _packages() -> Iterator[Row]:
+    for package in ("triton", "snakemake", "pandas", "seaborn", "papermill"):
+        try:
+            yield package, version(package), ""
+        except PackageNotFoundError:
+            yield package, "missing", "make install"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,73 @@
+"""Where and with what a run is made."""
+
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowband.spec.records import Environment
+
+_PREFIXES = ("NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "GLOO_", "MKL_", "ROCR_", "CUDA_")
+_PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pydantic")
+
+
+def describe(hosts: tuple[str, ...], device: torch.device, data: Mapping[str, Any]) -> Environment:
+    """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
+    commit, dirty = code_version()
+    return Environment(
+        commit=commit,
+        dirty=dirty,
+        hosts=tuple(sorted(set(hosts))),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        versions=_versions(),
+        variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
+        data=dict(data),
+    )
+
+
+@cache
+def code_version() -> tuple[str, bool]:
+    """Commit of the code that runs, and whether files differ from it. ("unknown", False) outside of git."""
+    here = Path(__file__).parent
+    try:
+        commit = _git(here, "rev-parse", "HEAD")
+        return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
+    except (OSError, subprocess.SubprocessError):
+        return "unknown", False
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True, timeout=10
+    ).stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.machine()
+
+
+def host() -> str:
+    return socket.gethostname()

@@ -1,0 +1,105 @@
+"""Ranks of one machine, forked from one process that has imported torch already, and watched.
+
+Forking takes 0.1 s where torchrun takes ten: eight ranks need not import torch again. The parent runs no
+torch computation before it forks, so no thread pool is torn in two.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from lowband.run.ranks import Rank
+
+GRACE_S = 5.0  # from a rank's end by failure to the others' end by force
+
+
+class RankFailure(Exception):
+    """A rank ended badly. The text is the cause in one line."""
+
+
+class TimeLimit(Exception):
+    """The ranks took longer than they may."""
+
+
+def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> None:
+    """Run `work` once per rank, each in a process of its own, and return when all have ended well.
+
+    Raises RankFailure with the first failing rank's own error as soon as one ends badly, TimeLimit after
+    `time_limit_s`; no rank is left running in either case.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="lowband-") as folder:
+        rendezvous = f"file://{folder}/rendezvous"
+        processes = [
+            context.Process(
+                target=_rank_main,
+                args=(Rank(rank, ranks, rank, rendezvous), work, Path(folder)),
+                name=f"rank {rank}",
+            )
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            _watch(processes, time.monotonic() + time_limit_s, Path(folder))
+        finally:
+            _end(processes)
+
+
+def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
+    code = 1
+    try:
+        work(rank)
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        line = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        # The time decides who failed first: the others fail soon after, because of it.
+        (folder / f"{time.monotonic_ns():020d}-{rank.rank}").write_text(line, encoding="utf-8")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # torch 2.13 with gloo may abort in its thread pool's exit handlers; there is nothing left to do.
+        os._exit(code)
+
+
+def _watch(processes: list[BaseProcess], deadline: float, folder: Path) -> None:
+    running = {process.sentinel: process for process in processes}
+    while running:
+        ended = wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
+        if not ended:
+            raise TimeLimit
+        failed = [process for sentinel in ended if (process := running.pop(sentinel)).exitcode]  # type: ignore[index]
+        if failed:
+            raise RankFailure(_cause(failed, folder))
+
+
+def _cause(failed: list[BaseProcess], folder: Path) -> str:
+    """A signal's victim is the cause of its peers' broken connections, else the first error counts."""
+    for process in failed:
+        if process.exitcode is not None and process.exitcode < 0:
+            return f"{process.name} was killed by {signal.Signals(-process.exitcode).name}"
+    first = min(folder.glob("[0-9]*-*"), default=None)
+    if first is None:
+        return f"{failed[0].name} ended with exit code {failed[0].exitcode}"
+    return f"rank {first.name.partition('-')[2]}: {first.read_text(encoding='utf-8')}"
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.join()

@@ -1,0 +1,141 @@
+"""The training loop of one rank."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.api import clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
+from lowband.engine.topology import Topology
+from lowband.model.data import Corpus, batch
+from lowband.model.gpt import GPT, Block
+from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
+from lowband.spec.records import Outcome, Sent, StateBytes, StepRecord
+from lowband.spec.run import RunSpec
+
+TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Diverged(Exception):
+    """The loss or the gradient norm is not a number. The text says at which step."""
+
+
+def train_rank(
+    spec: RunSpec, corpus: Corpus, device: torch.device, record: Callable[[StepRecord], None]
+) -> Outcome:
+    """Train as the spec says; `record` is called after each step, on every rank.
+
+    Raises Diverged, on every rank at the same step.
+    """
+    model = build(spec, device)
+    engine = engine_of(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    clock = StepClock(engine.lane, device)
+    for step in range(1, spec.steps + 1):
+        clock.start()
+        loss = _backward(spec, corpus, model, step, device)
+        grad_norm = clip_grad_norm_(model, spec.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        times = clock.stop()
+        line = _gather_record(spec, step, loss, grad_norm, times, engine.ledger.take())
+        if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
+            raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
+        record(line)
+    return _outcome(spec, model, optimizer, device)
+
+
+def build(spec: RunSpec, device: torch.device) -> nn.Module:
+    """The sharded model of a spec."""
+    return shard(
+        GPT(spec.model, seed=spec.seed).to(device),
+        spec.scheme,
+        Topology(spec.machine.sizes),
+        wrap=Block,
+        compute_dtype=TORCH_DTYPE[spec.compute_dtype],
+        reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
+    )
+
+
+def _backward(
+    spec: RunSpec, corpus: Corpus, model: nn.Module, step: int, device: torch.device
+) -> torch.Tensor:
+    """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
+    total = torch.zeros((), device=device)
+    for micro in range(spec.accumulation):
+        # A global batch goes over accumulation steps first, then ranks.
+        first = (micro * spec.ranks + dist.get_rank()) * spec.micro_batch
+        inputs, targets = batch(
+            corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
+        )
+        is_last = micro == spec.accumulation - 1
+        with nullcontext() if is_last else no_sync(model):
+            loss = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+            loss = loss / spec.accumulation
+            loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _gather_record(
+    spec: RunSpec, step: int, loss: torch.Tensor, grad_norm: float, times: StepTimes, sent: list[Sent]
+) -> StepRecord:
+    """This step's record from all ranks' losses and times."""
+    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s]
+    rows = _all_gather(mine, loss.device)
+    slowest = max(rows, key=lambda row: row[1])
+    return StepRecord(
+        step=step,
+        step_time_s=slowest[1],
+        compute_time_s=slowest[1] - slowest[2],
+        exposed_comm_time_s=slowest[2],
+        hidden_comm_time_s=slowest[3],
+        tokens=spec.tokens_per_step,
+        loss=sum(row[0] for row in rows) / spec.ranks,
+        grad_norm=grad_norm,
+        sent=tuple(sent),
+    )
+
+
+def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
+    """Every rank's values, by rank."""
+    mine = torch.tensor(values, dtype=torch.float64, device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    return [row.tolist() for row in rows]
+
+
+def _outcome(
+    spec: RunSpec, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Outcome:
+    peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
+    meter = engine_of(model).meter
+    meter.peak["optim"] += sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
+    )
+    kinds = sorted(meter.peak)
+    held = _all_gather([float(meter.peak[kind]) for kind in kinds], device)
+    return Outcome(
+        status="ok",
+        steps=spec.steps,
+        peak_memory_bytes_max=int(max(peaks)),
+        peak_memory_bytes_min=int(min(peaks)),
+        states=tuple(
+            StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(kinds)
+        ),
+        weights_sha256=_sha256(full_state_dict(model)),
+    )
+
+
+def _sha256(state: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in state.values():
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,130 @@
+"""A training run: spec.json in, env.json, steps.jsonl and outcome.json out, all in the spec's folder."""
+
+import hashlib
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
+import torch.distributed as dist
+
+from lowband.errors import UserError
+from lowband.model.data import Corpus, batch, read_corpus
+from lowband.run.environment import code_version, describe, host
+from lowband.run.launch import RankFailure, TimeLimit, run_local
+from lowband.run.loop import Diverged, train_rank
+from lowband.run.ranks import Rank, from_environment
+from lowband.spec.records import Outcome, RunFolder, StepRecord
+from lowband.spec.run import RunSpec
+
+
+def train(spec_path: Path) -> Outcome:
+    """Run the spec: as one rank under torchrun or srun, else with local ranks of its own.
+
+    Returns the outcome, which also lies in the folder. Under a launcher, a failing rank raises.
+    Raises UserError, with nothing written, if the spec or its text cannot be used.
+    """
+    spec = RunSpec.read_json(spec_path)
+    corpus = read_corpus(spec.text)
+    if corpus.vocab > spec.model.vocab:
+        raise UserError(
+            f"the text has tokens up to {corpus.vocab - 1}",
+            where=spec.text,
+            allowed=f"tokens below {spec.model.vocab}, the vocabulary of {spec.model.name}",
+        )
+    batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
+    folder = RunFolder(spec_path.parent)
+    rank = from_environment(spec.ranks)
+    if rank is None:
+        _run_local_ranks(spec, corpus, folder)
+    else:
+        _run_launched_rank(rank, spec, corpus, folder)
+    return Outcome.read_json(folder.outcome)
+
+
+def _run_local_ranks(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
+    folder.start()
+    code_version()  # asked once, before the ranks are forked
+    try:
+        run_local(spec.ranks, lambda rank: _run_rank(rank, spec, corpus, folder), spec.time_limit_s)
+    except RankFailure as failure:
+        _write_failure(str(failure), folder)
+    except TimeLimit:
+        cause = f"the run took longer than its time_limit_s of {spec.time_limit_s}"
+        folder.write_outcome(Outcome(status="timeout", cause=cause, steps=_steps_done(folder)))
+
+
+def _run_launched_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
+    """Under an outer launcher nobody watches all ranks: whoever fails first says why."""
+    if rank.rank == 0:
+        folder.start()
+    try:
+        _run_rank(rank, spec, corpus, folder)
+    except Exception as error:
+        if not folder.outcome.exists():
+            _write_failure(f"rank {rank.rank}: {type(error).__name__}: {error}", folder)
+        raise
+
+
+def _write_failure(cause: str, folder: RunFolder) -> None:
+    line = cause.splitlines()[0]
+    is_oom = "OutOfMemoryError" in line or "not enough memory" in line or "MemoryError" in line
+    folder.write_outcome(Outcome(status="oom" if is_oom else "error", cause=line, steps=_steps_done(folder)))
+
+
+def _steps_done(folder: RunFolder) -> int:
+    return len(list(folder.read_steps())) if folder.steps.exists() else 0
+
+
+def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
+    device = _device(rank)
+    torch.set_num_threads(1)  # the cores are shared by the ranks
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=rank.init_method,
+        rank=rank.rank,
+        world_size=rank.world,
+        timeout=timedelta(seconds=spec.peer_timeout_s),
+    )
+    hosts = _check_same_start(spec)
+    if rank.rank == 0:
+        folder.write_environment(describe(hosts, device, corpus.facts))
+
+    def record(line: StepRecord) -> None:
+        if rank.rank == 0:
+            folder.append_step(line)
+
+    try:
+        outcome = train_rank(spec, corpus, device, record)
+    except Diverged as error:
+        outcome = Outcome(status="nan", cause=str(error), steps=_steps_done(folder))
+    if rank.rank == 0:
+        folder.write_outcome(outcome)
+    dist.barrier()  # nobody leaves, and so breaks a connection, before the outcome is there
+    dist.destroy_process_group()
+
+
+def _device(rank: Rank) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all of a node's.
+    device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _check_same_start(spec: RunSpec) -> tuple[str, ...]:
+    """Hosts of all ranks. Raises UserError if a rank runs another spec or another version of the code."""
+    spec_sha256 = hashlib.sha256(spec.to_json().encode()).hexdigest()
+    commit, dirty = code_version()
+    mine = {"spec": spec_sha256, "commit": commit, "uncommitted changes": dirty, "torch": torch.__version__}
+    everybody: list[tuple[str, dict[str, object]] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, (host(), mine))
+    starts = [start for start in everybody if start is not None]
+    for other, (name, theirs) in enumerate(starts):
+        for what, value in starts[0][1].items():
+            if theirs[what] != value:
+                raise UserError(
+                    f"rank {other} on {name} has another {what} than rank 0: {theirs[what]}, not {value}"
+                )
+    return tuple(name for name, _ in starts)

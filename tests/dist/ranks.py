@@ -1,0 +1,43 @@
+"""Run a function on several gloo ranks and get what each returns.
+
+The ranks are forked (0.1 s for eight); so the test process itself must never run autograd.
+"""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # see lowband.run.train
+import torch.distributed as dist
+
+from lowband.run.launch import run_local
+from lowband.run.ranks import Rank
+
+TIME_LIMIT_S = 120
+
+
+def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """`work(*arguments)` on each rank of a gloo group; results by rank. Raises RankFailure with its error."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def rank_main(rank: Rank) -> None:
+            torch.set_num_threads(1)
+            dist.init_process_group(
+                "gloo",
+                init_method=rank.init_method,
+                rank=rank.rank,
+                world_size=rank.world,
+                timeout=timedelta(seconds=TIME_LIMIT_S / 2),
+            )
+            result = work(*arguments)
+            Path(folder, str(rank.rank)).write_bytes(pickle.dumps(result))
+            dist.barrier()
+            os._exit(0)  # see run.launch
+
+        run_local(ranks, rank_main, TIME_LIMIT_S)
+        return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(ranks)]

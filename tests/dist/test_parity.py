@@ -1,0 +1,129 @@
+"""Every scheme on 1, 2, 4 and 8 ranks trains exactly as a single process does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import torch
+import torch.distributed as dist
+import yaml
+from ranks import on_ranks
+
+import lowband
+from lowband.engine.api import engine_of
+from lowband.model.data import batch
+from lowband.model.gpt import GPT, Block
+from lowband.spec.machine import Levels
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import read_scheme
+
+SCHEMES_FILE = Path(__file__).parents[2] / "config" / "schemes.yaml"
+SCHEMES = sorted(yaml.safe_load(SCHEMES_FILE.read_text()))
+INNER = {"package": 2, "node": 4}
+# Odd on purpose: nothing divides by 8, and several parameters are smaller than the group.
+SPEC = ModelSpec(name="odd", layers=2, hidden=18, heads=3, vocab=53, seq_len=11, source="test")
+STEPS, GLOBAL_BATCH, CLIP = 3, 16, 0.5
+TOKENS = np.random.default_rng(0).integers(0, SPEC.vocab, 500).astype(np.uint8)
+
+
+def optimizer_of(parameters) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1)
+
+
+def part_of_batch(step: int, micro: int, rank: int, ranks: int, accumulation: int):
+    size = GLOBAL_BATCH // (ranks * accumulation)  # six ranks leave some sequences out
+    first = (micro * ranks + rank) * size
+    parts = batch(TOKENS, 5, step, first, size, GLOBAL_BATCH, SPEC.seq_len)
+    return tuple(torch.from_numpy(part) for part in parts)
+
+
+def train_sharded(scheme_name: str, accumulation: int, inner: dict[str, int]):
+    scheme = read_scheme(SCHEMES_FILE, scheme_name)
+    model = lowband.shard(
+        GPT(SPEC, seed=7), scheme, lowband.Topology(inner), wrap=Block, compute_dtype=torch.float32
+    )
+    optimizer = optimizer_of(model.parameters())
+    losses, norms = [], []
+    for step in range(STEPS):
+        total = torch.zeros(())
+        for micro in range(accumulation):
+            engine_of(model).sync = micro == accumulation - 1
+            arguments = part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
+            loss = model(*arguments) / accumulation
+            loss.backward()
+            total += loss.detach()
+        norms.append(lowband.clip_grad_norm_(model, CLIP))
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(total)
+        losses.append(total.item() / dist.get_world_size())
+    return losses, norms, lowband.full_state_dict(model)
+
+
+def train_single(scheme_name: str, ranks: int, accumulation: int, inner: dict[str, int]):
+    """On one forked process, so that the test process stays free of autograd."""
+    return reference.train(
+        GPT(SPEC, seed=7),
+        lambda model, inputs, targets: model(inputs, targets),
+        lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, accumulation),
+        read_scheme(SCHEMES_FILE, scheme_name),
+        Levels.fit(inner, ranks),
+        STEPS,
+        accumulation,
+        CLIP,
+        optimizer_of,
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bit_equal_to_single_process(scheme: str, ranks: int, accumulation: int) -> None:
+    losses, norms, weights = on_ranks(ranks, train_sharded, scheme, accumulation, INNER)[0]
+    [(expected_losses, expected_norms, expected_weights)] = on_ranks(
+        1, train_single, scheme, ranks, accumulation, INNER
+    )
+    # Losses are summed over ranks by gloo's all-reduce, in another order than the reference's.
+    assert losses == pytest.approx(expected_losses, rel=1e-6)
+    assert norms == pytest.approx(expected_norms, rel=1e-12)
+    assert list(weights) == list(GPT(SPEC).state_dict())
+    for name, expected in expected_weights.items():
+        assert torch.equal(weights[name], expected), name
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hpz", "hier3-exact"])
+@pytest.mark.parametrize("inner", [{"package": 3, "node": 6}, {"package": 1, "node": 3}])
+def test_bit_equal_on_six_ranks(scheme: str, inner: dict[str, int]) -> None:
+    """Level sizes that are no powers of two, a level of one rank, a level as large as the world."""
+    _, _, weights = on_ranks(6, train_sharded, scheme, 1, inner)[0]
+    [(_, _, expected)] = on_ranks(1, train_single, scheme, 6, 1, inner)
+    for name in expected:
+        assert torch.equal(weights[name], expected[name]), name
+
+
+def train_in_one_backward() -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The global batch in one backward pass: plain torch, without the reference's order of sums."""
+    model = GPT(SPEC, seed=7)
+    optimizer = optimizer_of(model.parameters())
+    losses = []
+    for step in range(STEPS):
+        loss = model(*part_of_batch(step, 0, 0, 1, 1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_close_to_one_backward_of_the_global_batch(scheme: str) -> None:
+    """The sums' order differs inside the matrix products, so only a bound holds: fp32 rounds to 6e-8, the
+    gradients differ by about 1e-7 of their size, and Adam's first steps (which divide by their size) turn
+    that into a like share of the learning rate where a gradient is not close to zero."""
+    losses, _, weights = on_ranks(8, train_sharded, scheme, 1, INNER)[0]
+    [(expected_losses, expected)] = on_ranks(1, train_in_one_backward)
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
+    for name in expected:
+        assert torch.allclose(weights[name], expected[name], rtol=0, atol=3e-4), name  # 0.1 x learning rate

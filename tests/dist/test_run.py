@@ -1,0 +1,161 @@
+"""A run from the outside: records, launchers, and every way to end badly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+SMOKE = {spec.run_id: spec for spec in expand(ROOT, ["smoke"])}
+
+
+def spec_file(folder: Path, run_id: str = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1", **changes) -> Path:
+    spec = RunSpec.parse({**SMOKE[run_id].model_dump(), **changes}, "test")
+    path = folder / "spec.json"
+    path.write_text(spec.to_json())
+    return path
+
+
+def command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "lowband", "train", str(path)]
+
+
+def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **variables}
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=100, env=env)
+
+
+def test_local_ranks_write_whole_records(tmp_path: Path) -> None:
+    path = spec_file(tmp_path)
+    done = run(command(path))
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder(tmp_path)
+    outcome = Outcome.read_json(folder.outcome)
+    assert (outcome.status, outcome.steps) == ("ok", 6)
+    steps = list(folder.read_steps())
+    assert [s.step for s in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[-1].loss < steps[0].loss
+    for s in steps:
+        assert s.step_time_s == pytest.approx(s.compute_time_s + s.exposed_comm_time_s)
+        assert s.tokens == 8 * 64
+    env = json.loads(folder.env.read_text())
+    assert len(env["data"]["sha256"]) == 64
+    assert env["versions"]["torch"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "env.json",
+        "outcome.json",
+        "spec.json",
+        "steps.jsonl",
+    ]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
+    for name in ("local", "torchrun"):
+        (tmp_path / name).mkdir()
+    run_id = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1"
+    local, launched = spec_file(tmp_path / "local", run_id), spec_file(tmp_path / "torchrun", run_id)
+    assert run(command(local)).returncode == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    done = run([*torchrun, "-m", "lowband", "train", str(launched)], OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    outcomes = [Outcome.read_json(path.parent / "outcome.json") for path in (local, launched)]
+    assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256 != ""
+
+
+def test_slurm_variables_make_a_rank(tmp_path: Path) -> None:
+    """As srun starts it, on one rank; the box's Slurm is a later capability."""
+    path = spec_file(tmp_path, "smoke-gpt-200k-zero3-n0001-b8-s64-r1")
+    variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571"}
+    assert run(command(path), **variables, **address).returncode == 0
+    wrong = run(command(path), **{**variables, "SLURM_NTASKS": "2"}, **address)
+    assert wrong.returncode == 2
+    assert "srun started 2 ranks (allowed: 1, as the spec says)" in wrong.stderr
+
+
+def _child_ranks(parent: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_ends_the_run(tmp_path: Path, victim: int) -> None:
+    path = spec_file(tmp_path, steps=100_000)
+    folder = RunFolder(tmp_path)
+    process = subprocess.Popen(command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not folder.steps.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        ranks = _child_ranks(process.pid)
+        assert len(ranks) == 4
+        os.kill(ranks[victim], signal.SIGKILL)
+        killed = time.monotonic()
+        process.wait(30)
+        assert time.monotonic() - killed < 30
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    outcome = Outcome.read_json(folder.outcome)
+    assert (outcome.status, outcome.cause) == ("error", f"rank {victim} was killed by SIGKILL")
+    assert outcome.steps >= 1
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_a_rank_that_raises_says_why(tmp_path: Path) -> None:
+    path = spec_file(tmp_path)
+    program = (
+        "import sys, torch.distributed as dist\n"
+        "from pathlib import Path\n"
+        "from lowband.run import loop, train\n"
+        "whole = loop._backward\n"
+        "def broken(spec, corpus, model, step, device):\n"
+        "    if dist.get_rank() == 3 and step == 2:\n"
+        "        raise ValueError('a broken rank')\n"
+        "    return whole(spec, corpus, model, step, device)\n"
+        "loop._backward = broken\n"
+        "print(train.train(Path(sys.argv[1])).status)\n"
+    )
+    start = time.monotonic()
+    done = run([sys.executable, "-c", program, str(path)])
+    assert time.monotonic() - start < 30
+    assert done.stdout.strip().endswith("error")
+    assert Outcome.read_json(tmp_path / "outcome.json").cause == "rank 3: ValueError: a broken rank"
+    assert "a broken rank" in done.stderr
+
+
+def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
+    done = run(command(spec_file(tmp_path, steps=100_000, time_limit_s=4)))
+    assert done.returncode == 0
+    assert Outcome.read_json(tmp_path / "outcome.json").status == "timeout"
+
+
+def test_nan_is_an_outcome(tmp_path: Path) -> None:
+    done = run(command(spec_file(tmp_path, learning_rate=1e30, steps=20)))
+    assert done.returncode == 0
+    outcome = Outcome.read_json(tmp_path / "outcome.json")
+    assert outcome.status == "nan"
+    assert f"at step {outcome.steps + 1}" in outcome.cause
+
+
+def test_bad_input_writes_nothing(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, text=str(tmp_path / "none.txt"))
+    done = run(command(path))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "no text file" in done.stderr
+    path.write_text(path.read_text().replace('"seed"', '"sed"'))
+    done = run(command(path))
+    assert done.returncode == 2
+    assert "unknown key 'sed'" in done.stderr
+    assert "seed" in done.stderr.partition("allowed")[2]
+    assert [p.name for p in tmp_path.iterdir()] == ["spec.json"]

@@ -1,0 +1,85 @@
+"""Levels, hops and who owns which slice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowband.errors import UserError
+from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
+
+# Sizes of 1 to 4 levels of any ratios.
+ratios = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+def levels_of(steps: list[int]) -> Levels:
+    sizes, size = {}, 1
+    for i, step in enumerate(steps[:-1]):
+        size *= step
+        sizes[f"level{i}"] = size
+    return Levels.fit(sizes, size * steps[-1])
+
+
+@given(ratios, st.data())
+def test_hops_partition_the_ranks(steps: list[int], data: st.DataObject) -> None:
+    levels = levels_of(steps)
+    rank = data.draw(st.integers(0, levels.world - 1))
+    for hop in levels.hops(SELF, WORLD):
+        partners = hop.partners(rank)
+        assert len(partners) == hop.count
+        assert partners[hop.coordinate(rank)] == rank
+        assert all(hop.partners(other) == partners for other in partners)
+    reach = 1
+    for hop in levels.hops(SELF, WORLD):
+        assert hop.stride == reach
+        reach *= hop.count
+    assert reach == levels.world
+
+
+@given(ratios, st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=6))
+def test_shards_tile_and_nest(steps: list[int], shapes: list[list[int]]) -> None:
+    levels = levels_of(steps)
+    layout = UnitLayout.of([tuple(shape) for shape in shapes], levels.world)
+    assert layout.numel % (ALIGN * levels.world) == 0
+    for level, size in zip(levels.names, levels.sizes, strict=True):
+        ranges = [shard_range(layout.numel, levels, level, rank) for rank in range(levels.world)]
+        # Every element has world / size owners, one in each group of the level.
+        assert sum(stop - start for start, stop in ranges) == layout.numel * levels.world // size
+        for first in range(0, levels.world, size):
+            group = sorted(ranges[first : first + size])
+            assert [start for start, _ in group] == [i * layout.numel // size for i in range(size)]
+    for rank in range(levels.world):
+        inner = (0, layout.numel)
+        for level in levels.names:
+            shard = shard_range(layout.numel, levels, level, rank)
+            assert intersect(shard, inner) == shard
+            inner = shard
+
+
+@given(ratios, st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=6))
+def test_parameters_do_not_overlap(steps: list[int], shapes: list[list[int]]) -> None:
+    layout = UnitLayout.of([tuple(shape) for shape in shapes], levels_of(steps).world)
+    end = 0
+    for start, stop in layout.ranges():
+        assert start >= end
+        assert start % ALIGN == 0
+        end = stop
+    assert end <= layout.numel
+
+
+def test_larger_levels_are_cut_to_the_world() -> None:
+    levels = Levels.fit({"package": 2, "node": 8}, 4)
+    assert levels.sizes == (1, 2, 4, 4)
+    assert [hop.level for hop in levels.hops(SELF, WORLD)] == ["package", "node"]
+
+
+@pytest.mark.parametrize(("inner", "world"), [({"package": 2}, 3), ({"package": 2, "node": 8}, 12), ({}, 0)])
+def test_ranks_that_do_not_fill_groups_are_refused(inner: dict[str, int], world: int) -> None:
+    with pytest.raises(UserError, match=str(world)):
+        Levels.fit(inner, world)
+
+
+def test_unknown_level_names_the_known_ones() -> None:
+    with pytest.raises(UserError, match="rack") as error:
+        Levels.fit({"node": 2}, 4).size("rack")
+    assert "self, node, world" in str(error.value)

@@ -1,0 +1,103 @@
+"""The model's shape as data agrees with the built module, and the module with its shape letters."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lowband.cost.flops import model_flops_per_token
+from lowband.model.gpt import GPT, rotate
+from lowband.spec.model import ModelSpec, read_model
+
+MODELS = Path(__file__).parents[2] / "config" / "models.yaml"
+
+
+def tiny(**changes) -> ModelSpec:
+    values = {"name": "t", "layers": 2, "hidden": 12, "heads": 3, "vocab": 29, "seq_len": 7, "source": "test"}
+    return ModelSpec(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", sorted(yaml.safe_load(MODELS.read_text())))
+def test_named_models_count_exactly(name: str) -> None:
+    spec = read_model(MODELS, name)
+    with torch.device("meta"):
+        module = GPT(spec.model_copy(update={"layers": 1}))
+    one_layer = spec.model_copy(update={"layers": 1})
+    assert sum(p.numel() for p in module.parameters()) == one_layer.parameters
+    h = spec.hidden
+    assert spec.parameters - one_layer.parameters == (spec.layers - 1) * (12 * h * h + 13 * h)
+
+
+def test_paper_sizes_are_what_they_are_called() -> None:
+    for name, billions in {
+        "gpt-10b": 10,
+        "gpt-18b": 18,
+        "gpt-20b": 20,
+        "gpt-22b": 22,
+        "gpt-175b": 175,
+    }.items():
+        assert read_model(MODELS, name).parameters / 1e9 == pytest.approx(billions, rel=0.04), name
+    assert read_model(MODELS, "gpt-1t").parameters / 1e12 == pytest.approx(1, rel=0.02)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("tied_head", [True, False])
+def test_names_and_shapes_are_the_modules(positions: str, tied_head: bool) -> None:
+    spec = tiny(positions=positions, tied_head=tied_head)
+    expected = dict(spec.root_shapes())
+    for i in range(spec.layers):
+        expected |= {f"blocks.{i}.{name}": shape for name, shape in spec.block_shapes().items()}
+    assert {name: tuple(p.shape) for name, p in GPT(spec).named_parameters()} == expected
+
+
+def test_megatrons_formula() -> None:
+    """12 l h^2 (1 + 13 / 12h + (V + s) / 12lh) (arXiv 2104.04473, eq. 2) leaves out the final norm's 2h."""
+    spec = tiny(layers=5, hidden=48, vocab=100, seq_len=16)
+    layers, h, V, s = spec.layers, spec.hidden, spec.vocab, spec.seq_len
+    formula = 12 * layers * h**2 * (1 + 13 / (12 * h) + (V + s) / (12 * layers * h))
+    assert spec.parameters == pytest.approx(formula + 2 * h)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@torch.no_grad()
+def test_causal(positions: str) -> None:
+    """A later token does not change an earlier one's logits."""
+    model = GPT(tiny(positions=positions), seed=3)
+    tokens = torch.arange(7)[None]
+    changed = tokens.clone()
+    changed[0, 5] = 20
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert not torch.equal(before[:, 5:], after[:, 5:])
+
+
+@torch.no_grad()
+def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 6, 8)
+    turned_q, turned_k = rotate(q), rotate(k)
+    assert torch.allclose(turned_q.norm(dim=-1), q.norm(dim=-1))
+    products = (turned_q @ turned_k.transpose(-1, -2))[0, 0]
+    for distance in range(-5, 6):
+        along = torch.diagonal(products, distance)
+        assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
+
+
+def test_same_seed_same_weights() -> None:
+    a, b, c = GPT(tiny(), seed=1), GPT(tiny(), seed=1), GPT(tiny(), seed=2)
+    assert torch.equal(a.embed.weight, b.embed.weight)
+    assert not torch.equal(a.embed.weight, c.embed.weight)
+
+
+def test_flops_against_counting_matrix_products() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    spec = tiny()
+    model = GPT(spec)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, spec.seq_len, dtype=torch.long))
+    weights = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "positions" not in n)
+    assert counter.get_total_flops() >= 2 * weights * spec.seq_len  # CPU attention may not be counted
+    vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    attention = 12 * spec.layers * spec.hidden * spec.seq_len
+    assert model_flops_per_token(spec, spec.seq_len) == 6 * (weights + vectors) + attention
