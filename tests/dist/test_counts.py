@@ -35,7 +35,7 @@ def count(scheme_name: str, inner: dict[str, int], dtype: str, accumulation: int
             ).backward()
         optimizer.step()
         optimizer.zero_grad()
-    sent = {(s.level, s.collective): s.bytes for s in engine.ledger.take()}
+    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
     moments = sum(t.nbytes for s in optimizer.state.values() for t in s.values() if t.ndim)
     return sent, dict(engine.meter.peak), moments, [u.layout.numel for u in engine.units]
 

@@ -20,6 +20,8 @@ from lowband.spec.scheme import read_scheme
 
 SCHEMES_FILE = Path(__file__).parents[2] / "config" / "schemes.yaml"
 SCHEMES = sorted(yaml.safe_load(SCHEMES_FILE.read_text()))
+QUANTIZED = [name for name in SCHEMES if read_scheme(SCHEMES_FILE, name).is_quantized]
+EXACT = [name for name in SCHEMES if name not in QUANTIZED]
 INNER = {"package": 2, "node": 4}
 # Odd on purpose: nothing divides by 8, and several parameters are smaller than the group.
 SPEC = ModelSpec(name="odd", layers=2, hidden=18, heads=3, vocab=53, seq_len=11, source="test")
@@ -78,7 +80,7 @@ def train_single(scheme_name: str, ranks: int, accumulation: int, inner: dict[st
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EXACT)
 def test_bit_equal_to_single_process(scheme: str, ranks: int, accumulation: int) -> None:
     losses, norms, weights = on_ranks(ranks, train_sharded, scheme, accumulation, INNER)[0]
     [(expected_losses, expected_norms, expected_weights)] = on_ranks(
@@ -117,7 +119,7 @@ def train_in_one_backward() -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EXACT)
 def test_close_to_one_backward_of_the_global_batch(scheme: str) -> None:
     """The sums' order differs inside the matrix products, so only a bound holds: fp32 rounds to 6e-8, the
     gradients differ by about 1e-7 of their size, and Adam's first steps (which divide by their size) turn
@@ -127,3 +129,23 @@ def test_close_to_one_backward_of_the_global_batch(scheme: str) -> None:
     assert losses == pytest.approx(expected_losses, rel=1e-5)
     for name in expected:
         assert torch.allclose(weights[name], expected[name], rtol=0, atol=3e-4), name  # 0.1 x learning rate
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("scheme", QUANTIZED)
+def test_quantized_schemes_stay_near(scheme: str, ranks: int) -> None:
+    """INT8 weights are off by up to 1/254 of their block's largest, INT4 gradients by up to 1/14: the loss of
+    each of the first steps moves by far less than a percent. test_wires.py holds every hop to its bits."""
+    losses, norms, _ = on_ranks(ranks, train_sharded, scheme, 1, INNER)[0]
+    [(expected_losses, expected_norms, _)] = on_ranks(1, train_single, scheme, ranks, 1, INNER)
+    assert losses == pytest.approx(expected_losses, rel=2e-3)
+    assert losses != pytest.approx(expected_losses, rel=1e-7)  # it did quantize
+    assert norms == pytest.approx(expected_norms, rel=0.1)
+
+
+def test_quantized_schemes_are_exact_on_one_rank() -> None:
+    """Nothing is sent, so nothing is quantized."""
+    for scheme in QUANTIZED:
+        _, _, weights = on_ranks(1, train_sharded, scheme, 1, INNER)[0]
+        [(_, _, expected)] = on_ranks(1, train_single, scheme, 1, 1, INNER)
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from lowband.spec.machine import SELF, Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.wire import DTYPE_BYTES
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 MASTER_BYTES = 4
 GRAD_BYTES = 4  # accumulated in fp32
 ADAM_MOMENT_BYTES = 8

@@ -53,7 +53,7 @@ class Engine:
         self._order: list[Unit] = []  # units as the last forward used them
         self._seen: list[Unit] = []  # the same, of the forward that runs
 
-        collectives = Collectives(topology, self.ledger)
+        collectives = Collectives(scheme, topology, self.ledger)
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
         for owner, name, slots in _group_parameters(module, wrap):

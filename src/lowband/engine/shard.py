@@ -3,7 +3,8 @@
 [Note: leaves] The module computes with `leaves`: parameters that are views into the unit's flat buffer.
 They live as long as the unit, so that autograd's graph stays valid while the buffer behind them is freed
 and filled again. They are made from `.data`, which gives them version counters of their own: filling the
-buffer is not an in-place change in autograd's eyes, for it always brings the same values back.
+buffer is no in-place change in autograd's eyes. It brings the same values back, unless a scheme gives forward
+and backward gather different wires: then the backward uses its own wire's values, as is meant.
 
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
 shards: one 1D parameter per original parameter (empty where this rank holds nothing of it), all of them

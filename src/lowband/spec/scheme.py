@@ -1,20 +1,26 @@
 """A partition scheme: for each state the level it is sharded over, for each collective its wire."""
 
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from lowband.errors import UserError
 from lowband.spec.machine import Levels
 from lowband.spec.strict import Strict, read_named
-
-# native: the compute dtype for weights, the reduce dtype for gradients
-Wire = Literal["native"]
+from lowband.spec.wire import WIRE_BITS, Wire
 
 
 class Scheme(Strict):
-    """A row of `config/schemes.yaml`. Levels are names of the machine's levels, or `self` (not sharded)."""
+    """A row of `config/schemes.yaml`. Levels are names of the machine's levels, or `self` (not sharded).
+
+    Wires are by collective. `native` is the compute dtype for weights, the reduce dtype for gradients.
+
+        forward_gather   weights level -> self, before a unit's forward
+        backward_gather  secondary or weights level -> self, before its backward
+        grad_reduce      self -> grads level, after its backward
+        boundary_reduce  grads level -> optim level, once per optimizer step
+        replica_reduce   summed over the ranks beyond the optim level, once per optimizer step
+        update_gather    optim level -> weights level, once per optimizer step
+    """
 
     name: str
     weights: str = Field(description="level of the copy used for compute, in the compute dtype")
@@ -24,6 +30,10 @@ class Scheme(Strict):
     forward_gather: Wire = "native"
     backward_gather: Wire = "native"
     grad_reduce: Wire = "native"
+    boundary_reduce: Wire = "native"
+    replica_reduce: Wire = "native"
+    update_gather: Wire = "native"
+    block_size: PositiveInt = Field(default=256, description="values per scale of int8 and int4 wires")
     known_as: str = ""
 
     def check(self, levels: Levels) -> None:
@@ -47,6 +57,19 @@ class Scheme(Strict):
                 where=where,
                 allowed=levels.names[:weights],
             )
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some collective travels in fewer bits than its values have."""
+        wires = (
+            self.forward_gather,
+            self.backward_gather,
+            self.grad_reduce,
+            self.boundary_reduce,
+            self.replica_reduce,
+            self.update_gather,
+        )
+        return any(wire in WIRE_BITS for wire in wires)
 
     @property
     def backward_level(self) -> str:

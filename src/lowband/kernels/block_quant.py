@@ -1,0 +1,58 @@
+"""Symmetric block quantization to 8 or 4 bits, as ZeRO++ sends weights and gradients (arXiv 2306.10209).
+
+Of each block of values the largest magnitude is mapped to qmax = 2^(bits - 1) - 1:
+
+    scale = max |x| / qmax      q = round_half_even(x / scale)      x' = q scale
+
+so |x - x'| <= scale / 2 for every value, up to fp32 rounding. (DeepSpeed divides by 2^(bits - 1) and clips the
+largest values by one step; see docs.) What else can come:
+
+- a block whose scale is not a normal fp32 number (zeros, denormals) is sent as zeros: its error is below
+  qmax x 1.2e-38;
+- a block with an infinity or a NaN comes out as NaN altogether, so that a diverged run cannot look healthy.
+
+Two 4-bit values share a byte, the earlier one in the low half.
+"""
+
+import torch
+
+from lowband.spec.wire import QMAX
+
+_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+def quantize(values: torch.Tensor, bits: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales of each row's blocks.
+
+    values: [rows, n] floating point; n even for 4 bits; the last block of a row may be shorter
+    bits:   8 or 4
+    block:  values per scale
+    Returns codes [rows, n] int8 or [rows, n / 2] uint8 (packed), and scales [rows, ceil(n / block)] fp32.
+    """
+    rows, n = values.shape
+    blocks = -(-n // block)
+    x = values.float()
+    if blocks * block != n:
+        x = torch.nn.functional.pad(x, (0, blocks * block - n))
+    x = x.view(rows, blocks, block)
+    scales = x.abs().amax(-1) / QMAX[bits]
+    scales = torch.where(scales < _SMALLEST_NORMAL, 0.0, scales)  # a NaN stays
+    codes = (x / scales.unsqueeze(-1)).round_().nan_to_num_(0.0, 0.0, 0.0)  # x / 0: the scale makes them 0
+    codes = codes.view(rows, -1)[:, :n].to(torch.int8)
+    if bits == 8:
+        return codes.contiguous(), scales
+    nibbles = codes.view(torch.uint8) & 0xF
+    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4), scales
+
+
+def dequantize(codes: torch.Tensor, scales: torch.Tensor, bits: int, block: int) -> torch.Tensor:
+    """[rows, n] fp32 from what `quantize` returns."""
+    rows = codes.shape[0]
+    if bits == 4:
+        low = (codes << 4).view(torch.int8) >> 4  # the shift back is arithmetic and brings the sign
+        high = codes.view(torch.int8) >> 4
+        codes = torch.stack((low, high), dim=-1).view(rows, -1)
+    n, blocks = codes.shape[1], scales.shape[1]
+    if blocks * block == n:
+        return (codes.view(rows, blocks, block) * scales.unsqueeze(-1)).view(rows, n)
+    return codes * scales.repeat_interleave(block, dim=1)[:, :n]

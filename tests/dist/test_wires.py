@@ -1,0 +1,111 @@
+"""Collectives on every wire give, bit by bit, what one process computes from all ranks' values."""
+
+import pytest
+import torch
+from ranks import on_ranks
+
+from lowband.engine.collectives import Collectives
+from lowband.engine.ledger import Ledger
+from lowband.engine.topology import Topology
+from lowband.kernels.block_quant import dequantize, quantize
+from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.scheme import Scheme
+from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, message_bytes
+
+BLOCK = 24  # divides neither a shard nor a power of two
+SHARD = 32 * 3
+CASES = [
+    (2, {}),
+    (4, {"node": 2}),
+    (8, {"package": 2, "node": 4}),
+    (8, {"a": 2, "b": 2, "c": 4}),
+    (6, {"node": 3}),
+]
+
+
+def through(values: torch.Tensor, wire: str) -> torch.Tensor:
+    """What arrives of one message."""
+    if wire in WIRE_BITS:
+        bits = WIRE_BITS[wire]
+        return dequantize(*quantize(values.view(1, -1), bits, BLOCK), bits, BLOCK)[0]
+    return values.bfloat16().float() if wire == "bf16" else values
+
+
+def values_of(rank: int, numel: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(numel, generator=generator) * 10.0 ** torch.randint(
+        -3, 3, (numel,), generator=generator
+    )
+
+
+def collectives(wire: str, inner: dict[str, int]) -> tuple[Collectives, Ledger]:
+    scheme = Scheme(
+        name="w",
+        weights=WORLD,
+        grads=WORLD,
+        optim=WORLD,
+        forward_gather=wire,
+        grad_reduce=wire,
+        block_size=BLOCK,
+    )
+    ledger = Ledger()
+    return Collectives(scheme, Topology(inner), ledger), ledger
+
+
+def gather(wire: str, inner: dict[str, int]):
+    messages, ledger = collectives(wire, inner)
+    topology = messages.topology
+    out = torch.full((SHARD * topology.levels.world,), torch.nan)
+    messages.gather(values_of(topology.rank, SHARD), out, SELF, WORLD, "forward_gather")
+    return out, ledger.take()
+
+
+def reduce(wire: str, inner: dict[str, int]):
+    messages, ledger = collectives(wire, inner)
+    topology = messages.topology
+    full = values_of(topology.rank, SHARD * topology.levels.world)
+    return messages.reduce_scatter(full, SELF, WORLD, "grad_reduce"), ledger.take()
+
+
+@pytest.mark.parametrize("wire", ["native", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("ranks", "inner"), CASES)
+def test_gather(ranks: int, inner: dict[str, int], wire: str) -> None:
+    levels = Levels.fit(inner, ranks)
+    # The innermost coordinate is the most significant: shards lie in the order of the reversed digits.
+    order = sorted(range(ranks), key=lambda rank: [hop.coordinate(rank) for hop in levels.hops(SELF, WORLD)])
+    expected = torch.cat([through(values_of(rank, SHARD), wire) for rank in order])
+    for out, sent in on_ranks(ranks, gather, wire, inner):
+        assert torch.equal(out, expected)
+        message = message_bytes(SHARD, wire, "fp32", BLOCK)
+        assert sum(s.bytes for s in sent) == (ranks - 1) * message
+        assert {s.wire for s in sent} == {wire}
+
+
+@pytest.mark.parametrize("wire", ["native", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("ranks", "inner"), CASES)
+def test_reduce_scatter(ranks: int, inner: dict[str, int], wire: str) -> None:
+    """Each hop sends its own sums: encoded once per hop, summed in fp32 in the order of the partners."""
+    levels = Levels.fit(inner, ranks)
+    held = [values_of(rank, SHARD * ranks) for rank in range(ranks)]
+    for hop in levels.hops(SELF, WORLD):
+        before, held = held, []
+        for rank in range(ranks):
+            parts = [before[other].chunk(hop.count)[hop.coordinate(rank)] for other in hop.partners(rank)]
+            total = through(parts[0], wire).clone()
+            for part in parts[1:]:
+                total += through(part, wire)
+            held.append(total)
+    for expected, (out, sent) in zip(held, on_ranks(ranks, reduce, wire, inner)):
+        assert torch.equal(out, expected)
+        size, bytes_sent = SHARD * ranks, 0
+        for hop in levels.hops(SELF, WORLD):
+            size //= hop.count
+            bytes_sent += (hop.count - 1) * message_bytes(size, wire, "fp32", BLOCK)
+        assert sum(s.bytes for s in sent) == bytes_sent
+
+
+def test_volume_of_a_wire() -> None:
+    """4 bits are an eighth of fp32, 8 bits a quarter; scales add 4 bytes a block."""
+    assert message_bytes(1024, "int4", "fp32", 256) == 1024 // 2 + 4 * 4
+    assert message_bytes(1024, "int8", "fp32", 1000) == 1024 + 2 * 4
+    assert {name: message_bytes(64, name, "bf16", 1) // 64 for name in DTYPE_BYTES} == {"fp32": 4, "bf16": 2}
