@@ -28,7 +28,7 @@ def shard(
     scheme:        a Scheme, or a name from `config/schemes.yaml` under the working directory
     wrap:          class, tuple of classes or predicate of the modules that are gathered one at a time
                    (the transformer block); the rest is gathered as one unit
-    compute_dtype: of weights and activations; floating-point inputs are cast to it
+    compute_dtype: of weights and activations; floating-point inputs of each unit are cast to it
     reduce_dtype:  of gradients on their way and while they are summed
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.

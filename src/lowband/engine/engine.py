@@ -81,9 +81,7 @@ class Engine:
         if not self._in_backward:  # in backward this is activation checkpointing's recomputation
             self._seen += units
             self._prefetch(units, self._order, backward=False)
-        if owner is self.module:
-            return tree_map(self._cast, args), tree_map(self._cast, kwargs)
-        return None
+        return tree_map(self._cast, args), tree_map(self._cast, kwargs)
 
     def _cast(self, value: Any) -> Any:
         """Floating-point inputs in the compute dtype, as the weights are."""
