@@ -20,6 +20,7 @@ from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_DECODED_AT_ONCE = 2**24  # values; a buffer of 64 MiB
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -36,7 +37,7 @@ class Collectives:
     def gather(self, shard: torch.Tensor, out: torch.Tensor, inner: str, outer: str, name: str) -> None:
         """Fill `out` (this rank's shard of `inner`) from the shards of `outer`.
 
-        shard: 1D; may be this rank's own place inside `out`
+        shard: 1D, no part of `out`
         out:   1D, shard.numel() x (size of outer / size of inner) elements, in the native dtype
         """
         hops, wire = self.topology.hops(inner, outer), self._wire(name)
@@ -47,9 +48,11 @@ class Collectives:
         message = encode(shard.view(1, n), wire, self.scheme.block_size)[0]
         messages = message.new_empty(out.numel() // n * message.numel())
         self._gather_hops(message, messages, hops, name, wire)
-        # One at a time: all at once would take four bytes for every value of `out`.
-        for place, row in zip(out.view(-1, n), messages.view(-1, 1, message.numel()), strict=True):
-            place.copy_(decode(row, n, wire, self.scheme.block_size)[0])
+        # Some at a time: all at once would take four bytes for every value of `out`.
+        some = max(1, _DECODED_AT_ONCE // n)
+        places, rows = out.view(-1, n).split(some), messages.view(-1, message.numel()).split(some)
+        for place, row in zip(places, rows, strict=True):
+            place.copy_(decode(row, n, wire, self.scheme.block_size))
 
     def _gather_hops(
         self, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
@@ -60,9 +63,7 @@ class Collectives:
         for bound in hops:  # where this rank's shard lies: the innermost coordinate cuts first
             part //= bound.hop.count
             start += bound.coordinate * part
-        place = out[start : start + length]
-        if place.data_ptr() != shard.data_ptr():
-            place.copy_(shard)
+        out[start : start + length] = shard
         for bound in reversed(hops):
             count = bound.hop.count
             first = start - bound.coordinate * length

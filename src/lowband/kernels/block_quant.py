@@ -36,7 +36,7 @@ def quantize(values: torch.Tensor, bits: int, block: int) -> tuple[torch.Tensor,
         x = torch.nn.functional.pad(x, (0, blocks * block - n))
     x = x.view(rows, blocks, block)
     scales = x.abs().amax(-1) / QMAX[bits]
-    scales = torch.where(scales < _SMALLEST_NORMAL, 0.0, scales)  # a NaN stays
+    scales = scales.masked_fill(scales < _SMALLEST_NORMAL, 0.0)  # a NaN stays
     codes = (x / scales.unsqueeze(-1)).round_().nan_to_num_(0.0, 0.0, 0.0)  # x / 0: the scale makes them 0
     codes = codes.view(rows, -1)[:, :n].to(torch.int8)
     if bits == 8:

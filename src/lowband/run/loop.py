@@ -46,13 +46,15 @@ def train_rank(
         if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
             raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
         record(line)
-    return _outcome(spec, model, optimizer, device)
+    return _outcome(spec, model, optimizer, device, line.sent)
 
 
 def build(spec: RunSpec, device: torch.device) -> nn.Module:
     """The sharded model of a spec."""
+    with device:
+        model = GPT(spec.model, seed=spec.seed)
     return shard(
-        GPT(spec.model, seed=spec.seed).to(device),
+        model,
         spec.scheme,
         Topology(spec.machine.sizes),
         wrap=Block,
@@ -110,28 +112,38 @@ def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
 
 
 def _outcome(
-    spec: RunSpec, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    spec: RunSpec,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    sent: tuple[Sent, ...],
 ) -> Outcome:
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
-    meter = engine_of(model).meter
-    meter.peak["optim"] += sum(
-        value.numel() * value.element_size()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
-    )
-    kinds = sorted(meter.peak)
-    held = _all_gather([float(meter.peak[kind]) for kind in kinds], device)
+    states = state_peaks(model, optimizer)
+    held = _all_gather([float(peak) for peak in states.values()], device)
     return Outcome(
         status="ok",
         steps=spec.steps,
         peak_memory_bytes_max=int(max(peaks)),
         peak_memory_bytes_min=int(min(peaks)),
         states=tuple(
-            StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(kinds)
+            StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),
+        sent=sent,
         weights_sha256=_sha256(full_state_dict(model)),
     )
+
+
+def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """This rank's peak bytes by kind: what the engine holds, and the optimizer's moments under `optim`."""
+    peaks = dict(engine_of(model).meter.peak)
+    peaks["optim"] += sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
+    )
+    return dict(sorted(peaks.items()))
 
 
 def _sha256(state: dict[str, torch.Tensor]) -> str:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
+from lowband.run.count import count
 from lowband.run.environment import code_version, describe, host
 from lowband.run.launch import RankFailure, TimeLimit, run_local
 from lowband.run.loop import Diverged, train_rank
@@ -25,6 +26,9 @@ def train(spec_path: Path) -> Outcome:
     Raises UserError, with nothing written, if the spec or its text cannot be used.
     """
     spec = RunSpec.read_json(spec_path)
+    folder = RunFolder(spec_path.parent)
+    if spec.device == "fake":
+        return _count(spec, folder)
     corpus = read_corpus(spec.text)
     if corpus.vocab > spec.model.vocab:
         raise UserError(
@@ -33,13 +37,22 @@ def train(spec_path: Path) -> Outcome:
             allowed=f"tokens below {spec.model.vocab}, the vocabulary of {spec.model.name}",
         )
     batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
-    folder = RunFolder(spec_path.parent)
     rank = from_environment(spec.ranks)
     if rank is None:
         _run_local_ranks(spec, corpus, folder)
     else:
         _run_launched_rank(rank, spec, corpus, folder)
     return Outcome.read_json(folder.outcome)
+
+
+def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
+    folder.start()
+    folder.write_environment(
+        describe((host(),), torch.device("cpu"), {"source": "none: nothing is computed"})
+    )
+    outcome = count(spec)
+    folder.write_outcome(outcome)
+    return outcome
 
 
 def _run_local_ranks(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:

@@ -65,6 +65,7 @@ class Outcome(Strict):
         default=0, description="of the process (CPU) or the device, over ranks"
     )
     peak_memory_bytes_min: int = 0
+    sent: tuple[Sent, ...] = Field(default=(), description="of rank 0 in the last step")
     states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
     weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
 

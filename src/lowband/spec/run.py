@@ -29,6 +29,9 @@ class RunSpec(Strict):
     steps: PositiveInt
     warmup_steps: NonNegativeInt = Field(description="first steps, left out of every time")
     seed: NonNegativeInt = Field(description="of initial weights and of the order of data")
+    device: Literal["auto", "fake"] = Field(
+        description="auto: a GPU if there is one, else the CPU; fake: nothing is computed, bytes are counted"
+    )
     compute_dtype: Dtype
     reduce_dtype: Dtype
     learning_rate: PositiveFloat

@@ -50,6 +50,7 @@ class Point(Strict):
     global_batch: PositiveInt | None = None
     accumulation: PositiveInt = 1
     seed: int = 1
+    device: str = "auto"
     compute_dtype: str = "fp32"
     reduce_dtype: str = "fp32"
     learning_rate: float = 1e-3

@@ -1,0 +1,50 @@
+"""A run at a size that no machine at hand has: the same engine on torch's fake process group and tensors.
+
+One process plays rank 0. Nothing is computed and nothing is sent; every buffer has its true size, every
+collective is called with its true arguments, and so the ledger and the memory meter count what each rank of
+the real job would send and hold.
+"""
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from lowband.engine.api import engine_of, no_sync
+from lowband.run.loop import build, state_peaks
+from lowband.spec.records import Outcome, StateBytes
+from lowband.spec.run import RunSpec
+
+STEPS = 2  # the first has no new weights to fetch
+
+
+def count(spec: RunSpec) -> Outcome:
+    """Bytes sent by rank 0 in one optimizer step, and bytes held at the peak, by state."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.ranks)
+    try:
+        with FakeTensorMode():
+            model = build(spec, torch.device("cpu"))
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(STEPS):
+                engine_of(model).ledger.take()
+                _step(spec, model, optimizer)
+            return Outcome(
+                status="ok",
+                steps=STEPS,
+                sent=tuple(engine_of(model).ledger.take()),
+                states=tuple(
+                    StateBytes(kind=kind, bytes=held) for kind, held in state_peaks(model, optimizer).items()
+                ),
+            )
+    finally:
+        dist.destroy_process_group()
+
+
+def _step(spec: RunSpec, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    tokens = torch.zeros(spec.micro_batch, spec.seq_len, dtype=torch.long)
+    with no_sync(model):
+        for _ in range(spec.accumulation - 1):
+            model(tokens, tokens).backward()
+    model(tokens, tokens).backward()
+    optimizer.step()
+    optimizer.zero_grad()
