@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Checkpointer": "lowband.engine.checkpoint",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",
     "clip_grad_norm_": "lowband.engine.api",

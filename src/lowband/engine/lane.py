@@ -62,7 +62,7 @@ class _Waiting:
 
 
 class InlineLane(Lane):
-    """Runs work where it is submitted: torch's fake tensors, which stand in for a large job, know one thread."""
+    """Runs work where it is submitted: torch's fake tensors, stand-ins for a large job, know one thread."""
 
     def submit(self, work: Callable[[], None]) -> Handle:
         done: Future[None] = Future()

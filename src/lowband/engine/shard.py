@@ -46,7 +46,7 @@ class Unit:
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
-        """Take over the parameters at `slots`: per parameter every place it hangs at (tied ones have more)."""
+        """Take over the parameters at `slots`: per parameter, all places it hangs at."""
         self.name, self.slots = name, slots
         self.scheme, self.collectives, self.lane, self.meter = scheme, collectives, lane, meter
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
@@ -80,8 +80,13 @@ class Unit:
     def _range(self, level: str) -> tuple[int, int]:
         return shard_range(self.layout.numel, self.levels, level, self.rank)
 
+    @property
+    def optim_range(self) -> tuple[int, int]:
+        """First and last-plus-one element of `master` in the unit."""
+        return self._range(self.scheme.optim)
+
     def _hold_shards(self, full: torch.Tensor) -> None:
-        start, stop = self._range(self.scheme.optim)
+        start, stop = self.optim_range
         whole = stop - start == full.numel()
         self.master = self.meter.hold("optim", full if whole else full[start:stop].clone())  # 1D, fp32
         self.shards: list[nn.Parameter] = []
@@ -275,7 +280,7 @@ class Unit:
             self._reducing = None
         if self._boundary is None:
             return
-        start, stop = self._range(self.scheme.optim)
+        start, stop = self.optim_range
         for shard, span in zip(self.shards, self.layout.spans(), strict=True):
             a, b = intersect(span, (start, stop))
             part = self._boundary[a - start : b - start]

@@ -1,6 +1,7 @@
 """A partition scheme: for each state the level it is sharded over, for each collective its wire."""
 
 from pathlib import Path
+
 from pydantic import Field, PositiveInt
 
 from lowband.errors import UserError

@@ -73,7 +73,7 @@ def read_suite(root: Path, name: str) -> Suite:
 
 
 def expand(root: Path, suite_names: list[str]) -> list[RunSpec]:
-    """Every run of the suites, in order. Raises UserError for a point that cannot run or a name used twice."""
+    """Every run of the suites, in order. Raises UserError for a point that cannot run, a name used twice."""
     specs: dict[str, RunSpec] = {}
     for name in suite_names:
         suite = read_suite(root, name)

@@ -1,0 +1,265 @@
+"""Checkpoints that fit any scheme, rank count and level sizes.
+
+What is saved are logical tensors, under the module's own names: every parameter and every per-element
+optimizer state, flattened, each rank writing the ranges that it owns. torch.distributed.checkpoint (DCP) cuts
+them anew when they are loaded into other ranges.
+
+A checkpoint is a folder `step-00000010`. It is written as `.step-00000010.writing`, gets a manifest with the
+sha256 of every file, and is renamed when it is whole: an interrupted write never harms an earlier one.
+"""
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from lowband.engine.api import engine_of
+from lowband.errors import UserError
+from lowband.spec.partition import intersect
+
+MANIFEST = "manifest.json"
+
+
+class LogicalSlice(torch.Tensor):
+    """A range of a flattened logical tensor, as DCP sees it (its `_Checkpointable` protocol).
+
+    local: 1D, this rank's elements; start: where they lie; numel: elements of the logical tensor;
+    writes: whether this rank is the one of its replicas that writes them
+    """
+
+    _start: int
+    _numel: int
+    _writes: bool
+
+    @staticmethod
+    def of(local: torch.Tensor, start: int, numel: int, writes: bool) -> "LogicalSlice":
+        piece = torch.Tensor._make_subclass(LogicalSlice, local.detach())
+        piece._start, piece._numel, piece._writes = start, numel, writes
+        return piece
+
+    def size(self, dim: int | None = None) -> Any:  # of the logical tensor: DCP compares it with the file's
+        return torch.Size([self._numel]) if dim is None else self._numel
+
+    def _plain(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        length = self._plain().numel()
+        return [ChunkStorageMetadata(torch.Size([self._start]), torch.Size([length]))] if length else []
+
+    def __create_write_items__(self, name: str, _object: Any) -> list[WriteItem]:
+        if not self._writes:
+            return []
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk, TensorProperties.create_from_tensor(self._plain()), self.size()
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __get_tensor_shard__(self, _index: MetadataIndex) -> torch.Tensor:
+        return self._plain()
+
+
+class Checkpointer:
+    """Saves and loads a sharded module and its optimizer. Every rank must make the same calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Of its own, so that a save in the background never meets the training's messages.
+        self._group = dist.new_group(backend="gloo")
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.stall_s = 0.0  # time that the last `save` kept its caller
+
+    def save(
+        self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
+    ) -> None:
+        """Copy the state, then write it in the background; `wait` returns when it is whole.
+
+        extra: anything that JSON can hold, e.g. the place in the data
+        """
+        start = time.perf_counter()
+        self.wait()
+        state = {name: _copy(value) for name, value in _state(module, optimizer)}
+        state[f"rng.{dist.get_rank()}"] = torch.get_rng_state()
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        manifest = {
+            "step": step,
+            "ranks": dist.get_world_size(),
+            "optimizer_groups": groups,
+            "extra": extra,
+        }
+        self._writer = threading.Thread(target=self._write, args=(step, state, manifest), daemon=True)
+        self._writer.start()
+        self.stall_s = time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Return when the last save is whole. Raises what it raised."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        return max(self.folder.glob("step-*"), default=None)
+
+    def load(self, path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Fill module and optimizer in place; returns the `extra` that was saved.
+
+        The optimizer may be new: its states are made as the checkpoint has them.
+        Raises UserError, naming the file, if one is missing or damaged or fits another model.
+        """
+        manifest = _verify(path)
+        reader = dcp.FileSystemReader(path)
+        stored = reader.read_metadata().state_dict_metadata
+        state: dict[str, Any] = {}
+        for name, piece in _state(module, None):
+            entry = stored.get(name)
+            if not isinstance(entry, TensorStorageMetadata) or entry.size != piece.size():
+                found = "it is not there" if entry is None else f"it has {list(entry.size)} values"  # type: ignore[union-attr]
+                raise UserError(f"'{name}' has {piece._numel} values, in the checkpoint {found}", where=path)
+            state[name] = piece
+        states = list(_new_optimizer_states(module, optimizer, stored))
+        state |= {name: piece for name, _, _, piece in states}
+        own_rng = f"rng.{dist.get_rank()}"
+        if manifest["ranks"] == dist.get_world_size():  # random numbers follow the ranks
+            state[own_rng] = torch.get_rng_state()
+        dcp.load(state, storage_reader=reader, process_group=self._group)
+        for name, shard, key, piece in states:
+            if not isinstance(piece, LogicalSlice):
+                optimizer.state[shard][key] = state[name]
+        for group, saved in zip(optimizer.param_groups, manifest["optimizer_groups"], strict=True):
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+        if own_rng in state:
+            torch.set_rng_state(state[own_rng])
+        extra: dict[str, Any] = manifest["extra"]
+        return extra
+
+    def _write(self, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+        try:
+            final = self.folder / f"step-{step:08d}"
+            writing = self.folder / f".{final.name}.writing"
+            is_first = dist.get_rank() == 0
+            if is_first:
+                shutil.rmtree(writing, ignore_errors=True)
+                writing.mkdir(parents=True)
+            dist.barrier(self._group)
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(writing), process_group=self._group)
+            if is_first:
+                files = sorted(p for p in writing.iterdir() if p.is_file())
+                manifest["sha256"] = {p.name: _sha256(p) for p in files}
+                (writing / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+                shutil.rmtree(final, ignore_errors=True)
+                writing.replace(final)
+            dist.barrier(self._group)
+        except BaseException as error:  # told by the next `wait`
+            self._failure = error
+
+
+def _state(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> Iterator[tuple[str, "LogicalSlice | Any"]]:
+    """(name, value) of what this rank holds: of every parameter, and of each of its optimizer states."""
+    for name, shard, piece in _pieces(module):
+        yield f"model.{name}", piece
+        for key, value in optimizer.state.get(shard, {}).items() if optimizer is not None else ():
+            full = f"optimizer.{name}.{key}"
+            if isinstance(value, torch.Tensor) and value.shape == shard.shape:
+                yield full, _like(piece, value)
+            else:
+                yield full, value  # a counter: the same on every rank
+
+
+def _copy(value: Any) -> Any:
+    """What the training may change while the copy is written."""
+    if isinstance(value, LogicalSlice):
+        return LogicalSlice.of(value._plain().clone(), value._start, value._numel, value._writes)
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, LogicalSlice]]:
+    """(name, optimizer shard, logical slice of it) for every parameter."""
+    engine = engine_of(module)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    levels = engine.topology.levels
+    # Beyond the optimizer's level ranks hold copies: those of the first group write.
+    writes = engine.topology.rank < levels.size(engine.scheme.optim)
+    for unit in engine.units:
+        first, last = unit.optim_range
+        for shard, (start, stop) in zip(unit.shards, unit.layout.ranges(), strict=True):
+            a, b = intersect((start, stop), (first, last))
+            local = shard.detach()[: b - a]  # without the padding behind
+            yield names[id(shard)], shard, LogicalSlice.of(local, a - start, stop - start, writes)
+
+
+def _like(piece: LogicalSlice, values: torch.Tensor) -> LogicalSlice:
+    """The same range of another tensor that is sharded as the parameter is."""
+    return LogicalSlice.of(values[: piece._plain().numel()], piece._start, piece._numel, piece._writes)
+
+
+def _new_optimizer_states(
+    module: nn.Module, optimizer: torch.optim.Optimizer, stored: dict[str, Any]
+) -> Iterator[tuple[str, nn.Parameter, str, Any]]:
+    """(name, shard, key, value to load into) for every optimizer state that the checkpoint has.
+
+    States of a shard's shape are made here, padding included; DCP fills the part that is the parameter's.
+    """
+    by_name = {name: (shard, piece) for name, shard, piece in _pieces(module)}
+    for full, entry in stored.items():
+        if not full.startswith("optimizer."):
+            continue
+        name, _, key = full.removeprefix("optimizer.").rpartition(".")
+        if name not in by_name:
+            continue
+        shard, piece = by_name[name]
+        if isinstance(entry, BytesStorageMetadata):
+            yield full, shard, key, None
+        elif entry.size == piece.size():
+            values = torch.zeros_like(shard, dtype=entry.properties.dtype)
+            optimizer.state[shard][key] = values
+            yield full, shard, key, _like(piece, values)
+        else:
+            yield full, shard, key, torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _verify(path: Path) -> dict[str, Any]:
+    """The manifest, if every file is as it was written."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        raise UserError("is missing or damaged", where=path / MANIFEST) from None
+    for name, expected in manifest["sha256"].items():
+        file = path / name
+        if not file.is_file() or _sha256(file) != expected:
+            raise UserError("is missing or damaged: its sha256 is not the manifest's", where=file)
+    return manifest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,160 @@
+"""Checkpoints: resumed under another scheme, rank count and level sizes; never harmed, never trusted blindly."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from test_parity import CLIP, SCHEMES_FILE, SPEC, part_of_batch
+
+import lowband
+from lowband.engine.checkpoint import MANIFEST
+from lowband.errors import UserError
+from lowband.model.gpt import GPT, Block
+from lowband.spec.scheme import read_scheme
+
+INNER = {"package": 2, "node": 4}
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=3e-2, momentum=0.9),
+}
+
+
+def build(scheme: str, inner: dict[str, int], optimizer: str):
+    model = lowband.shard(
+        GPT(SPEC, seed=7), read_scheme(SCHEMES_FILE, scheme), lowband.Topology(inner), Block, torch.float32
+    )
+    return model, OPTIMIZERS[optimizer](model.parameters())
+
+
+def train(model, optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        model(*part_of_batch(step, 0, dist.get_rank(), dist.get_world_size(), 1)).backward()
+        lowband.clip_grad_norm_(model, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save_and_go_on(folder: str, scheme: str, optimizer_name: str):
+    model, optimizer = build(scheme, INNER, optimizer_name)
+    train(model, optimizer, 0, 2)
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.save(2, model, optimizer, {"next_step": 2})
+    train(model, optimizer, 2, 4)  # while it is written
+    checkpointer.wait()
+    return lowband.full_state_dict(model), checkpointer.stall_s
+
+
+def resume(folder: str, scheme: str, inner: dict[str, int], optimizer_name: str):
+    model, optimizer = build(scheme, inner, optimizer_name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(9.0)  # what is not loaded shows
+    for group in optimizer.param_groups:
+        group["lr"] = 9.0
+    checkpointer = lowband.Checkpointer(Path(folder))
+    extra = checkpointer.load(checkpointer.latest(), model, optimizer)
+    train(model, optimizer, extra["next_step"], 4)
+    return lowband.full_state_dict(model)
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("scheme", ["hier3-exact", "hsdp", "ddp"])
+def test_resume_is_bit_equal_under_the_same_scheme(tmp_path: Path, scheme: str, optimizer: str) -> None:
+    expected, stall_s = on_ranks(8, save_and_go_on, str(tmp_path), scheme, optimizer)[0]
+    assert stall_s > 0
+    got = on_ranks(8, resume, str(tmp_path), scheme, INNER, optimizer)[0]
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "inner"),
+    [
+        ("zero3", 8, INNER),
+        ("hier3-exact", 4, {"package": 2, "node": 2}),
+        ("hpz", 2, {"package": 1, "node": 2}),
+        ("zero1", 8, {"package": 4, "node": 8}),
+        ("ddp", 1, INNER),
+    ],
+)
+def test_resume_under_another_scheme_and_size(tmp_path: Path, scheme, ranks, inner) -> None:
+    """Sums go in another order, so the bound of test_parity holds: a tenth of the learning rate."""
+    expected, _ = on_ranks(8, save_and_go_on, str(tmp_path), "hier3-exact", "adamw")[0]
+    got = on_ranks(ranks, resume, str(tmp_path), scheme, inner, "adamw")[0]
+    for name, value in expected.items():
+        assert torch.allclose(got[name], value, rtol=0, atol=3e-4), name
+
+
+def refused(folder: str) -> str:
+    model, optimizer = build("zero3", INNER, "adamw")
+    checkpointer = lowband.Checkpointer(Path(folder))
+    try:
+        checkpointer.load(checkpointer.latest(), model, optimizer)
+    except UserError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_damaged_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
+    on_ranks(2, save_and_go_on, str(tmp_path), "zero3", "adamw")
+    [checkpoint] = tmp_path.iterdir()
+    assert checkpoint.name == "step-00000002"
+    assert on_ranks(2, refused, str(tmp_path)) == ["loaded", "loaded"]
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    assert manifest["extra"] == {"next_step": 2}
+    data = max(checkpoint.glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    for said in on_ranks(2, refused, str(tmp_path)):
+        assert data.name in said
+        assert "damaged" in said
+    (checkpoint / MANIFEST).unlink()
+    assert MANIFEST in on_ranks(2, refused, str(tmp_path))[0]
+
+
+def save_another_model(folder: str) -> None:
+    model = lowband.shard(
+        GPT(SPEC.model_copy(update={"hidden": 24})),
+        read_scheme(SCHEMES_FILE, "zero3"),
+        lowband.Topology(INNER),
+        Block,
+    )
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.save(1, model, torch.optim.AdamW(model.parameters()), {})
+    checkpointer.wait()
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    on_ranks(2, save_another_model, str(tmp_path))
+    said = on_ranks(2, refused, str(tmp_path))[0]
+    assert "'model.embed.weight' has 954 values, in the checkpoint it has [1272] values" in said
+
+
+def fail_while_writing(folder: str) -> str:
+    model, optimizer = build("zero3", INNER, "adamw")
+    train(model, optimizer, 0, 1)
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.save(1, model, optimizer, {})
+    checkpointer.wait()
+    import torch.distributed.checkpoint as dcp
+
+    def broken(*_args, **_kwargs) -> None:
+        raise OSError("no space left on device")
+
+    dcp.save = broken
+    checkpointer.save(2, model, optimizer, {})
+    try:
+        checkpointer.wait()
+    except OSError as error:
+        return f"{error}; latest {checkpointer.latest().name}"
+    return "not told"
+
+
+def test_an_interrupted_write_leaves_the_last_good_one(tmp_path: Path) -> None:
+    for said in on_ranks(2, fail_while_writing, str(tmp_path)):
+        assert said == "no space left on device; latest step-00000001"
+    assert on_ranks(2, refused, str(tmp_path)) == ["loaded", "loaded"]
