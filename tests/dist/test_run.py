@@ -147,6 +147,33 @@ def test_nan_is_an_outcome(tmp_path: Path) -> None:
     assert f"at step {outcome.steps + 1}" in outcome.cause
 
 
+def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole = spec_file(tmp_path / "whole", steps=60, checkpoint_every=10)
+    killed = spec_file(tmp_path / "killed", steps=60, checkpoint_every=10)
+    assert run(command(whole)).returncode == 0
+    folder = RunFolder(killed.parent)
+    process = subprocess.Popen(command(killed), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(folder.checkpoints.glob("*/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(_child_ranks(process.pid)[1], signal.SIGKILL)
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+    assert run(command(killed)).returncode == 0
+    outcomes = [Outcome.read_json(path.parent / "outcome.json") for path in (whole, killed)]
+    assert outcomes[0].resumed_from == 0
+    assert outcomes[1].resumed_from >= 10
+    assert outcomes[0].checkpoint_stall_s > 0
+    assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256
+    losses = [[s.loss for s in RunFolder(path.parent).read_steps()] for path in (whole, killed)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 60
+
+
 def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     path = spec_file(tmp_path, text=str(tmp_path / "none.txt"))
     done = run(command(path))

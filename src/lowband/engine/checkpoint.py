@@ -35,6 +35,7 @@ from lowband.errors import UserError
 from lowband.spec.partition import intersect
 
 MANIFEST = "manifest.json"
+KEPT = 2  # the newest whole checkpoints; older ones are removed
 
 
 class LogicalSlice(torch.Tensor):
@@ -176,6 +177,8 @@ class Checkpointer:
                 (writing / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
                 shutil.rmtree(final, ignore_errors=True)
                 writing.replace(final)
+                for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
+                    shutil.rmtree(old, ignore_errors=True)
             dist.barrier(self._group)
         except BaseException as error:  # told by the next `wait`
             self._failure = error

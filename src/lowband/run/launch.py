@@ -19,7 +19,8 @@ from pathlib import Path
 
 from lowband.run.ranks import Rank
 
-GRACE_S = 5.0  # from a rank's end by failure to the others' end by force
+GRACE_S = 5.0  # from the order to end to the end by force
+CAUSE_S = 2.0  # from the first failure seen to the verdict: its cause may be seen a little later
 
 
 class RankFailure(Exception):
@@ -74,13 +75,19 @@ def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
 
 def _watch(processes: list[BaseProcess], deadline: float, folder: Path) -> None:
     running = {process.sentinel: process for process in processes}
+    failed: list[BaseProcess] = []
     while running:
         ended = wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
         if not ended:
-            raise TimeLimit
-        failed = [process for sentinel in ended if (process := running.pop(sentinel)).exitcode]  # type: ignore[index]
-        if failed:
-            raise RankFailure(_cause(failed, folder))
+            break
+        newly = [process for process in map(running.pop, ended) if process.exitcode]
+        if newly and not failed:
+            deadline = time.monotonic() + CAUSE_S
+        failed += newly
+    if failed:
+        raise RankFailure(_cause(failed, folder))
+    if running:
+        raise TimeLimit
 
 
 def _cause(failed: list[BaseProcess], folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -10,11 +9,12 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.api import clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
+from lowband.engine.checkpoint import Checkpointer
 from lowband.engine.topology import Topology
 from lowband.model.data import Corpus, batch
 from lowband.model.gpt import GPT, Block
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
-from lowband.spec.records import Outcome, Sent, StateBytes, StepRecord
+from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 
 TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -24,18 +24,21 @@ class Diverged(Exception):
     """The loss or the gradient norm is not a number. The text says at which step."""
 
 
-def train_rank(
-    spec: RunSpec, corpus: Corpus, device: torch.device, record: Callable[[StepRecord], None]
-) -> Outcome:
-    """Train as the spec says; `record` is called after each step, on every rank.
+def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder) -> Outcome:
+    """Train as the spec says, from the last checkpoint if there is one; rank 0 records each step.
 
     Raises Diverged, on every rank at the same step.
     """
+    is_first = dist.get_rank() == 0
     model = build(spec, device)
     engine = engine_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
     clock = StepClock(engine.lane, device)
-    for step in range(1, spec.steps + 1):
+    checkpointer = _checkpointer(spec, folder)
+    resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
+    if is_first:
+        folder.keep_steps(resumed_from)
+    for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
         loss = _backward(spec, corpus, model, step, device)
         grad_norm = clip_grad_norm_(model, spec.grad_clip)
@@ -45,8 +48,31 @@ def train_rank(
         line = _gather_record(spec, step, loss, grad_norm, times, engine.ledger.take())
         if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
             raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
-        record(line)
-    return _outcome(spec, model, optimizer, device, line.sent)
+        if is_first:
+            folder.append_step(line)
+        if checkpointer is not None and step % spec.checkpoint_every == 0:
+            checkpointer.save(step, model, optimizer, {"step": step})
+            stall_s = max(stall_s, checkpointer.stall_s)
+    if checkpointer is not None:
+        checkpointer.wait()
+    outcome = _outcome(spec, model, optimizer, device, line.sent)
+    return outcome.model_copy(update={"resumed_from": resumed_from, "checkpoint_stall_s": stall_s})
+
+
+def _checkpointer(spec: RunSpec, folder: RunFolder) -> Checkpointer | None:
+    if spec.checkpoint_every == 0:
+        return None
+    # By the spec's content: a changed spec never goes on from another one's checkpoint.
+    digest = hashlib.sha256(spec.to_json().encode()).hexdigest()[:12]
+    return Checkpointer(folder.checkpoints / digest)
+
+
+def _resume(checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The step of the newest whole checkpoint, loaded; 0 if there is none."""
+    latest = checkpointer.latest() if checkpointer is not None else None
+    if checkpointer is None or latest is None:
+        return 0
+    return int(checkpointer.load(latest, model, optimizer)["step"])
 
 
 def build(spec: RunSpec, device: torch.device) -> nn.Module:

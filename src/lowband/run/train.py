@@ -15,7 +15,7 @@ from lowband.run.environment import code_version, describe, host
 from lowband.run.launch import RankFailure, TimeLimit, run_local
 from lowband.run.loop import Diverged, train_rank
 from lowband.run.ranks import Rank, from_environment
-from lowband.spec.records import Outcome, RunFolder, StepRecord
+from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
 
@@ -102,13 +102,8 @@ def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> N
     hosts = _check_same_start(spec)
     if rank.rank == 0:
         folder.write_environment(describe(hosts, device, corpus.facts))
-
-    def record(line: StepRecord) -> None:
-        if rank.rank == 0:
-            folder.append_step(line)
-
     try:
-        outcome = train_rank(spec, corpus, device, record)
+        outcome = train_rank(spec, corpus, device, folder)
     except Diverged as error:
         outcome = Outcome(status="nan", cause=str(error), steps=_steps_done(folder))
     if rank.rank == 0:

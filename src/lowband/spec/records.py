@@ -9,6 +9,7 @@ Stored values are base units: seconds, bytes.
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +61,8 @@ class Outcome(Strict):
     status: Status
     cause: str = ""
     steps: int = Field(description="optimizer steps completed")
+    resumed_from: int = Field(default=0, description="the step whose checkpoint the last attempt began with")
+    checkpoint_stall_s: float = Field(default=0.0, description="longest that a checkpoint kept the training")
     measurement_version: int = MEASUREMENT_VERSION
     peak_memory_bytes_max: int = Field(
         default=0, description="of the process (CPU) or the device, over ranks"
@@ -91,18 +94,26 @@ class RunFolder:
         self.env = path / "env.json"
         self.steps = path / "steps.jsonl"
         self.outcome = path / "outcome.json"
+        self.checkpoints = path / "checkpoints"
 
     def start(self) -> None:
-        """Forget an earlier attempt's results."""
-        for file in (self.env, self.steps, self.outcome):
+        """Forget an earlier attempt, but for the checkpoints of one that did not come to its end."""
+        if self.outcome.exists() and Outcome.read_json(self.outcome).status in ("ok", "nan"):
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for file in (self.env, self.outcome, *([] if self.checkpoints.exists() else [self.steps])):
             file.unlink(missing_ok=True)
+
+    def keep_steps(self, last: int) -> None:
+        """Drop the records of steps after `last`, which will be taken again."""
+        kept = [record for record in self.read_steps() if record.step <= last] if self.steps.exists() else []
+        write_whole(self.steps, "".join(_line(record) for record in kept))
 
     def write_environment(self, environment: Environment) -> None:
         write_whole(self.env, environment.to_json())
 
     def append_step(self, record: StepRecord) -> None:
         with self.steps.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record.model_dump(mode="json")) + "\n")
+            file.write(_line(record))
 
     def write_outcome(self, outcome: Outcome) -> None:
         write_whole(self.outcome, outcome.to_json())
@@ -116,6 +127,10 @@ class RunFolder:
                 raise UserError(
                     f"is no step record: {error.errors()[0]['msg']}", where=f"{self.steps}:{number}"
                 ) from None
+
+
+def _line(record: StepRecord) -> str:
+    return json.dumps(record.model_dump(mode="json")) + "\n"
 
 
 def write_whole(path: Path, text: str) -> None:

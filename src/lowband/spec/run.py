@@ -38,6 +38,7 @@ class RunSpec(Strict):
     weight_decay: NonNegativeFloat
     grad_clip: PositiveFloat
     text: str = Field(description="stdlib, a text file, or a .bin file of tokens")
+    checkpoint_every: NonNegativeInt = Field(description="steps between checkpoints; 0: none")
     time_limit_s: PositiveInt = Field(description="the whole run ends as `timeout` after this")
     peer_timeout_s: PositiveInt = Field(description="a rank that waits longer for another ends the run")
 

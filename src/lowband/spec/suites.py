@@ -57,6 +57,7 @@ class Point(Strict):
     weight_decay: float = 0.1
     grad_clip: float = 1.0
     text: str = "stdlib"
+    checkpoint_every: int = 0
     time_limit_s: PositiveInt = 900
     peer_timeout_s: PositiveInt = 60
 
