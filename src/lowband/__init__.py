@@ -18,7 +18,7 @@ _HOMES = {
     "no_sync": "lowband.engine.api",
     "shard": "lowband.engine.api",
 }
-__all__ = list(_HOMES)  # noqa: PLE0605 - one list of names, above
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,8 +4,8 @@ Of each block of values the largest magnitude is mapped to qmax = 2^(bits - 1) -
 
     scale = max |x| / qmax      q = round_half_even(x / scale)      x' = q scale
 
-so |x - x'| <= scale / 2 for every value, up to fp32 rounding. (DeepSpeed 0.19's scale is max |x| / 2^(bits - 1),
-which clips the largest value by one step.) What else can come:
+so |x - x'| <= scale / 2 for every value, up to fp32 rounding. (DeepSpeed 0.19's scale is
+max |x| / 2^(bits - 1), which clips the largest value by one step.) What else can come:
 
 - a block whose scale is not a normal fp32 number (zeros, denormals) is sent as zeros: its error is below
   qmax x 1.2e-38;

@@ -1,5 +1,6 @@
 """Times of a step and peak memory of this rank."""
 
+import math
 import resource
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ class StepTimes:
     """Seconds of one step on this rank.
 
     step_s:    from the first batch to the end of the optimizer step
-    exposed_s: of these, the computation waited for communication
+    exposed_s: of these, the computation waited for communication; NaN where it is not known
     hidden_s:  communication behind the computation
     """
 
@@ -24,22 +25,23 @@ class StepTimes:
 
 
 class StepClock:
-    """Reads the clock and the lane around each step."""
+    """Reads the clock and the lane around each step; a peer has no lane to read."""
 
-    def __init__(self, lane: Lane, device: torch.device) -> None:
+    def __init__(self, lane: Lane | None, device: torch.device) -> None:
         self._lane, self._device = lane, device
         self._start = 0.0
 
     def start(self) -> None:
         self._synchronize()
-        self._lane.take_times()
+        if self._lane is not None:
+            self._lane.take_times()
         self._start = time.perf_counter()
 
     def stop(self) -> StepTimes:
         self._synchronize()
         step_s = time.perf_counter() - self._start
-        exposed_s, busy_s = self._lane.take_times()
-        return StepTimes(step_s, exposed_s, max(0.0, busy_s - exposed_s))
+        exposed_s, busy_s = self._lane.take_times() if self._lane is not None else (math.nan, math.nan)
+        return StepTimes(step_s, exposed_s, busy_s - exposed_s)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

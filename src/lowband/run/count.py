@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lowband.engine.api import engine_of, no_sync
-from lowband.run.loop import build, state_peaks
+from lowband.run.loop import state_peaks
+from lowband.run.prepare import prepare
 from lowband.spec.records import Outcome, StateBytes
 from lowband.spec.run import RunSpec
 
@@ -23,7 +24,7 @@ def count(spec: RunSpec) -> Outcome:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.ranks)
     try:
         with FakeTensorMode():
-            model = build(spec, torch.device("cpu"))
+            model = prepare(spec, torch.device("cpu")).model
             optimizer = torch.optim.AdamW(model.parameters())
             for _ in range(STEPS):
                 engine_of(model).ledger.take()

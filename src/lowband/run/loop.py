@@ -8,16 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.api import clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
+from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
-from lowband.engine.topology import Topology
 from lowband.model.data import Corpus, batch
-from lowband.model.gpt import GPT, Block
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
+from lowband.run.prepare import Prepared, prepare
 from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
-
-TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Diverged(Exception):
@@ -30,22 +27,23 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
     Raises Diverged, on every rank at the same step.
     """
     is_first = dist.get_rank() == 0
-    model = build(spec, device)
-    engine = engine_of(model)
+    prepared = prepare(spec, device)
+    model = prepared.model
+    engine = engine_of(model) if spec.engine == "lowband" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
-    clock = StepClock(engine.lane, device)
+    clock = StepClock(engine.lane if engine else None, device)
     checkpointer = _checkpointer(spec, folder)
     resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
     if is_first:
         folder.keep_steps(resumed_from)
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
-        loss = _backward(spec, corpus, model, step, device)
-        grad_norm = clip_grad_norm_(model, spec.grad_clip)
+        loss = _backward(spec, corpus, prepared, step, device)
+        grad_norm = prepared.clip_grad_norm(spec.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         times = clock.stop()
-        line = _gather_record(spec, step, loss, grad_norm, times, engine.ledger.take())
+        line = _gather_record(spec, step, loss, grad_norm, times, engine.ledger.take() if engine else [])
         if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
             raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
         if is_first:
@@ -55,7 +53,7 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
-    outcome = _outcome(spec, model, optimizer, device, line.sent)
+    outcome = _outcome(spec, prepared, optimizer, device, line.sent)
     return outcome.model_copy(update={"resumed_from": resumed_from, "checkpoint_stall_s": stall_s})
 
 
@@ -75,22 +73,8 @@ def _resume(checkpointer: Checkpointer | None, model: nn.Module, optimizer: torc
     return int(checkpointer.load(latest, model, optimizer)["step"])
 
 
-def build(spec: RunSpec, device: torch.device) -> nn.Module:
-    """The sharded model of a spec."""
-    with device:
-        model = GPT(spec.model, seed=spec.seed)
-    return shard(
-        model,
-        spec.scheme,
-        Topology(spec.machine.sizes),
-        wrap=Block,
-        compute_dtype=TORCH_DTYPE[spec.compute_dtype],
-        reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
-    )
-
-
 def _backward(
-    spec: RunSpec, corpus: Corpus, model: nn.Module, step: int, device: torch.device
+    spec: RunSpec, corpus: Corpus, prepared: Prepared, step: int, device: torch.device
 ) -> torch.Tensor:
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
     total = torch.zeros((), device=device)
@@ -101,8 +85,8 @@ def _backward(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
         is_last = micro == spec.accumulation - 1
-        with nullcontext() if is_last else no_sync(model):
-            loss = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        with nullcontext() if is_last else prepared.no_sync():
+            loss = prepared.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
             loss = loss / spec.accumulation
             loss.backward()
         total += loss.detach()
@@ -119,14 +103,19 @@ def _gather_record(
     return StepRecord(
         step=step,
         step_time_s=slowest[1],
-        compute_time_s=slowest[1] - slowest[2],
-        exposed_comm_time_s=slowest[2],
-        hidden_comm_time_s=slowest[3],
+        compute_time_s=_known(slowest[1] - slowest[2]),
+        exposed_comm_time_s=_known(slowest[2]),
+        hidden_comm_time_s=_known(slowest[3]),
         tokens=spec.tokens_per_step,
         loss=sum(row[0] for row in rows) / spec.ranks,
         grad_norm=grad_norm,
         sent=tuple(sent),
     )
+
+
+def _known(seconds: float) -> float | None:
+    """A peer's communication is not timed from inside: NaN stands for that between ranks."""
+    return None if math.isnan(seconds) else seconds
 
 
 def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
@@ -139,13 +128,13 @@ def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
 
 def _outcome(
     spec: RunSpec,
-    model: nn.Module,
+    prepared: Prepared,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     sent: tuple[Sent, ...],
 ) -> Outcome:
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
-    states = state_peaks(model, optimizer)
+    states = state_peaks(prepared.model, optimizer) if spec.engine == "lowband" else {}
     held = _all_gather([float(peak) for peak in states.values()], device)
     return Outcome(
         status="ok",
@@ -156,7 +145,7 @@ def _outcome(
             StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),
         sent=sent,
-        weights_sha256=_sha256(full_state_dict(model)),
+        weights_sha256=_sha256(prepared.full_state()),
     )
 
 

@@ -10,6 +10,7 @@ Stored values are base units: seconds, bytes.
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -39,9 +40,13 @@ class StepRecord(Strict):
 
     step: int
     step_time_s: float
-    compute_time_s: float = Field(description="step_time_s less exposed_comm_time_s, of the slowest rank")
-    exposed_comm_time_s: float = Field(description="time the computation waited for communication")
-    hidden_comm_time_s: float = Field(description="communication that ran behind the computation")
+    compute_time_s: float | None = Field(
+        description="step_time_s less exposed_comm_time_s, of the slowest rank"
+    )
+    exposed_comm_time_s: float | None = Field(
+        description="waiting for communication; null for a peer's engine"
+    )
+    hidden_comm_time_s: float | None = Field(description="communication behind the computation; likewise")
     tokens: int
     loss: float
     grad_norm: float
@@ -61,6 +66,9 @@ class Outcome(Strict):
     status: Status
     cause: str = ""
     steps: int = Field(description="optimizer steps completed")
+    wall_s: float = Field(
+        default=0.0, description="from the start of the run, imports excluded, to its outcome"
+    )
     resumed_from: int = Field(default=0, description="the step whose checkpoint the last attempt began with")
     checkpoint_stall_s: float = Field(default=0.0, description="longest that a checkpoint kept the training")
     measurement_version: int = MEASUREMENT_VERSION
@@ -90,6 +98,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._opened = time.monotonic()
         self.spec = path / "spec.json"
         self.env = path / "env.json"
         self.steps = path / "steps.jsonl"
@@ -116,7 +125,9 @@ class RunFolder:
             file.write(_line(record))
 
     def write_outcome(self, outcome: Outcome) -> None:
-        write_whole(self.outcome, outcome.to_json())
+        """Write how the run ended, with the time since this object was made."""
+        timed = outcome.model_copy(update={"wall_s": time.monotonic() - self._opened})
+        write_whole(self.outcome, timed.to_json())
 
     def read_steps(self) -> Iterator[StepRecord]:
         """The steps written so far. Raises UserError with the line of a record that does not fit."""

@@ -19,6 +19,7 @@ class RunSpec(Strict):
     run_id: str = Field(description="readable and unique; a name, never parsed")
     suite: str
     repeat: PositiveInt
+    engine: Literal["lowband", "fsdp2", "ddp"] = "lowband"
     machine: Machine
     model: ModelSpec
     scheme: Scheme
@@ -38,7 +39,7 @@ class RunSpec(Strict):
     weight_decay: NonNegativeFloat
     grad_clip: PositiveFloat
     text: str = Field(description="stdlib, a text file, or a .bin file of tokens")
-    checkpoint_every: NonNegativeInt = Field(description="steps between checkpoints; 0: none")
+    checkpoint_every: NonNegativeInt = Field(default=0, description="steps between checkpoints; 0: none")
     time_limit_s: PositiveInt = Field(description="the whole run ends as `timeout` after this")
     peer_timeout_s: PositiveInt = Field(description="a rank that waits longer for another ends the run")
 
@@ -48,6 +49,10 @@ class RunSpec(Strict):
             raise ValueError(f"seq_len ({self.seq_len}) is over the model's longest ({self.model.seq_len})")
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) leave nothing of {self.steps} steps")
+        if self.engine != "lowband" and (self.device == "fake" or self.checkpoint_every):
+            raise ValueError(
+                f"engine {self.engine} neither counts on fake tensors nor writes checkpoints here"
+            )
         try:
             self.scheme.check(self.levels)
         except UserError as error:

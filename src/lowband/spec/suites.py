@@ -43,6 +43,7 @@ class Point(Strict):
     model: str
     scheme: str
     ranks: PositiveInt
+    engine: str = "lowband"
     seq_len: PositiveInt
     steps: PositiveInt
     warmup_steps: int = 2

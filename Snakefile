@@ -1,0 +1,12 @@
+# `snakemake -c2` builds everything that config/config.yaml asks for; the rules are in workflow/.
+
+
+include: "workflow/Snakefile"
+
+
+# Rules of an included file are never the default target: without this one nothing would run.
+rule all:
+    default_target: True
+    input:
+        rules.reproduction.input,
+    localrule: True

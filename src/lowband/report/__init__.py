@@ -1,0 +1,1 @@
+"""WHAT IT SHOWS: run folders -> tables -> figures and claims. Needs spec/ and cost/; never imports torch."""

@@ -1,0 +1,233 @@
+"""config/claims.yaml + tables -> graded claims.csv.
+
+A claim states what must hold (a relation to a target) and where our value stands (a query of a table); the
+reported value is looked up in the paper's own row of a CSV. No value of ours and none of a paper's is typed.
+A claim that cannot be tried here says why and is graded `not run`.
+"""
+
+import operator
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from pydantic import Field, model_validator
+
+from lowband.errors import UserError
+from lowband.report.files import read_table, write_csv
+from lowband.report.tables import EXPERIMENT
+from lowband.spec.strict import Strict, read_yaml
+
+Value = bool | str | int | float
+Relation = Literal["<", "<=", "==", ">=", ">"]
+Evidence = Literal["measured", "predicted"]
+
+WIDTH = 100  # columns of the summary
+
+_HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
+
+
+class Reported(Strict):
+    """A row of a CSV of published numbers."""
+
+    csv: str = Field(description="path, relative to claims.yaml")
+    where: dict[str, str] = Field(description="column -> text, as in the CSV; picks exactly one row")
+
+
+class Query(Strict):
+    """One value per experiment, from a table in the tables' folder."""
+
+    table: str
+    where: dict[str, Value] = Field(default={}, description="column -> value that a row must have")
+    column: str
+    aggregate: Literal["max", "min", "sum", "median"]
+
+
+class Claim(Strict):
+    """An entry of claims.yaml. `target` and `tolerance` are in the unit of our value."""
+
+    id: str
+    short: str = Field(max_length=36, description="the sentence for one line of a screen")
+    sentence: str
+    paper_element: str = Field(description="where the claim stands, or what it checks of this artifact")
+    kind: Literal["relation", "absolute"]
+    hardware: str = Field(description="what it takes to try it")
+    reported: tuple[Reported, ...] = Field(default=(), description="none for what no paper reports")
+    evidence: Evidence = "measured"
+    ours: Query | None = None
+    per: Query | None = Field(default=None, description="what `ours` is divided by")
+    unit: str = ""
+    relation: Relation | None = None
+    target: float | None = None
+    tolerance: float = Field(default=0, description="how far from the target still passes")
+    not_run: str = Field(default="", description="why it cannot be tried here")
+
+    @model_validator(mode="after")
+    def _gradable(self) -> "Claim":
+        stated = [self.ours is not None, self.relation is not None, self.target is not None]
+        if self.not_run and any(stated):
+            raise ValueError("a claim with not_run has no ours, relation or target")
+        if not self.not_run and not all(stated):
+            raise ValueError("a claim has ours, relation and target, or says why it is not_run")
+        return self
+
+
+def read_claims(path: Path) -> list[Claim]:
+    """The claims, relations first. Raises UserError for an entry that does not fit."""
+    entries: dict[str, dict[str, Any]] = read_yaml(path) or {}
+    claims = [
+        Claim.parse({"id": name, **(entry or {})}, f"{path}: {name}") for name, entry in entries.items()
+    ]
+    return sorted(claims, key=lambda claim: claim.kind != "relation")
+
+
+def write_claims(claims_yaml: Path, tables_dir: Path) -> None:
+    """Grade every claim against the tables in `tables_dir`, into `claims.csv` beside them."""
+    rows = [
+        {**_statement(claim, claims_yaml), **_grade(claim, tables_dir, f"{claims_yaml}: {claim.id}")}
+        for claim in read_claims(claims_yaml)
+    ]
+    write_csv(pd.DataFrame(rows), tables_dir / "claims.csv")
+
+
+def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
+    """What is claimed, with the reported value and its source."""
+    found = [(reported.csv, _reported_row(reported, claims_yaml)) for reported in claim.reported]
+
+    def joined(column: str) -> str:
+        return " ; ".join(dict.fromkeys(str(row[column]) for _, row in found))
+
+    return {
+        "id": claim.id,
+        "kind": claim.kind,
+        "short": claim.short,
+        "sentence": claim.sentence,
+        "paper_element": claim.paper_element,
+        "hardware": claim.hardware,
+        "reported": " -> ".join(str(row["value"]) for _, row in found),
+        "reported_unit": joined("unit") if found else "",
+        "source": " ; ".join(dict.fromkeys(Path(csv).name for csv, _ in found)),
+        "source_url": joined("source_url"),
+        "read_as": joined("read_as"),
+        "relation": claim.relation or "",
+        "target": claim.target,
+        "tolerance": None if claim.not_run else claim.tolerance,
+        "unit": claim.unit,
+    }
+
+
+def _reported_row(reported: Reported, claims_yaml: Path) -> "pd.Series[Any]":
+    path = claims_yaml.parent / reported.csv
+    table = read_table(path).astype(str)
+    rows = _filter(table, dict(reported.where), str(path))
+    if len(rows) != 1:
+        raise UserError(f"{len(rows)} rows with {reported.where}", where=path, allowed="exactly one")
+    return rows.iloc[0]
+
+
+def _grade(claim: Claim, tables_dir: Path, where: str) -> dict[str, Any]:
+    """Our value and the verdict: pass, short or not run. The worst experiment decides."""
+    grade: dict[str, Any] = {"ours": None, "deviation": None, "provenance": "", "rows": 0}
+    if claim.ours is None or claim.relation is None or claim.target is None:
+        return {**grade, "verdict": "not run", "why": claim.not_run}
+    rows = _select(claim.ours, claim.evidence, tables_dir, where)
+    values = _per_experiment(claim.ours, rows)
+    if claim.per is not None:
+        # An experiment without rows on both sides has no ratio.
+        values = values / _per_experiment(claim.per, _select(claim.per, claim.evidence, tables_dir, where))
+        values = values.dropna()
+    if values.empty:
+        asked = [query.where for query in (claim.ours, claim.per) if query is not None]
+        return {**grade, "verdict": "not run", "why": f"no row of {claim.ours.table}.csv with {asked}"}
+    ours = _worst(values, claim.relation, claim.target)
+    return {
+        "ours": ours,
+        "deviation": ours - claim.target,
+        "provenance": claim.evidence,
+        "rows": len(rows),
+        "verdict": "pass" if _holds(ours, claim) else "short",
+        "why": "",
+    }
+
+
+def _select(query: Query, evidence: Evidence, tables_dir: Path, where: str) -> pd.DataFrame:
+    """The rows asked for, of the claim's kind of evidence only."""
+    if evidence == "measured" and query.column.startswith("closed_form"):
+        raise UserError(f"column '{query.column}' is computed, the claim says measured", where=where)
+    table = read_table(tables_dir / f"{query.table}.csv")
+    if query.column not in table:
+        raise UserError(
+            f"{query.table}.csv has no column '{query.column}'", where=where, allowed=table.columns
+        )
+    rows = _filter(table, {**query.where, "provenance": evidence}, where)
+    return rows[rows[query.column].notna()]
+
+
+def _filter(table: pd.DataFrame, wanted: dict[str, Value], where: str) -> pd.DataFrame:
+    for column, value in wanted.items():
+        if column not in table:
+            raise UserError(f"no column '{column}'", where=where, allowed=table.columns)
+        table = table.loc[table[column] == value]
+    return table
+
+
+def _per_experiment(query: Query, rows: pd.DataFrame) -> "pd.Series[float]":
+    """The aggregate of each experiment, so that suites and models are never summed up into one number."""
+    values: pd.Series[float] = rows.groupby(EXPERIMENT)[query.column].agg(query.aggregate)
+    return values
+
+
+def _worst(values: "pd.Series[float]", relation: Relation, target: float) -> float:
+    if relation in ("<", "<="):
+        return float(values.max())
+    if relation in (">", ">="):
+        return float(values.min())
+    return float(values.iloc[(values - target).abs().argmax()])
+
+
+def _holds(ours: float, claim: Claim) -> bool:
+    """A tolerance moves the target in the claim's favour."""
+    assert claim.relation is not None and claim.target is not None
+    if claim.relation == "==":
+        return abs(ours - claim.target) <= claim.tolerance
+    slack = claim.tolerance if claim.relation in ("<", "<=") else -claim.tolerance
+    return bool(_HOLDS[claim.relation](ours, claim.target + slack))
+
+
+def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
+    """One screen: how the runs ended, each claim's verdict, where tables and figures lie."""
+    claims = read_table(claims_csv)
+    runs = read_table(tables_dir / "runs.csv")
+    verdicts = claims["verdict"].value_counts()
+    ended = ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())
+    counts = ", ".join(f"{verdicts.get(verdict, 0)} {verdict}" for verdict in ("pass", "short", "not run"))
+    return "\n".join(
+        [
+            f"{len(runs)} runs: {ended}",
+            *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
+            f"{len(claims)} claims: {counts}",
+            "",
+            f"{'':9}{'claim':37}{'reported':>13}{'ours':>11}  must be",
+            *[_claim_line(claim) for _, claim in claims.iterrows()],
+            "",
+            f"Claims in full:  {claims_csv}",
+            f"Tables:          {tables_dir}",
+            f"Figures:         {figures_dir}",
+        ]
+    )
+
+
+def _failed(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """The first few runs that did not end ok; runs.csv has all of them."""
+    failed = runs[runs["status"] != "ok"].fillna({"cause": ""})
+    return [{str(key): value for key, value in row.items()} for row in failed[:5].to_dict("records")]
+
+
+def _claim_line(claim: "pd.Series[Any]") -> str:
+    reported = "-" if pd.isna(claim["reported"]) else str(claim["reported"])
+    tried = claim["verdict"] != "not run"
+    ours, target = (
+        (f"{claim['ours']:.3g}", f"{claim['relation']} {claim['target']:g}") if tried else ("-", "")
+    )
+    if tried and claim["tolerance"]:
+        target += f" +- {claim['tolerance']:g}"
+    return f"{claim['verdict']:9}{claim['short']:37}{reported:>13}{ours:>11}  {target}".rstrip()

@@ -1,0 +1,187 @@
+"""Run folders -> raw tidy tables. The only reader of run folders.
+
+    runs.csv    one row per run, also of one that failed or left nothing
+    steps.csv   one row per optimizer step
+    bytes.csv   one row per run, level and collective: bytes sent per rank and step, counted and closed form
+    states.csv  one row per run and state: bytes per rank, measured and closed form
+
+The last three hold runs that ended ok. Times are in seconds. `provenance` is `predicted` for a run on fake
+tensors, whose bytes and states the engine counted without computing anything; such a run has no steps.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.flops import model_flops_per_token
+from lowband.cost.memory import state_bytes
+from lowband.report.files import write_csv
+from lowband.spec.machine import SELF, WORLD
+from lowband.spec.records import Environment, Outcome, RunFolder, StepRecord
+from lowband.spec.run import RunSpec
+
+Row = dict[str, Any]
+
+# What says which experiment and which point of it a row belongs to; the first columns of every raw table.
+KEYS = [
+    "run_id", "provenance", "suite", "cluster", "model", "seq_len", "compute_dtype", "global_batch", "repeat",
+    "engine", "scheme", "is_quantized", "ranks",
+]  # fmt: skip
+TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
+
+
+def collect(runs: list[Path], out: Path) -> None:
+    """Write the raw tables of the run folders into `out`, in the order given.
+
+    Raises UserError for a folder without a spec.json: it is no run.
+    """
+    run_rows: list[Row] = []
+    step_rows: list[Row] = []
+    byte_rows: list[Row] = []
+    state_rows: list[Row] = []
+    for path in runs:
+        folder = RunFolder(path)
+        spec = RunSpec.read_json(folder.spec)
+        outcome = _outcome(folder)
+        is_ok = outcome.status == "ok"
+        steps = list(folder.read_steps()) if is_ok and folder.steps.exists() else []
+        run_rows.append(_keys(spec) | _run(spec, outcome, steps) | _environment(folder))
+        step_rows += [_keys(spec) | row for row in _steps(spec, steps)]
+        if is_ok and spec.engine == "lowband":  # a peer's bytes and states are not counted from inside
+            byte_rows += [_keys(spec) | row for row in _bytes(spec, outcome)]
+            state_rows += [_keys(spec) | row for row in _states(spec, outcome)]
+    write_csv(pd.DataFrame(run_rows), out / "runs.csv")
+    write_csv(pd.DataFrame(step_rows, columns=[*KEYS, *STEP_COLUMNS]), out / "steps.csv")
+    write_csv(pd.DataFrame(byte_rows, columns=[*KEYS, *BYTE_COLUMNS]), out / "bytes.csv")
+    write_csv(pd.DataFrame(state_rows, columns=[*KEYS, *STATE_COLUMNS]), out / "states.csv")
+
+
+def _outcome(folder: RunFolder) -> Outcome:
+    if not folder.outcome.exists():
+        return Outcome(status="error", cause="no outcome written", steps=0)
+    return Outcome.read_json(folder.outcome)
+
+
+def _keys(spec: RunSpec) -> Row:
+    inside = {
+        "provenance": "predicted" if spec.device == "fake" else "measured",
+        "cluster": spec.machine.name,
+        "model": spec.model.name,
+        "scheme": spec.scheme.name,
+        "is_quantized": spec.scheme.is_quantized,
+    }
+    return {key: inside[key] if key in inside else getattr(spec, key) for key in KEYS}
+
+
+def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
+    """Times are quantiles over the steps after the warm-up."""
+    measured = [step.model_dump() for step in steps if step.step > spec.warmup_steps]
+    times = pd.DataFrame(measured, columns=TIMES, dtype=float)
+    peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
+    return {
+        "parameters": spec.model.parameters,
+        "micro_batch": spec.micro_batch,
+        "accumulation": spec.accumulation,
+        "reduce_dtype": spec.reduce_dtype,
+        "seed": spec.seed,
+        "tokens_per_step": spec.tokens_per_step,
+        "model_flop_per_token": model_flops_per_token(spec.model, spec.seq_len),
+        "peak_flop_per_s_per_rank": None if peak_tflops is None else peak_tflops * 1e12,
+        "status": outcome.status,
+        "cause": outcome.cause,
+        "steps": outcome.steps,
+        "measured_steps": len(measured),
+        "step_time_s": times["step_time_s"].median(),
+        "step_time_q20_s": times["step_time_s"].quantile(0.2),
+        "step_time_q80_s": times["step_time_s"].quantile(0.8),
+        **{name: times[name].median() for name in TIMES[1:]},
+        "final_loss": steps[-1].loss if steps else None,
+        "peak_memory_bytes_max": outcome.peak_memory_bytes_max or None,
+        "peak_memory_bytes_min": outcome.peak_memory_bytes_min or None,
+        "weights_sha256": outcome.weights_sha256,
+        "wall_s": outcome.wall_s,
+        "measurement_version": outcome.measurement_version,
+    }
+
+
+def _environment(folder: RunFolder) -> Row:
+    if not folder.env.exists():
+        return {"commit": "", "dirty": None, "hosts": "", "device": "", "torch": "", "data_sha256": ""}
+    env = Environment.read_json(folder.env)
+    return {
+        "commit": env.commit,
+        "dirty": env.dirty,
+        "hosts": " ".join(env.hosts),
+        "device": env.device,
+        "torch": env.versions.get("torch", ""),
+        "data_sha256": env.data.get("sha256", ""),
+    }
+
+
+STEP_COLUMNS = ["step", "is_warmup", "tokens", "loss", "grad_norm", *TIMES]
+
+
+def _steps(spec: RunSpec, steps: list[StepRecord]) -> Iterator[Row]:
+    for step in steps:
+        yield {
+            "is_warmup": step.step <= spec.warmup_steps,
+            **step.model_dump(include=set(STEP_COLUMNS)),
+        }
+
+
+BYTE_COLUMNS = ["level", "collective", "wire", "counted_bytes", "closed_form_bytes", "difference_bytes"]
+
+
+def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
+    """Every level that ranks talk over x every collective of the run; 0 is a row too.
+
+    Of the last step, which is a steady one: the first gathers no updated weights.
+    """
+    levels = spec.levels
+    counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
+    closed = Counter(
+        sent_bytes(
+            unit_numels(spec.model, levels),
+            spec.scheme,
+            levels,
+            spec.compute_dtype,
+            spec.reduce_dtype,
+            spec.accumulation,
+        )
+    )
+    collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
+    for hop in levels.hops(SELF, WORLD):
+        for collective, wire in collectives:
+            key = hop.level, collective, wire
+            yield {
+                "level": hop.level,
+                "collective": collective,
+                "wire": wire,
+                "counted_bytes": counted[key],
+                "closed_form_bytes": closed[key],
+                "difference_bytes": abs(counted[key] - closed[key]),
+            }
+
+
+STATE_COLUMNS = ["state", "measured_bytes", "closed_form_bytes", "difference_bytes"]
+
+
+def _states(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
+    """The states of the closed form, then what the engine holds besides (no closed form: empty)."""
+    measured = {state.kind: state.bytes for state in outcome.states}
+    closed = state_bytes(
+        unit_numels(spec.model, spec.levels), spec.scheme, spec.levels, spec.compute_dtype, spec.accumulation
+    )
+    for state in [*closed, *sorted(set(measured) - set(closed))]:
+        held = measured.get(state, 0)
+        should = closed.get(state)
+        yield {
+            "state": state,
+            "measured_bytes": held,
+            "closed_form_bytes": should,
+            "difference_bytes": None if should is None else abs(held - should),
+        }

@@ -1,0 +1,27 @@
+"""Raw tables -> derived tables, by name. A table is a file of `tables/` and a line here."""
+
+from importlib import import_module
+from pathlib import Path
+
+from lowband.errors import UserError
+from lowband.report.files import read_table, write_csv
+
+# table -> the tables it is made of, in the order that its `build` takes them
+TABLES: dict[str, tuple[str, ...]] = {
+    "scaling": ("runs", "steps"),
+    "communication": ("bytes",),
+    "memory": ("states",),
+    "loss": ("steps",),
+    "parity": ("runs", "loss"),
+}
+
+
+def write_table(name: str, tables_dir: Path) -> None:
+    """Write `tables_dir`/`name`.csv. Raises UserError for a name that is not in TABLES."""
+    if name not in TABLES:
+        raise UserError(f"no table '{name}'", allowed=TABLES)
+    build = import_module(f"lowband.report.tables.{name}").build
+    write_csv(
+        build(*[read_table(tables_dir / f"{source}.csv") for source in TABLES[name]]),
+        tables_dir / f"{name}.csv",
+    )

@@ -1,0 +1,96 @@
+"""Tables -> figures, by name. A figure is a file of this folder and an entry here.
+
+Each file has `data(table)`, which returns exactly what is drawn, and `draw(data)`, which draws it.
+"""
+
+import hashlib
+import json
+import subprocess
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from lowband.errors import UserError
+from lowband.report.files import read_table, write_csv
+from lowband.spec.records import write_whole
+
+PNG_DPI = 300
+
+
+class Entry(NamedTuple):
+    """What a figure is drawn from, and what it shows."""
+
+    table: str
+    caption: str
+
+
+# Closes every caption: schemes appear in all of them.
+_READING = " hier3 and hier3-exact are our reading of the abstract of arXiv 2501.04266."
+
+FIGURES: dict[str, Entry] = {
+    "scaling": Entry(
+        "scaling",
+        "Throughput and scaling efficiency against the number of ranks, measured. Points: median over the "
+        "measured steps of all repeats; bars: 20 % and 80 % quantiles. Dotted: ideal. Efficiency is the "
+        "throughput per rank over that on the base count named on the axis." + _READING,
+    ),
+    "communication": Entry(
+        "communication",
+        "Bytes that one rank sends over the links of each level in a steady step, by collective. Bars: "
+        "counted in the engine where the collective is called; markers: total of the closed form." + _READING,
+    ),
+    "memory": Entry(
+        "memory",
+        "Bytes that the fullest rank holds, by state, as the engine holds them; markers: total of the "
+        "closed form, which covers weights, secondary, grads and optim. Weights count 0 where the fp32 "
+        "master weights (in optim) serve." + _READING,
+    ),
+    "loss": Entry(
+        "loss",
+        "Top: training loss of every run. Bottom: largest absolute difference of each scheme's runs from the "
+        "reference run; 0 is exactly 0. Markers shrink from scheme to scheme, so that curves that coincide "
+        "are all seen." + _READING,
+    ),
+}
+
+
+def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
+    """Write `name`.pdf and .png, .csv (exactly what is drawn) and .json (what it was made from) to `out_dir`.
+
+    The same table gives the same bytes. Raises UserError for a name that is not in FIGURES.
+    """
+    if name not in FIGURES:
+        raise UserError(f"no figure '{name}'", allowed=FIGURES)
+    from lowband.report.figures.style import nothing_to_draw, paper_style
+
+    entry, figure = FIGURES[name], import_module(f"lowband.report.figures.{name}")
+    source = tables_dir / f"{entry.table}.csv"
+    data = figure.data(read_table(source))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with paper_style():
+        drawn = figure.draw(data) if len(data) else nothing_to_draw(source.name)
+        # Without its date a PDF of the same figure is the same file.
+        drawn.savefig(out_dir / f"{name}.pdf", metadata={"CreationDate": None})
+        drawn.savefig(out_dir / f"{name}.png", dpi=PNG_DPI)
+    write_csv(data, out_dir / f"{name}.csv")
+    write_whole(out_dir / f"{name}.json", json.dumps(_origin(name, entry, source, out_dir), indent=2) + "\n")
+
+
+def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, str]:
+    return {
+        "figure": name,
+        "caption": entry.caption,
+        "table": source.as_posix(),
+        "table_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+        "commit": _commit(),
+        "command": f"lowband figure {name} --tables {source.parent.as_posix()} --out {out_dir.as_posix()}",
+    }
+
+
+def _commit() -> str:
+    """Commit of the code that draws; "unknown" outside of git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -1,0 +1,85 @@
+"""Loss of every run (top) and its distance from the reference run's (bottom)."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks
+from lowband.report.tables import EXPERIMENT
+
+KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
+REFERENCE = ["reference_run", "reference_scheme", "reference_ranks"]
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    return table[[*KEYS, "loss", *REFERENCE, "loss_difference"]]
+
+
+def draw(df: pd.DataFrame) -> Figure:
+    panels = experiments(df)
+    figure = canvas(ONE_COLUMN, 0.6 + 3.4 * len(panels))
+    column = figure.subplots(2 * len(panels), 1, squeeze=False)[:, 0]
+    for i, (title, rows) in enumerate(panels):
+        top, bottom = column[2 * i], column[2 * i + 1]
+        _curves(top, rows)
+        _differences(bottom, rows)
+        top.set_title(title, loc="left")
+    legend_above(figure, column[0], columns=3)
+    return figure
+
+
+def _curves(axes: Axes, rows: pd.DataFrame) -> None:
+    for scheme, line in _lines(rows).items():
+        for i, (_, run) in enumerate(rows[rows["scheme"] == scheme].groupby("run_id", sort=False)):
+            axes.plot(run["step"], run["loss"], **line, label=scheme if i == 0 else None)
+    axes.margins(y=0.12)
+    axes.set_ylabel("loss (nats/token)")
+    _note(axes, f"{rows['run_id'].nunique()} runs")
+
+
+def _differences(axes: Axes, rows: pd.DataFrame) -> None:
+    """Per scheme the largest over its runs. Linear from 0 up to the smallest difference, then logarithmic,
+    so that exact zeros are on the axis."""
+    others = rows[rows["run_id"] != rows["reference_run"]]
+    worst = others.groupby(["scheme", "step"], sort=False)["loss_difference"].max().reset_index()
+    for scheme, line in _lines(rows).items():
+        of_scheme = worst[worst["scheme"] == scheme]
+        axes.plot(of_scheme["step"], of_scheme["loss_difference"], **line, clip_on=False)
+    positive = worst.loc[worst["loss_difference"] > 0, "loss_difference"]
+    if not positive.empty:
+        smallest = 10 ** np.floor(np.log10(positive.min()))
+        axes.set_yscale("symlog", linthresh=smallest, linscale=0.4)
+        axes.set_ylim(0, 10 * positive.max())
+    equal = int((others.groupby("run_id")["loss_difference"].max() == 0).sum())
+    _note(axes, f"exactly 0 at every step: {equal} of {others['run_id'].nunique()} runs")
+    axes.set_xlabel("optimizer step")
+    ranks = int(rows["reference_ranks"].iloc[0])
+    name = f"{rows['reference_scheme'].iloc[0]}, {ranks} rank{'s' if ranks > 1 else ''}"
+    axes.set_ylabel(f"|loss - reference|\n(reference: {name})")
+
+
+def _lines(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Scheme -> how its line is drawn: markers shrink, so that curves that coincide are all seen."""
+    schemes = looks(rows["scheme"])
+    every = max(1, rows["step"].max() // 20)
+    return {
+        scheme: {
+            "color": look.color,
+            "linestyle": look.dash,
+            "marker": look.marker,
+            "markevery": every,
+            "markersize": 2 + 0.85 * (len(schemes) - 1 - i),
+            "markerfacecolor": "none",
+            "markeredgecolor": look.color,
+            "markeredgewidth": 0.6,
+            "linewidth": 0.8,
+        }
+        for i, (scheme, look) in enumerate(schemes.items())
+    }
+
+
+def _note(axes: Axes, text: str) -> None:
+    axes.annotate(text, (0.97, 0.93), xycoords="axes fraction", ha="right", va="top")

@@ -1,0 +1,179 @@
+"""How every figure looks: sizes, lettering, and one colour, marker and dash per scheme."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import matplotlib as mpl
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from lowband.report.tables import EXPERIMENT
+
+# Inches: one and two columns of an IEEE page (IEEE Author Center).
+ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
+POINTS = 8  # lettering at final size
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """matplotlib's settings for a printed paper; fonts are embedded as TrueType."""
+    settings = {
+        **sns.plotting_context("paper"),
+        **sns.axes_style("ticks"),
+        "font.family": "DejaVu Sans",
+        "font.size": POINTS,
+        "axes.titlesize": POINTS,
+        "axes.labelsize": POINTS,
+        "xtick.labelsize": POINTS,
+        "ytick.labelsize": POINTS,
+        "legend.fontsize": POINTS,
+        "legend.frameon": False,
+        "axes.grid": True,
+        "grid.linewidth": 0.4,
+        "grid.color": "0.88",
+        "axes.axisbelow": True,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "lines.linewidth": 1.1,
+        "lines.markersize": 4.5,
+        "hatch.linewidth": 0.4,
+        "pdf.fonttype": 42,
+        "ps.fonttype": 42,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+Dash = str | tuple[float, tuple[float, ...]]
+
+
+class Look(NamedTuple):
+    """Told apart in colour and, by marker and dash, in grey."""
+
+    color: str
+    marker: str
+    dash: Dash
+
+
+_COLORS = sns.color_palette("colorblind", 10).as_hex()
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+_DASHES: tuple[Dash, ...] = (
+    "-",
+    (0, (4, 1.2)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+    (0, (3, 1)),
+    (0, (6, 2)),
+    (0, (2, 1)),
+    (0, (4, 1, 1, 1, 1, 1)),
+    (0, (1, 2)),
+    (0, (5, 3)),
+)
+
+# The place of a scheme fixes its look in every figure. Schemes that are not named follow by name.
+_PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier3", "zeropp", "mics")
+
+
+def looks(schemes: Iterable[str]) -> dict[str, Look]:
+    """Scheme -> look, in the order given."""
+    names = list(dict.fromkeys(schemes))
+    others = sorted(set(names) - set(_PLACES))
+    place = {name: i for i, name in enumerate((*_PLACES, *others))}
+    return {name: _look(place[name]) for name in names}
+
+
+def _look(i: int) -> Look:
+    # Beyond ten the markers come in another order, so that no pair repeats.
+    return Look(_COLORS[i % 10], _MARKERS[(i + i // 10) % 10], _DASHES[i % 10])
+
+
+def shades(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Fill and hatch for the parts of stacked bars; the hatch tells them apart in grey."""
+    hatches = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "oooo")
+    colors = sns.color_palette("colorblind", len(names), desat=0.75).as_hex()
+    return {name: (colors[i], hatches[i % len(hatches)]) for i, name in enumerate(names)}
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure that lays itself out, without any window system. Sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def nothing_to_draw(table: str) -> Figure:
+    """Stands where a figure would be: a suite may measure nothing of it, or every run may have failed."""
+    figure = canvas(ONE_COLUMN, 1)
+    figure.text(0.5, 0.5, f"{table} has no row to draw", ha="center", va="center")
+    return figure
+
+
+def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(title, rows) of each experiment; each gets panels of its own. A lone measured one needs no title."""
+    groups = df.groupby(EXPERIMENT, sort=False)
+    lone = len(groups) == 1 and (df["provenance"] == "measured").all()
+    return [
+        ("" if lone else f"{suite} ({provenance} on {cluster})\n{model}, sequence {seq_len}, {dtype}", rows)
+        for (provenance, suite, cluster, model, seq_len, dtype), rows in groups
+    ]
+
+
+def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:
+    """A logarithmic axis of rank counts that shows the counts there are."""
+    counts = sorted(set(ranks))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("ranks")
+
+
+def byte_unit(largest: float) -> tuple[int, str]:
+    """(bytes, name) of the unit for an axis that goes up to `largest` bytes."""
+    return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
+
+
+def stacked_bars(axes: Axes, parts: pd.DataFrame, totals: pd.Series, what: str) -> None:
+    """One bar per row of `parts`, stacked from its columns, and a marker at each row's total."""
+    bottom = pd.Series(0.0, index=parts.index)
+    for part, (color, hatch) in shades(list(parts.columns)).items():
+        axes.bar(
+            parts.index,
+            parts[part],
+            bottom=bottom,
+            color=color,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0,
+            width=0.7,
+            label=part.replace("_", " "),
+        )
+        bottom = bottom + parts[part]
+    axes.plot(
+        totals.index,
+        totals,
+        linestyle="",
+        marker="D",
+        markersize=3.5,
+        color="black",
+        markerfacecolor="white",
+        label=what,
+    )
+    tallest = max(bottom.max(), totals.max())
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * tallest))  # panels may share the axis
+    axes.grid(axis="x", visible=False)
+    for label in axes.get_xticklabels():
+        label.set(rotation=50, ha="right", rotation_mode="anchor")
+
+
+def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
+    """One legend for all panels, above them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=columns, handlelength=2.6, columnspacing=1.2
+    )

@@ -1,0 +1,34 @@
+"""How the report reads and writes its tables: CSV at full precision, whole files."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from lowband.errors import UserError
+from lowband.spec.records import write_whole
+
+# Columns whose type a table without rows, or one with an unlucky hash, would not tell.
+_TYPES = {
+    **dict.fromkeys(("is_quantized", "is_warmup"), bool),
+    **dict.fromkeys(("seq_len", "global_batch", "repeat", "ranks", "step"), int),
+    **dict.fromkeys(("counted_bytes", "closed_form_bytes", "measured_bytes", "difference_bytes"), float),
+    **dict.fromkeys(("step_time_s", "exposed_comm_time_s", "hidden_comm_time_s", "tokens_per_s"), float),
+    **dict.fromkeys(("loss", "loss_difference"), float),
+    **dict.fromkeys(("weights_sha256", "data_sha256", "commit"), str),
+}
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The table, floats as they were written. Raises UserError if it is not there.
+
+    Only an empty field is a missing value: `nan` is a way that a run can end.
+    """
+    if not path.is_file():
+        raise UserError(
+            "no such table", where=path, allowed="what `lowband collect` and `lowband table` write"
+        )
+    return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=_TYPES)
+
+
+def write_csv(df: pd.DataFrame, path: Path) -> None:
+    write_whole(path, df.to_csv(index=False, lineterminator="\n"))

@@ -1,0 +1,15 @@
+"""Bytes that the fullest rank holds, by state, at each experiment's most ranks.
+
+`gathered` and `buffers` have no closed form; theirs is empty.
+"""
+
+import pandas as pd
+
+from lowband.report.tables import EXPERIMENT, POINT
+
+
+def build(states: pd.DataFrame) -> pd.DataFrame:
+    """One row per point and state. Repeats hold the same."""
+    most = states[states["ranks"] == states.groupby(EXPERIMENT)["ranks"].transform("max")]
+    columns = ["measured_bytes", "closed_form_bytes", "difference_bytes"]
+    return most.groupby([*POINT, "state"], sort=False)[columns].max().reset_index()

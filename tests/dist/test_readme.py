@@ -1,0 +1,53 @@
+"""The README's example runs, its links lead somewhere, its make targets exist."""
+
+import re
+from pathlib import Path
+
+import torch
+from ranks import on_ranks
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+class Block(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(super().forward(x))
+
+
+class Model(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def run_example() -> tuple[list[str], bool]:
+    torch.manual_seed(1)
+    names = {"module": Model(Block(6, 6), Block(6, 3)), "Block": Block, "x": torch.ones(2, 6)}
+    before = {name: value.clone() for name, value in names["module"].state_dict().items()}
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    *lines, last = example.strip().splitlines()
+    exec("\n".join(lines), names)
+    state = eval(last, names)
+    return list(state), all(not torch.equal(state[name], before[name]) for name in state)
+
+
+def test_example(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (names, has_changed), *others = on_ranks(4, run_example)
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert has_changed
+    assert [names for names, _ in others] == [[], [], []]
+
+
+def test_links() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_make_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"\bmake (\w+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,0 +1,24 @@
+"""Tables of made-up runs, built once."""
+
+from pathlib import Path
+
+import pytest
+from report_runs import smoke_specs, write_run
+
+from lowband.report.collect import collect
+from lowband.report.derive import TABLES, write_table
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run of the smoke suite ended ok: 1 s a step on 1 rank, 0.5 s on 4, 0.4 s on 8."""
+    folder = tmp_path_factory.mktemp("tables")
+    step_time_s = {1: 1.0, 4: 0.5, 8: 0.4}
+    runs = [
+        write_run(folder / "runs", spec, step_time_s[spec.ranks], loss=5 + spec.ranks * 2.0**-20)
+        for spec in smoke_specs()
+    ]
+    collect(runs, folder)
+    for name in TABLES:
+        write_table(name, folder)
+    return folder

@@ -1,0 +1,76 @@
+"""Run folders without training: specs of a real suite, records made up so that every number is known."""
+
+from pathlib import Path
+
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.memory import state_bytes
+from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord, write_whole
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+
+
+def smoke_specs() -> list[RunSpec]:
+    """zero3 on 1, 4 and 8 ranks; hpz, hsdp and hier3-exact on 4 and 8. 6 steps, 2 of them warm-up."""
+    return expand(ROOT, ["smoke"])
+
+
+def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> Path:
+    """A run that ended ok. Warm-up steps take ten times as long; bytes and states are the closed forms."""
+    run = RunFolder(folder / spec.run_id)
+    write_whole(run.spec, spec.to_json())
+    run.write_environment(
+        Environment(
+            commit="c0ffee",
+            dirty=False,
+            hosts=("here",),
+            device="made up",
+            versions={},
+            variables={},
+            data={},
+        )
+    )
+    for step in range(1, spec.steps + 1):
+        time = step_time_s * (10 if step <= spec.warmup_steps else 1)
+        run.append_step(
+            StepRecord(
+                step=step,
+                step_time_s=time,
+                compute_time_s=0.75 * time,
+                exposed_comm_time_s=0.25 * time,
+                hidden_comm_time_s=0,
+                tokens=spec.tokens_per_step,
+                loss=loss,
+                grad_norm=1,
+                sent=(),
+            )
+        )
+    run.write_outcome(ok_outcome(spec))
+    return run.path
+
+
+def ok_outcome(spec: RunSpec) -> Outcome:
+    levels, units = spec.levels, unit_numels(spec.model, spec.levels)
+    sent = sent_bytes(units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation)
+    states = state_bytes(units, spec.scheme, levels, spec.compute_dtype, spec.accumulation)
+    return Outcome(
+        status="ok",
+        steps=spec.steps,
+        sent=tuple(
+            Sent(level=level, collective=collective, wire=wire, bytes=count)
+            for (level, collective, wire), count in sent.items()
+            if count
+        ),
+        states=tuple(StateBytes(kind=kind, bytes=held) for kind, held in {**states, "gathered": 7}.items()),
+        weights_sha256=f"{spec.ranks:064x}",
+    )
+
+
+def write_failure(folder: Path, spec: RunSpec, outcome: Outcome | None) -> Path:
+    """A run that ended with this outcome, or that left none."""
+    run = RunFolder(folder / spec.run_id)
+    write_whole(run.spec, spec.to_json())
+    if outcome is not None:
+        run.write_outcome(outcome)
+    return run.path

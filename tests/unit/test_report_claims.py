@@ -1,0 +1,132 @@
+"""Claims: each verdict, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from report_runs import ROOT
+
+from lowband.errors import UserError
+from lowband.report.claims import read_claims, summary, write_claims
+from lowband.report.files import read_table
+
+BASE: dict[str, Any] = {
+    "short": "a claim",
+    "sentence": "A claim.",
+    "paper_element": "none",
+    "kind": "relation",
+    "hardware": "any",
+    "ours": {
+        "table": "scaling",
+        "where": {"scheme": "zero3", "ranks": 8},
+        "column": "speedup",
+        "aggregate": "max",
+    },
+    "relation": ">=",
+    "target": 2,
+}
+
+
+def grade(tables: Path, tmp_path: Path, **changes: object) -> "pd.Series[Any]":
+    """The row of one claim against the made-up tables, in which zero3's speed-up on 8 ranks is 2.5."""
+    for name in ("scaling", "communication"):
+        (tmp_path / f"{name}.csv").write_bytes((tables / f"{name}.csv").read_bytes())
+    claim = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"one": claim}))
+    write_claims(tmp_path / "claims.yaml", tmp_path)
+    return read_table(tmp_path / "claims.csv").iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("relation", "target", "tolerance", "verdict"),
+    [
+        (">=", 2, 0, "pass"),
+        (">=", 3, 0, "short"),
+        (">=", 3, 0.5, "pass"),
+        (">", 2.5, 0, "short"),
+        ("<=", 2, 0, "short"),
+        ("<", 3, 0, "pass"),
+        ("==", 2.4, 0.2, "pass"),
+        ("==", 2.4, 0, "short"),
+    ],
+)
+def test_verdicts(
+    tables: Path, tmp_path: Path, relation: str, target: float, tolerance: float, verdict: str
+) -> None:
+    row = grade(tables, tmp_path, relation=relation, target=target, tolerance=tolerance)
+    assert row["verdict"] == verdict
+    assert row["ours"] == pytest.approx(2.5)
+    assert row["deviation"] == pytest.approx(2.5 - target)
+    assert row["provenance"] == "measured"
+
+
+def test_a_ratio_of_two_queries(tables: Path, tmp_path: Path) -> None:
+    per = {
+        "table": "scaling",
+        "where": {"scheme": "hpz", "ranks": 8},
+        "column": "speedup",
+        "aggregate": "max",
+    }
+    assert grade(tables, tmp_path, per=per)["ours"] == pytest.approx(2.5 / 1.25)
+
+
+def test_no_matching_row_is_not_run(tables: Path, tmp_path: Path) -> None:
+    ours = {**BASE["ours"], "where": {"scheme": "zero3", "ranks": 384}}
+    row = grade(tables, tmp_path, ours=ours)
+    assert row["verdict"] == "not run"
+    assert "no row of scaling.csv" in row["why"]
+    assert pd.isna(row["ours"])
+
+
+def test_measured_rows_do_not_grade_a_predicted_claim(tables: Path, tmp_path: Path) -> None:
+    assert grade(tables, tmp_path, evidence="predicted")["verdict"] == "not run"
+
+
+def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
+    row = grade(tables, tmp_path, ours=None, relation=None, target=None, not_run="needs 384 GCDs")
+    assert (row["verdict"], row["why"]) == ("not run", "needs 384 GCDs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": None}, "ours, relation and target"),
+        ({"not_run": "no time"}, "has no ours"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"ours": {**BASE["ours"], "column": "sped"}}, "no column 'sped'"),
+        ({"ours": {**BASE["ours"], "where": {"rank": 8}}}, "no column 'rank'"),
+        (
+            {"ours": {"table": "communication", "column": "closed_form_bytes", "aggregate": "max"}},
+            "says measured",
+        ),
+    ],
+)
+def test_claims_that_cannot_be_graded_are_refused(
+    tables: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        grade(tables, tmp_path, **changes)
+    assert not (tmp_path / "claims.csv").exists()
+
+
+def test_the_shipped_claims(tables: Path, tmp_path: Path) -> None:
+    """Made-up losses differ by more than the bound; everything else that the smoke suite tries holds."""
+    claims = ROOT / "config" / "claims.yaml"
+    for table in tables.glob("*.csv"):
+        (tmp_path / table.name).write_bytes(table.read_bytes())
+    write_claims(claims, tmp_path)
+    df = read_table(tmp_path / "claims.csv").set_index("id")
+    assert len(df) == len(read_claims(claims))
+    assert list(df["kind"]) == sorted(df["kind"], reverse=True)  # relations first
+    assert df.loc["losses-agree", "verdict"] == "short"
+    for name in ("weights-bit-equal", "bytes-closed-form", "memory-closed-form", "hpz-backward-in-node"):
+        assert df.loc[name, "verdict"] == "pass", name
+    assert df.loc["hier3-over-zeropp", "verdict"] == "not run"
+    assert df.loc["hier3-over-zeropp", "reported"] == "1.71"
+    assert (df["why"].notna() == (df["verdict"] == "not run")).all()
+
+    screen = summary(tmp_path / "claims.csv", tmp_path, tmp_path / "figures").splitlines()
+    assert len(screen) <= 30
+    assert screen[0] == "9 runs: 9 ok"

@@ -1,0 +1,63 @@
+"""Figures: the same table gives the same bytes, and beside each lies what it shows and where that is from."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from report_runs import smoke_specs, write_failure
+
+from lowband.errors import UserError
+from lowband.report.collect import collect
+from lowband.report.derive import TABLES, write_table
+from lowband.report.figures import FIGURES, write_figure
+from lowband.report.figures.style import looks
+from lowband.report.files import read_table
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_drawn_twice_gives_the_same_bytes(name: str, tables: Path, tmp_path: Path) -> None:
+    for folder in ("once", "again"):
+        write_figure(name, tables, tmp_path / folder)
+    for kind in ("pdf", "png", "csv"):
+        first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("once", "again"))
+        assert first.read_bytes() == second.read_bytes(), kind
+    pdf = (tmp_path / "once" / f"{name}.pdf").read_bytes()
+    assert b"/Type3" not in pdf  # fonts that publishers refuse
+    assert b"/CreationDate" not in pdf
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_says_what_it_was_drawn_from(name: str, tables: Path, tmp_path: Path) -> None:
+    write_figure(name, tables, tmp_path)
+    origin = json.loads((tmp_path / f"{name}.json").read_text())
+    table = tables / f"{FIGURES[name].table}.csv"
+    assert origin["table_sha256"] == hashlib.sha256(table.read_bytes()).hexdigest()
+    assert f"figure {name}" in origin["command"]
+    assert origin["commit"]
+    drawn, source = read_table(tmp_path / f"{name}.csv"), read_table(table)
+    assert 0 < len(drawn) <= len(source)
+    assert set(drawn) <= set(source)
+
+
+def test_nothing_measured_is_said_in_the_figure(tmp_path: Path) -> None:
+    collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
+    for table in TABLES:
+        write_table(table, tmp_path)
+    for name in FIGURES:
+        write_figure(name, tmp_path, tmp_path)
+        assert (tmp_path / f"{name}.png").stat().st_size > 0
+
+
+def test_schemes_look_different_and_keep_their_look() -> None:
+    names = ["ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "mine", "yours", "another"]
+    all_of_them = looks(names)
+    assert len(set(all_of_them.values())) == len(names)
+    assert looks(["zero3", "hpz"])["hpz"] == all_of_them["hpz"]
+
+
+def test_an_unknown_figure_is_refused(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no figure 'nope'") as error:
+        write_figure("nope", tables, tmp_path)
+    assert "scaling" in str(error.value)
+    assert not list(tmp_path.iterdir())

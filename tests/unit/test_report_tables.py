@@ -1,0 +1,65 @@
+"""Derived tables against numbers worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.report.derive import write_table
+from lowband.report.files import read_table
+
+TOKENS = 8 * 64  # per step of the smoke suite: global batch x sequence
+
+
+def test_scaling_names_its_base(tables: Path) -> None:
+    df = read_table(tables / "scaling.csv").set_index(["scheme", "ranks"])
+    # zero3 ran on 1 rank, 1 s a step; on 8 ranks 0.4 s: speed-up 2.5, over 8 times the ranks.
+    assert df.loc[("zero3", 8), "base_ranks"] == 1
+    assert df.loc[("zero3", 8), "tokens_per_s"] == pytest.approx(TOKENS / 0.4)
+    assert df.loc[("zero3", 8), "speedup"] == pytest.approx(2.5)
+    assert df.loc[("zero3", 8), "efficiency"] == pytest.approx(2.5 / 8)
+    # hpz ran on 4 ranks at least, 0.5 s a step: speed-up 1.25, over twice the ranks.
+    assert df.loc[("hpz", 8), "base_ranks"] == 4
+    assert df.loc[("hpz", 8), "efficiency"] == pytest.approx(1.25 / 2)
+    assert (df["exposed_comm_share"] == 0.25).all()
+
+
+def test_flops_name_their_convention(tables: Path) -> None:
+    df = read_table(tables / "scaling.csv").set_index(["scheme", "ranks"])
+    # gpt-200k: 6 (170,560 - 64 positions x 64) + 12 x 3 layers x 64 x 64 = 1,146,240 FLOP per token
+    assert df.loc[("zero3", 8), "model_flop_per_s_per_rank"] == pytest.approx(1_146_240 * TOKENS / 0.4 / 8)
+    assert df["flop_convention"].str.contains("no recomputation").all()
+    assert df["mfu"].isna().all()  # this machine states no peak
+
+
+def test_communication_and_memory_are_at_the_most_ranks(tables: Path) -> None:
+    for name in ("communication", "memory"):
+        df = read_table(tables / f"{name}.csv")
+        assert set(df["ranks"]) == {8}
+        assert df["difference_bytes"].max() == 0
+
+
+def test_hpz_gathers_for_the_backward_inside_the_node(tables: Path) -> None:
+    df = read_table(tables / "communication.csv").set_index(["scheme", "level", "collective", "wire"])
+    assert df.loc[("hpz", "world", "backward_gather", "native"), "counted_bytes"] == 0
+    assert df.loc[("zero3", "world", "backward_gather", "native"), "counted_bytes"] > 0
+
+
+def test_losses_are_compared_with_the_fewest_ranks(tables: Path) -> None:
+    df = read_table(tables / "loss.csv")
+    assert set(df["reference_scheme"]) == {"zero3"}
+    assert set(df["reference_ranks"]) == {1}
+    assert (df["loss_difference"] == (df["ranks"] - 1) * 2.0**-20).all()
+
+
+def test_parity_counts_different_weights_per_rank_count(tables: Path) -> None:
+    df = read_table(tables / "parity.csv").set_index("ranks")
+    assert list(df.loc[[1, 4, 8], "schemes"]) == [1, 4, 4]
+    assert set(df["distinct_weights"]) == {1}
+    assert df.loc[8, "max_loss_difference"] == 7 * 2.0**-20
+
+
+def test_an_unknown_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no table 'nope'") as error:
+        write_table("nope", tmp_path)
+    assert "scaling" in str(error.value)

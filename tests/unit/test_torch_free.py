@@ -1,0 +1,20 @@
+"""Specs, closed forms and the report work where torch is not installed."""
+
+import subprocess
+import sys
+
+CODE = """
+import importlib, pkgutil, sys
+sys.modules["torch"] = None  # importing it raises
+for name in ("errors", "spec", "cost", "report"):
+    module = importlib.import_module(f"lowband.{name}")
+    for inner in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+        importlib.import_module(inner.name)
+        print(inner.name)
+"""
+
+
+def test_no_torch_is_needed() -> None:
+    result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "lowband.report.figures.scaling" in result.stdout

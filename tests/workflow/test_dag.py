@@ -1,0 +1,145 @@
+"""The DAG: what it would run, and that it runs. Always in a copy of the tree: nothing is written here."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowband.report.files import read_table
+
+ROOT = Path(__file__).parents[2]
+SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
+PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src")
+
+TINY = """
+purpose: two runs of a few steps
+cluster: local
+fixed: {model: gpt-200k, global_batch: 4, seq_len: 32, steps: 3, warmup_steps: 1}
+axes:
+  scheme: [zero3, hpz]
+  ranks: [2]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, tmp_path / part)
+    shutil.copytree(ROOT / "results" / "reported", tmp_path / "results" / "reported")
+    (tmp_path / "config" / "suites" / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def snakemake(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+        capture_output=True,
+        text=True,
+    )
+
+
+def planned(result: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Jobs by rule, of a dry run."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = iter((result.stdout + result.stderr).splitlines())
+    if not any(line.startswith("Job stats:") for line in lines):
+        return {}
+    jobs = {}
+    for line in list(lines)[2:]:
+        if not line.strip():
+            break
+        name, count = line.split()
+        jobs[name] = int(count)
+    return jobs
+
+
+@pytest.mark.parametrize("start", [(), ("-s", "workflow/Snakefile")], ids=["root", "workflow"])
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_suite_can_be_planned(tree: Path, suite: str, start: tuple[str, ...]) -> None:
+    jobs = planned(snakemake(tree, "-n", *start, "--config", f"suites=[{suite}]"))
+    assert jobs["train"] == jobs["spec"] > 0
+    assert jobs["figure"] >= 4
+    assert {"collect", "table", "claims", "notebook"} <= set(jobs)
+    assert sorted(path.name for path in (tree / "results").iterdir()) == ["reported"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("suites=[nope]", ("no suite 'nope'", "allowed: ", "smoke")),
+        ("colour=red", ("config/config.yaml", "colour")),
+        ("results=reported", ("config/config.yaml", "reported")),
+    ],
+)
+def test_bad_configuration_is_one_line(tree: Path, setting: str, words: tuple[str, ...]) -> None:
+    result = snakemake(tree, "--config", setting)
+    assert result.returncode == 2
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("lowband: ")
+    assert all(word in line for word in words), line
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in (tree / "results").iterdir()) == ["reported"]
+
+
+@pytest.mark.slow
+def test_a_tiny_dag_for_real(tree: Path) -> None:
+    asked = ("--config", "suites=[tiny]", "results=tiny")
+    first = snakemake(tree, *asked)
+    assert first.returncode == 0, first.stderr
+
+    folder = tree / "results" / "tiny"
+    assert len(list(folder.glob("runs/*/outcome.json"))) == 2
+    claims = read_table(folder / "tables" / "claims.csv").set_index("id")["verdict"]
+    assert claims["bytes-closed-form"] == claims["weights-bit-equal"] == "pass"
+    suffixes = {path.suffix for path in (tree / "figures" / "tiny").iterdir()}
+    assert suffixes == {".pdf", ".png", ".csv", ".json"}
+    cells = json.loads((folder / "notebooks" / "scaling.ipynb").read_text())["cells"]
+    assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
+
+    assert planned(snakemake(tree, "-n", *asked)) == {}  # a second run has nothing to do
+
+    for code in ("report/collect.py", "engine/engine.py", "run/train.py"):
+        with (tree / "src" / "lowband" / code).open("a") as file:
+            file.write("# a comment\n")
+    assert "train" not in planned(snakemake(tree, "-n", *asked))  # a comment trains nothing again
+
+    suite = tree / "config" / "suites" / "tiny.yaml"
+    suite.write_text(TINY.replace("[zero3, hpz]", "[zero3, hpz, hsdp]"))
+    assert planned(snakemake(tree, "-n", *asked))["train"] == 1  # a new point trains alone
+    suite.write_text(TINY.replace("steps: 3", "steps: 4"))
+    assert planned(snakemake(tree, "-n", *asked))["train"] == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_start_says_why(tree: Path) -> None:
+    (tree / "empty.txt").write_text("x")
+    (tree / "config" / "suites" / "tiny.yaml").write_text(
+        TINY.replace("steps: 3", "steps: 3, text: empty.txt")
+    )
+    result = snakemake(tree, "--config", "suites=[tiny]", "results=tiny")
+    assert result.returncode != 0
+    logs = (tree / "logs" / "tiny" / "train").glob("*.log")
+    assert any("empty.txt" in log.read_text() for log in logs)
+    assert list((tree / "results" / "tiny").glob("runs/*/spec.json"))  # what was asked for stays
+    assert not list((tree / "results" / "tiny").glob("runs/*/trained"))
+
+
+def test_no_output_is_tracked(tree: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode != 0:
+        pytest.skip("not a git checkout")
+    summary = snakemake(tree, "--summary", "--config", "suites=[default,smoke]")
+    assert summary.returncode == 0, summary.stderr
+    outputs = {line.split("\t")[0] for line in summary.stdout.splitlines()[1:]}
+    assert "results/local/tables/claims.csv" in outputs
+    assert not outputs & set(tracked.stdout.splitlines())

@@ -1,0 +1,53 @@
+# Configuration and what follows from it: the runs and the folders.
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import validate
+
+from lowband.errors import UserError
+from lowband.report.derive import TABLES
+from lowband.report.figures import FIGURES
+from lowband.spec.suites import expand as expand_suites
+
+
+configfile: "config/config.yaml"
+
+
+try:
+    validate(config, "../schemas/config.schema.yaml")
+    SPECS = {spec.run_id: spec for spec in expand_suites(Path(), config["suites"])}
+except UserError as error:
+    print(f"lowband: {error}", file=sys.stderr)
+    sys.exit(2)
+except WorkflowError as error:
+    # The second line says what is wrong; the others quote the schema.
+    finding = str(error).splitlines()[1].removeprefix("ValidationError: ")
+    print(
+        f"lowband: config/config.yaml: {finding} (allowed: workflow/schemas/config.schema.yaml)",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+NAME = config["results"]
+RUNS_DIR = f"results/{NAME}/runs"
+TABLES_DIR = f"results/{NAME}/tables"
+FIGURES_DIR = f"figures/{NAME}"
+LOGS_DIR = f"logs/{NAME}"
+REPORT_CODE = "src/lowband/report"
+
+# `python` in a rule is the one that runs snakemake, unless --sdm conda puts an environment before it; either
+# runs the package of this folder.
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]),
+    PYTHONPATH=os.pathsep.join(
+        [str(Path("src").absolute()), *filter(None, [os.getenv("PYTHONPATH")])]
+    ),
+)
+
+
+wildcard_constraints:
+    run="|".join(SPECS),
+    table="|".join(TABLES),
+    figure="|".join(FIGURES),

@@ -1,0 +1,51 @@
+# Derived tables -> figures and the executed notebook.
+
+
+rule figure:
+    input:
+        table=lambda wildcards: f"{TABLES_DIR}/{FIGURES[wildcards.figure].table}.csv",
+        code=f"{REPORT_CODE}/figures/{{figure}}.py",
+        style=f"{REPORT_CODE}/figures/style.py",
+    output:
+        png=report(
+            f"{FIGURES_DIR}/{{figure}}.png",
+            caption="../report/figure.rst",
+            category="Figures",
+            labels={"figure": "{figure}"},
+        ),
+        pdf=f"{FIGURES_DIR}/{{figure}}.pdf",
+        csv=f"{FIGURES_DIR}/{{figure}}.csv",
+        json=f"{FIGURES_DIR}/{{figure}}.json",
+    log:
+        f"{LOGS_DIR}/figure/{{figure}}.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        tables=lambda wildcards, input: Path(input.table).parent,
+        out=lambda wildcards, output: Path(output.pdf).parent,
+        caption=lambda wildcards: FIGURES[wildcards.figure].caption,
+    shell:
+        "python -m lowband figure {wildcards.figure} --tables {params.tables} --out {params.out} > {log} 2>&1"
+
+
+rule notebook:
+    input:
+        tables=expand(f"{TABLES_DIR}/{{table}}.csv", table=["runs", "claims", *TABLES]),
+        figures=expand(
+            f"{FIGURES_DIR}/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "json"]
+        ),
+        notebook="workflow/notebooks/scaling.ipynb",
+    output:
+        f"results/{NAME}/notebooks/scaling.ipynb",
+    log:
+        f"{LOGS_DIR}/notebook.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        tables=lambda wildcards, input: Path(input.tables[0]).parent,
+        figures=lambda wildcards, input: Path(input.figures[0]).parent,
+    shell:
+        "python -m papermill --no-progress-bar -p tables_dir {params.tables} -p figures_dir {params.figures}"
+        " {input.notebook} {output} > {log} 2>&1"

@@ -1,0 +1,65 @@
+# Trained runs -> raw tables -> derived tables -> graded claims. Each lists its own code: an edit redoes it.
+
+
+rule collect:
+    input:
+        trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
+        code=f"{REPORT_CODE}/collect.py",
+    output:
+        expand(f"{TABLES_DIR}/{{raw}}.csv", raw=["runs", "steps", "bytes", "states"]),
+    log:
+        f"{LOGS_DIR}/collect.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        runs=lambda wildcards, input: [
+            str(Path(marker).parent) for marker in input.trained
+        ],
+        out=lambda wildcards, output: Path(output[0]).parent,
+    shell:
+        "python -m lowband collect {params.runs} --out {params.out} > {log} 2>&1"
+
+
+rule table:
+    input:
+        lambda wildcards: expand(
+            f"{TABLES_DIR}/{{source}}.csv", source=TABLES[wildcards.table]
+        ),
+        code=f"{REPORT_CODE}/tables/{{table}}.py",
+    output:
+        table=f"{TABLES_DIR}/{{table}}.csv",
+    log:
+        f"{LOGS_DIR}/table/{{table}}.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        tables=lambda wildcards, output: Path(output.table).parent,
+    shell:
+        "python -m lowband table {wildcards.table} --tables {params.tables} > {log} 2>&1"
+
+
+rule claims:
+    input:
+        expand(
+            f"{TABLES_DIR}/{{table}}.csv", table=["runs", "bytes", "states", *TABLES]
+        ),
+        claims="config/claims.yaml",
+        reported=sorted(Path("results/reported").glob("*.csv")),
+        code=f"{REPORT_CODE}/claims.py",
+    output:
+        table=report(
+            f"{TABLES_DIR}/claims.csv",
+            caption="../report/claims.rst",
+            category="Claims",
+        ),
+    log:
+        f"{LOGS_DIR}/claims.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        tables=lambda wildcards, output: Path(output.table).parent,
+    shell:
+        "python -m lowband claims --claims {input.claims} --tables {params.tables} > {log} 2>&1"
