@@ -149,3 +149,11 @@ def test_quantized_schemes_are_exact_on_one_rank() -> None:
         _, _, weights = on_ranks(1, train_sharded, scheme, 1, INNER)[0]
         [(_, _, expected)] = on_ranks(1, train_single, scheme, 1, 1, INNER)
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_quantization_does_not_depend_on_placement() -> None:
+    """zeropp and hier3 send on the same wires from shards of different sizes. Blocks never mix parameters and
+    start where parameters do, so both train to the same bits."""
+    zeropp, hier3 = (on_ranks(8, train_sharded, scheme, 1, INNER)[0] for scheme in ("zeropp", "hier3"))
+    assert zeropp[0] == hier3[0]
+    assert all(torch.equal(zeropp[2][name], hier3[2][name]) for name in zeropp[2])

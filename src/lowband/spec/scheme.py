@@ -6,6 +6,7 @@ from pydantic import Field, PositiveInt
 
 from lowband.errors import UserError
 from lowband.spec.machine import Levels
+from lowband.spec.partition import ALIGN
 from lowband.spec.strict import Strict, read_named
 from lowband.spec.wire import WIRE_BITS, Wire
 
@@ -34,7 +35,7 @@ class Scheme(Strict):
     boundary_reduce: Wire = "native"
     replica_reduce: Wire = "native"
     update_gather: Wire = "native"
-    block_size: PositiveInt = Field(default=256, description="values per scale of int8 and int4 wires")
+    block_size: PositiveInt = Field(default=ALIGN, description="values per scale of int8 and int4 wires")
     known_as: str = ""
 
     def check(self, levels: Levels) -> None:
