@@ -41,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
 
     table = commands.add_parser("table", help="raw tables -> a derived table")
     table.add_argument("name")
-    table.add_argument("--tables", type=Path, required=True)
+    table.add_argument("--tables", type=Path, required=True, help="folder of what it is made of")
+    table.add_argument("--out", type=Path, help="folder that it is written to (default: --tables)")
     table.set_defaults(run=_table)
 
     figure = commands.add_parser("figure", help="a table -> a figure (PDF, PNG, CSV)")
@@ -93,7 +94,7 @@ def _collect(options: argparse.Namespace) -> None:
 def _table(options: argparse.Namespace) -> None:
     from lowband.report.derive import write_table
 
-    write_table(options.name, options.tables)
+    write_table(options.name, options.tables, options.out or options.tables)
 
 
 def _figure(options: argparse.Namespace) -> None:

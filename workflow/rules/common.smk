@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 from lowband.errors import UserError
-from lowband.report.derive import TABLES
+from lowband.report.derive import SUITE_OF, TABLES
 from lowband.report.figures import FIGURES
 from lowband.spec.suites import expand as expand_suites
 
@@ -36,6 +36,13 @@ TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
+
+def sources_dir(table):
+    """Where a table's raw tables lie: shipped ones, unless this reproduction runs their suite itself."""
+    suite = SUITE_OF.get(table)
+    is_shipped = suite is not None and suite not in config["suites"]
+    return f"results/reference/{suite}" if is_shipped else TABLES_DIR
+
 
 # `python` in a rule is the one that runs snakemake, unless --sdm conda puts an environment before it; either
 # runs the package of this folder.

@@ -23,8 +23,9 @@ rule collect:
 
 rule table:
     input:
-        lambda wildcards: expand(
-            f"{TABLES_DIR}/{{source}}.csv", source=TABLES[wildcards.table]
+        sources=lambda wildcards: expand(
+            f"{sources_dir(wildcards.table)}/{{source}}.csv",
+            source=TABLES[wildcards.table],
         ),
         code=f"{REPORT_CODE}/tables/{{table}}.py",
     output:
@@ -35,9 +36,10 @@ rule table:
     conda:
         "../../envs/cpu.yaml"
     params:
-        tables=lambda wildcards, output: Path(output.table).parent,
+        tables=lambda wildcards, input: Path(input.sources[0]).parent,
+        out=lambda wildcards, output: Path(output.table).parent,
     shell:
-        "python -m lowband table {wildcards.table} --tables {params.tables} > {log} 2>&1"
+        "python -m lowband table {wildcards.table} --tables {params.tables} --out {params.out} > {log} 2>&1"
 
 
 rule claims:

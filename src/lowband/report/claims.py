@@ -39,7 +39,7 @@ class Query(Strict):
     table: str
     where: dict[str, Value] = Field(default={}, description="column -> value that a row must have")
     column: str
-    aggregate: Literal["max", "min", "sum", "median"]
+    aggregate: Literal["max", "min", "sum", "mean", "median"]
 
 
 class Claim(Strict):

@@ -13,15 +13,24 @@ TABLES: dict[str, tuple[str, ...]] = {
     "memory": ("states",),
     "loss": ("steps",),
     "parity": ("runs", "loss"),
+    "convergence": ("steps",),
+    "convergence_curves": ("steps",),
+    "peers": ("runs",),
 }
 
+# Tables of a suite that is no part of a reproduction: from its shipped raw tables in results/reference/
+SUITE_OF = {"convergence": "convergence", "convergence_curves": "convergence", "peers": "peers"}
 
-def write_table(name: str, tables_dir: Path) -> None:
-    """Write `tables_dir`/`name`.csv. Raises UserError for a name that is not in TABLES."""
+
+def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> None:
+    """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: there too).
+
+    Raises UserError for a name that is not in TABLES.
+    """
     if name not in TABLES:
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.report.tables.{name}").build
     write_csv(
         build(*[read_table(tables_dir / f"{source}.csv") for source in TABLES[name]]),
-        tables_dir / f"{name}.csv",
+        (out_dir or tables_dir) / f"{name}.csv",
     )

@@ -119,8 +119,13 @@ def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     groups = df.groupby(EXPERIMENT, sort=False)
     lone = len(groups) == 1 and (df["provenance"] == "measured").all()
     return [
-        ("" if lone else f"{suite} ({provenance} on {cluster})\n{model}, sequence {seq_len}, {dtype}", rows)
-        for (provenance, suite, cluster, model, seq_len, dtype), rows in groups
+        (
+            ""
+            if lone
+            else f"{suite} ({provenance} on {cluster})\n{engine}, {model}, sequence {seq_len}, {dtype}",
+            rows,
+        )
+        for (provenance, suite, cluster, engine, model, seq_len, dtype), rows in groups
     ]
 
 

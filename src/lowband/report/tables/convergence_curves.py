@@ -1,0 +1,35 @@
+"""Loss curves of each scheme over seeds, and their distance from the reference scheme's, smoothed.
+
+loss, loss_low, loss_high                    mean, least and largest over seeds of the mean over WINDOW steps
+difference, difference_low, difference_high  likewise of the loss less the reference's with the same seed
+"""
+
+import pandas as pd
+
+from lowband.report.tables import EXPERIMENT
+from lowband.report.tables.convergence import REFERENCE
+
+WINDOW = 20
+
+
+def build(steps: pd.DataFrame) -> pd.DataFrame:
+    """One row per scheme and step, from the first full window on."""
+    seed = [*EXPERIMENT, "global_batch", "ranks", "repeat", "step"]
+    reference = steps.loc[steps["scheme"] == REFERENCE, [*seed, "loss"]]
+    df = steps.merge(reference.rename(columns={"loss": "reference_loss"}), on=seed)
+    df["difference"] = df["loss"] - df["reference_loss"]
+    for name in ("loss", "difference"):
+        rolling = df.groupby("run_id", sort=False)[name].rolling(WINDOW).mean()
+        df[name] = rolling.reset_index(level=0, drop=True)
+    df = df.dropna(subset=["loss"])
+    point = [*EXPERIMENT, "global_batch", "ranks", "scheme", "step"]
+    groups = df.groupby(point, sort=False)
+    return groups.agg(
+        seeds=("repeat", "nunique"),
+        loss=("loss", "mean"),
+        loss_low=("loss", "min"),
+        loss_high=("loss", "max"),
+        difference=("difference", "mean"),
+        difference_low=("difference", "min"),
+        difference_high=("difference", "max"),
+    ).reset_index()
