@@ -1,7 +1,11 @@
 """lowband: partitioning LLM training over machines whose links get slower the further they reach.
 
-    topology = lowband.Topology({"package": 2, "node": 8})
-    model = lowband.shard(module, "hier3-exact", topology, wrap=Block)
+    import torch, lowband  # torch.distributed is initialised (torchrun, srun)
+    topology = lowband.Topology({"package": 2, "node": 8})  # sizes of the inner levels; world is implied
+    model = lowband.shard(module, scheme="hier3", topology=topology, wrap=Block)
+    opt = torch.optim.AdamW(model.parameters(), lr=3e-4)  # parameters(): this rank's fp32 shards
+    loss = model(x); loss.backward(); lowband.clip_grad_norm_(model, 1.0); opt.step(); opt.zero_grad()
+    lowband.full_state_dict(model)  # logical fp32 tensors, on rank 0
 
 The names below come from `lowband.engine`, which needs torch; importing lowband alone does not.
 """

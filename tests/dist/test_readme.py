@@ -7,6 +7,8 @@ import torch
 from ranks import on_ranks
 from torch import nn
 
+import lowband
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -38,6 +40,11 @@ def test_example(monkeypatch) -> None:
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert has_changed
     assert [names for names, _ in others] == [[], [], []]
+
+
+def test_the_docstring_has_the_same_example() -> None:
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert all(line in lowband.__doc__ for line in example.strip().splitlines())
 
 
 def test_links() -> None:

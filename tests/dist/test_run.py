@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from ranks import on_ranks
 
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
@@ -186,3 +189,26 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     assert "unknown key 'sed'" in done.stderr
     assert "seed" in done.stderr.partition("allowed")[2]
     assert [p.name for p in tmp_path.iterdir()] == ["spec.json"]
+
+
+def start_as(changes: dict[str, object]) -> str:
+    """What rank 1 is told when it starts with a changed spec or code."""
+    from lowband.errors import UserError
+    from lowband.run import train
+
+    spec = SMOKE["smoke-gpt-200k-zero3-n0004-b2-s64-r1"]
+    if dist.get_rank() == 1:
+        spec = spec.model_copy(update={k: v for k, v in changes.items() if k != "commit"})
+        if "commit" in changes:
+            train.code_version = lambda: (changes["commit"], False)
+    try:
+        train._check_same_start(spec)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("changes", "what"), [({}, ""), ({"seed": 9}, "spec"), ({"commit": "abc"}, "commit")])
+def test_ranks_that_differ_are_told_at_start(changes: dict[str, object], what: str) -> None:
+    for said in on_ranks(2, start_as, changes):
+        assert (f"rank 1 on {socket.gethostname()} has another {what} than rank 0" in said) if what else not said

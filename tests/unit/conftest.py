@@ -13,7 +13,7 @@ REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run of the smoke suite ended ok: 1 s a step on 1 rank, 0.5 s on 4, 0.4 s on 8. Shipped: as shipped."""
+    """The smoke suite, all ok: 1 s a step on 1 rank, 0.5 s on 4, 0.4 s on 8; shipped suites as shipped."""
     folder = tmp_path_factory.mktemp("tables")
     step_time_s = {1: 1.0, 4: 0.5, 8: 0.4}
     runs = [

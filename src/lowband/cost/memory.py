@@ -4,10 +4,13 @@
     secondary  b_c N / |secondary|
     grads      4 N / |grads|         4 N / |optim| without accumulation: nothing waits at the grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
+    gathered   b_c (root + the two largest blocks): the unit in use, the one on its way, and the root, which
+               stays; 0 where the weights are not sharded
+    buffers    b_r (largest unit): its gradient on its way; what a collective receives comes on top
 
-N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
-level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with each state on a level
-of its own.
+N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
+in one group of the level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with
+each state on a level of its own.
 """
 
 from collections.abc import Sequence
@@ -43,11 +46,12 @@ def state_bytes(
     scheme: Scheme,
     levels: Levels,
     compute_dtype: str,
+    reduce_dtype: str,
     accumulation: int,
 ) -> dict[str, int]:
-    """Peak bytes per rank by state, with Adam.
+    """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is a bound.
 
-    unit_numels: elements per unit, padding included
+    unit_numels: elements per unit, padding included, the root's first
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -55,10 +59,14 @@ def state_bytes(
     secondary = 0
     if keeps_secondary(scheme, levels) and scheme.secondary is not None:
         secondary = b_c * numel // levels.size(scheme.secondary)
+    blocks = sorted(unit_numels[1:])
+    is_gathered = bool(levels.hops(SELF, scheme.weights))
     grads = GRAD_BYTES * numel // levels.size(scheme.grads if accumulation > 1 else scheme.optim)
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
         "secondary": secondary,
         "grads": grads,
         "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
+        "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
+        "buffers": DTYPE_BYTES[reduce_dtype] * max(unit_numels),
     }

@@ -174,7 +174,12 @@ def _states(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
     """The states of the closed form, then what the engine holds besides (no closed form: empty)."""
     measured = {state.kind: state.bytes for state in outcome.states}
     closed = state_bytes(
-        unit_numels(spec.model, spec.levels), spec.scheme, spec.levels, spec.compute_dtype, spec.accumulation
+        unit_numels(spec.model, spec.levels),
+        spec.scheme,
+        spec.levels,
+        spec.compute_dtype,
+        spec.reduce_dtype,
+        spec.accumulation,
     )
     for state in [*closed, *sorted(set(measured) - set(closed))]:
         held = measured.get(state, 0)

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from lowband.spec.machine import SELF, Levels
 
-# Elements. Every parameter and every shard starts on such a boundary, so that a block of up to that many values
-# never mixes parameters: next to a norm's weights of 1.0 a bias of 0.001 would share their quantization scale
-# and be sent as zero. It is also what vector loads, cuBLAS and NCCL want.
+# Elements. Every parameter and every shard starts on such a boundary, so that a block of up to that many
+# values never mixes parameters: next to a norm's weights of 1.0 a bias of 0.001 would share their scale and
+# be sent as zero. It is also what vector loads, cuBLAS and NCCL want.
 ALIGN = 256
 
 

@@ -77,7 +77,7 @@ _DASHES: tuple[Dash, ...] = (
 )
 
 # The place of a scheme fixes its look in every figure. Schemes that are not named follow by name.
-_PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier3", "zeropp", "mics")
+_PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier3", "mics", "zeropp")
 
 
 def looks(schemes: Iterable[str]) -> dict[str, Look]:

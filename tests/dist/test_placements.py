@@ -1,0 +1,93 @@
+"""Every placement that the levels allow, not only the named ones: bit-equal to one process."""
+
+from itertools import combinations_with_replacement
+
+import pytest
+import reference
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
+
+import lowband
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.engine.api import engine_of
+from lowband.model.gpt import GPT, Block
+from lowband.spec.machine import Levels
+from lowband.spec.scheme import Scheme
+
+STEPS = 2
+ONE_LEVEL: dict[str, int] = {}
+THREE_LEVELS = {"package": 2, "node": 4}
+FOUR_LEVELS = {"die": 2, "package": 4, "node": 8}
+
+
+def placements(inner: dict[str, int], ranks: int) -> list[Scheme]:
+    """weights <= grads <= optim over all levels, with every secondary inside the weights, or none."""
+    names = Levels.fit(inner, ranks).names
+    found = []
+    for weights, grads, optim in combinations_with_replacement(range(len(names)), 3):
+        for secondary in (None, *range(weights)):
+            found.append(
+                Scheme(
+                    name=f"{weights}{secondary}{grads}{optim}",
+                    weights=names[weights],
+                    grads=names[grads],
+                    optim=names[optim],
+                    secondary=None if secondary is None else names[secondary],
+                )
+            )
+    return found
+
+
+def train_all(schemes: list[Scheme], inner: dict[str, int]):
+    """Final weights, and whether each second step's bytes are the closed form's, by scheme."""
+    topology = lowband.Topology(inner)
+    results = []
+    for scheme in schemes:
+        model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, compute_dtype=torch.float32)
+        optimizer = optimizer_of(model.parameters())
+        for step in range(STEPS):
+            engine_of(model).ledger.take()
+            model(*part_of_batch(step, 0, dist.get_rank(), dist.get_world_size(), 1)).backward()
+            lowband.clip_grad_norm_(model, CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+        sent = {(s.level, s.collective, s.wire): s.bytes for s in engine_of(model).ledger.take()}
+        units = unit_numels(SPEC, topology.levels)
+        is_closed_form = sent == sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1)
+        results.append((lowband.full_state_dict(model), is_closed_form))
+    return results
+
+
+def train_references(schemes: list[Scheme], inner: dict[str, int], ranks: int):
+    """Only the order of sums matters: one reference for each grads level."""
+    found = {}
+    for scheme in schemes:
+        if scheme.grads not in found:
+            found[scheme.grads] = reference.train(
+                GPT(SPEC, seed=7),
+                lambda model, inputs, targets: model(inputs, targets),
+                lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
+                scheme,
+                Levels.fit(inner, ranks),
+                STEPS,
+                1,
+                CLIP,
+                optimizer_of,
+            )[2]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("inner", "ranks", "count"),
+    [(ONE_LEVEL, 4, 5), (THREE_LEVELS, 8, 35), pytest.param(FOUR_LEVELS, 16, 70, marks=pytest.mark.slow)],
+)
+def test_every_placement(inner: dict[str, int], ranks: int, count: int) -> None:
+    schemes = placements(inner, ranks)
+    assert len(schemes) == count
+    [expected] = on_ranks(1, train_references, schemes, inner, ranks)
+    for scheme, (weights, is_closed_form) in zip(schemes, on_ranks(ranks, train_all, schemes, inner)[0], strict=True):
+        assert is_closed_form, scheme
+        for name, value in expected[scheme.grads].items():
+            assert torch.equal(weights[name], value), (scheme, name)
