@@ -73,7 +73,7 @@ class Claim(Strict):
 
 def read_claims(path: Path) -> list[Claim]:
     """The claims, relations first. Raises UserError for an entry that does not fit."""
-    entries: dict[str, dict[str, Any]] = read_yaml(path) or {}
+    entries: dict[str, dict[str, Any]] = read_yaml(path)
     claims = [
         Claim.parse({"id": name, **(entry or {})}, f"{path}: {name}") for name, entry in entries.items()
     ]

@@ -71,7 +71,7 @@ def read_machine(root: Path, cluster: str) -> Machine:
     if not path.exists():
         known = sorted(p.parent.name for p in (root / "slurm").glob("*/machine.yaml"))
         raise UserError(f"no cluster '{cluster}'", where=root / "slurm", allowed=known)
-    return Machine.parse({"name": cluster, **(read_yaml(path) or {})}, path)
+    return Machine.parse({"name": cluster, **read_yaml(path)}, path)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,12 @@ class Strict(BaseModel):
 
     @classmethod
     def read_json(cls, path: Path) -> Self:
-        return cls.parse(json.loads(read_text(path)), path)
+        """The file's object. Raises UserError if it is missing, is not JSON or does not fit."""
+        try:
+            data = json.loads(read_text(path))
+        except json.JSONDecodeError as error:
+            raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+        return cls.parse(data, path)
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
@@ -39,22 +44,27 @@ def read_text(path: Path) -> str:
         raise UserError(f"cannot be read: {error.strerror}", where=path) from None
 
 
-def read_yaml(path: Path) -> Any:
-    """The file's data. Raises UserError if it is missing or is not YAML."""
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's mapping. Raises UserError if it is missing, is not YAML or no mapping."""
     try:
-        return yaml.safe_load(read_text(path))
+        data = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f"{path}:{line + 1}" if line is not None else str(path)
         raise UserError(f"is not YAML: {getattr(error, 'problem', error)}", where=where) from None
+    if not isinstance(data, dict):
+        raise UserError("is no mapping of keys to values", where=path)
+    return data
 
 
 def read_named(cls: type[Strict], path: Path, name: str) -> Any:
     """The entry `name` of a YAML mapping of entries, as `cls` with its `name` filled in."""
-    entries = read_yaml(path) or {}
+    entries = read_yaml(path)
     if name not in entries:
         raise UserError(f"no entry '{name}'", where=path, allowed=sorted(entries))
-    return cls.parse({"name": name, **(entries[name] or {})}, f"{path}: {name}")
+    if not isinstance(entries[name], dict):
+        raise UserError("is no mapping of keys to values", where=f"{path}: {name}")
+    return cls.parse({"name": name, **entries[name]}, f"{path}: {name}")
 
 
 def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseModel]) -> UserError:

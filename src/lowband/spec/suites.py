@@ -71,7 +71,7 @@ def read_suite(root: Path, name: str) -> Suite:
         raise UserError(
             f"no suite '{name}'", where=folder, allowed=sorted(p.stem for p in folder.glob("*.yaml"))
         )
-    return Suite.parse({"name": name, **(read_yaml(path) or {})}, path)
+    return Suite.parse({"name": name, **read_yaml(path)}, path)
 
 
 def expand(root: Path, suite_names: list[str]) -> list[RunSpec]:

@@ -1,0 +1,94 @@
+"""Suites expand to complete specs; every mistake is one line that names file, key and what is allowed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
+    return tmp_path
+
+
+@pytest.mark.parametrize("suite", sorted(p.stem for p in (ROOT / "config" / "suites").glob("*.yaml")))
+def test_every_suite_expands_to_unique_complete_specs(suite: str, tmp_path: Path) -> None:
+    specs = expand(ROOT, [suite])
+    assert len({spec.run_id for spec in specs}) == len(specs) > 0
+    path = tmp_path / "spec.json"
+    for spec in specs:
+        path.write_text(spec.to_json())
+        assert RunSpec.read_json(path) == spec
+
+
+def test_strong_scaling_keeps_the_global_batch() -> None:
+    batches = {spec.global_batch for spec in expand(ROOT, ["default"])}
+    assert batches == {8}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("suites/smoke.yaml", "  steps: 6", "  stepz: 6", ("smoke.yaml", "unknown key 'stepz'", "steps")),
+        ("suites/smoke.yaml", "hier3-exact]", "hier9]", ("schemes.yaml", "no entry 'hier9'", "zero3")),
+        ("suites/smoke.yaml", "gpt-200k", "gpt-2k", ("models.yaml", "no entry 'gpt-2k'", "gpt-20b")),
+        ("suites/smoke.yaml", "cluster: local", "cluster: here", ("no cluster 'here'", "frontier")),
+        ("suites/smoke.yaml", "ranks: [1, 4, 8]", "ranks: [1, 3, 8]", ("does not divide over 3 ranks",)),
+        ("suites/smoke.yaml", "global_batch: 8", "global_batch: 9", ("global_batch 9", "multiples of 4")),
+        (
+            "suites/smoke.yaml",
+            "global_batch: 8",
+            "global_batch: 8\n  micro_batch: 1",
+            ("one of micro_batch",),
+        ),
+        ("suites/smoke.yaml", "seq_len: 64", "seq_len: 65", ("seq_len (65)", "longest (64)")),
+        ("suites/smoke.yaml", "warmup_steps: 2", "warmup_steps: 6", ("leave nothing of 6 steps",)),
+        ("suites/smoke.yaml", "ranks: 1}", "rank: 1}", ("'rank' is no axis", "scheme, ranks")),
+        ("suites/smoke.yaml", "axes:", "axes: [", ("smoke.yaml:", "is not YAML")),
+        ("schemes.yaml", "weights: package", "weights: world", ("from inner to outer",)),
+        ("schemes.yaml", "secondary: node", "secondary: world", ("secondary", "save nothing")),
+        ("schemes.yaml", "grads: node", "grads: rack", ("no level 'rack'", "package, node, world")),
+        ("schemes.yaml", "weights: package", "weight: package", ("unknown key 'weight'",)),
+        ("models.yaml", "heads: 4,", "heads: 5,", ("hidden (64) is no multiple of heads (5)",)),
+    ],
+)
+def test_mistakes(root: Path, file: str, old: str, new: str, words: tuple[str, ...]) -> None:
+    path = root / "config" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(UserError) as error:
+        expand(root, ["smoke"])
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_broken_machine_files_are_refused(root: Path) -> None:
+    path = root / "slurm" / "local" / "machine.yaml"
+    for text, words in (
+        ("- a\n", "no mapping"),
+        (path.read_text().replace("  - {name: world}\n", ""), "the last level is 'world'"),
+        (path.read_text().replace("size: 2", "size: -2"), "levels.0.size"),
+        (path.read_text().replace("name: node", "name: package"), "unique"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=words):
+            expand(root, ["smoke"])
+        shutil.copy(ROOT / "slurm" / "local" / "machine.yaml", path)
+
+
+def test_a_spec_that_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text("{\n")
+    with pytest.raises(UserError, match=r"spec.json:2: is not JSON"):
+        RunSpec.read_json(path)
