@@ -141,11 +141,48 @@ class HalfFrozen(Tower):
             parameter.requires_grad_(False)
 
 
-@pytest.mark.parametrize("make_model", [Tied, HalfFrozen])
+@pytest.mark.parametrize("make_model", [Tied, HalfFrozen, lambda: Adapted()], ids=["tied", "half-frozen", "adapted"])
 @pytest.mark.parametrize("scheme", [HIER3, HPZ, DDP], ids=lambda s: s.name)
 def test_tied_and_frozen_parameters(scheme: Scheme, make_model) -> None:
     [expected] = on_ranks(1, single, make_model, sgd, 4)
     assert_same(on_ranks(4, sharded, make_model, sgd, scheme, is_layer)[0], expected, "unused")
+
+
+class Adapted(nn.Module):
+    """A tower of frozen layers, each with a small trainable adapter, as in LoRA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first = nn.Linear(5, 64)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64, bias=False)) for _ in range(6))
+        for layer in self.layers:
+            layer[0].requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x.square().mean()
+
+
+def most_gathered() -> tuple[int, int, int]:
+    model = lowband.shard(Adapted(), HIER3, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    optimizer = sgd(model.parameters())
+    for step in range(2):
+        model(inputs(step, dist.get_rank())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    engine = engine_of(model)
+    root, *layers = [unit.layout.numel * 4 for unit in engine.units]
+    return engine.meter.peak["gathered"], root + 2 * sum(layers[:2]), engine.meter.now["gathered"]
+
+
+def test_frozen_units_are_dropped_as_the_backward_goes() -> None:
+    """Two layers and the root at a time, not the whole frozen model by the end of the backward."""
+    for peak, bound, after in on_ranks(4, most_gathered):
+        assert peak <= bound
+        assert after == 0
 
 
 def frozen_state() -> tuple[int, int]:

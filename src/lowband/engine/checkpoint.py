@@ -201,8 +201,9 @@ def _state(
 def _copy(value: Any) -> Any:
     """What the training may change while the copy is written."""
     if isinstance(value, LogicalSlice):
-        return LogicalSlice.of(value._plain().clone(), value._start, value._numel, value._writes)
-    return value.clone() if isinstance(value, torch.Tensor) else value
+        local = value._plain().to("cpu", copy=True)
+        return LogicalSlice.of(local, value._start, value._numel, value._writes)
+    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, LogicalSlice]]:

@@ -81,7 +81,16 @@ class Engine:
         if not self._in_backward:  # in backward this is activation checkpointing's recomputation
             self._seen += units
             self._prefetch(units, self._order, backward=False)
-        return tree_map(self._cast, args), tree_map(self._cast, kwargs)
+        args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
+        self._watch_frozen(units, (args, kwargs))
+        return args, kwargs
+
+    def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
+        """Frozen units have no gradients to tell when their backward is over: their inputs' gradients do."""
+        frozen = [unit for unit in units if not unit.requires_grad]
+        tensors = _differentiable(inputs)
+        if frozen and tensors:
+            register_multi_grad_hook(tensors, lambda _: [unit.drop() for unit in frozen], mode="all")
 
     def _cast(self, value: Any) -> Any:
         """Floating-point inputs in the compute dtype, as the weights are."""
@@ -92,7 +101,7 @@ class Engine:
         if self._in_backward:
             return
         units = self._units_of.get(owner, [])
-        tensors = [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+        tensors = _differentiable(output)
         training = torch.is_grad_enabled() and bool(tensors)
         if training:
             register_multi_grad_hook(tensors, lambda _: self._before_backward(owner), mode="any")
@@ -161,6 +170,13 @@ class Engine:
             yield
         finally:
             self.sync = True
+
+
+def _differentiable(values: Any) -> list[torch.Tensor]:
+    """The tensors in nested values through which gradients flow."""
+    if not torch.is_grad_enabled():
+        return []
+    return [v for v in tree_flatten(values)[0] if isinstance(v, torch.Tensor) and v.requires_grad]
 
 
 def _group_parameters(module: nn.Module, wrap: Wrap) -> Iterable[tuple[nn.Module, str, list[list[Slot]]]]:

@@ -82,6 +82,7 @@ class StreamLane(Lane):
         super().__init__()
         self._stream = torch.cuda.Stream(device)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
+        self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
 
     def submit(self, work: Callable[[], None]) -> Handle:
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -91,7 +92,7 @@ class StreamLane(Lane):
             start.record()
             work()
             done.record()
-        self._spans.append((start, done, True))
+        self._keep(start, done, is_busy=True)
         return _OnStream(self, done)
 
     def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -99,7 +100,12 @@ class StreamLane(Lane):
             if tensor is not None:
                 tensor.record_stream(self._stream)
 
+    def _keep(self, start: torch.cuda.Event, done: torch.cuda.Event, is_busy: bool) -> None:
+        if self._is_timed:
+            self._spans.append((start, done, is_busy))
+
     def take_times(self) -> tuple[float, float]:
+        self._is_timed = True
         torch.cuda.synchronize()
         for start, done, busy in self._spans:
             seconds = max(0.0, start.elapsed_time(done)) / 1e3
@@ -121,7 +127,7 @@ class _OnStream:
         reached.record(here)
         here.wait_event(self._done)
         # The caller's stream stood still from `reached` to `done`; a negative span means it did not.
-        self._lane._spans.append((reached, self._done, False))
+        self._lane._keep(reached, self._done, is_busy=False)
 
 
 def new_lane(device: torch.device) -> Lane:
