@@ -7,6 +7,7 @@ Backward, per unit:  gather from the secondary level if there is one, compute, d
 Next forward:        the new weights come back from the optimizer's level, unit by unit, with the gather.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from lowband.engine.shard import Slot, Unit
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
+
+MOST_REDUCING = 2
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
 
@@ -50,6 +53,7 @@ class Engine:
         self.lane = new_lane(first.device)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
+        self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
         self._order: list[Unit] = []  # units as the last forward used them
         self._seen: list[Unit] = []  # the same, of the forward that runs
 
@@ -130,13 +134,21 @@ class Engine:
 
     def _grads_ready(self, unit: Unit) -> None:
         unit.drop()
+        self._reduce(unit)
+
+    def _reduce(self, unit: Unit) -> None:
+        """Start a unit's reduction, and let no more than two wait: each holds a whole unit's gradient."""
+        if len(self._reducing) == MOST_REDUCING:
+            self._reducing.popleft().wait_reduce()
         unit.start_reduce(at_boundary=self.sync)
+        self._reducing.append(unit)
 
     def _end_backward(self) -> None:
         """Reduce what no hook has reduced: units with unused parameters, gradients that came late."""
         for unit in self.units:
             if unit.needs_reduce:
-                unit.start_reduce(at_boundary=self.sync)
+                self._reduce(unit)
+        self._reducing.clear()
         self._drop_all()
         for unit in self.units:
             unit.finish_reduce()

@@ -273,11 +273,15 @@ class Unit:
         else:  # a second reduction in one backward: see Engine._end_backward
             self._boundary += part
 
-    def finish_reduce(self) -> None:
-        """Wait for the reduction; at a boundary hand the gradient shards to the optimizer's parameters."""
+    def wait_reduce(self) -> None:
+        """Return when the reduction is over."""
         if self._reducing is not None:
             self._reducing.wait()
-            self._reducing = None
+
+    def finish_reduce(self) -> None:
+        """Wait for the reduction; at a boundary hand the gradient shards to the optimizer's parameters."""
+        self.wait_reduce()
+        self._reducing = None
         if self._boundary is None:
             return
         start, stop = self.optim_range
