@@ -1,0 +1,35 @@
+"""Runs on fake tensors: the engine at ranks that no machine here has, against the closed forms."""
+
+from pathlib import Path
+
+import pytest
+from test_run import command, run
+
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.memory import state_bytes
+from lowband.spec.records import Outcome
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+# Two layers of the 20B model: the same sizes of every message, a twentieth of the time.
+CASES = [("volume", "zeropp", 1), ("volume", "hier3", 2), ("volume", "hsdp", 1), ("volume3072", "hier3", 1)]
+
+
+@pytest.mark.parametrize(("suite", "scheme", "accumulation"), CASES)
+def test_counted_at_scale_equals_closed_forms(tmp_path: Path, suite: str, scheme: str, accumulation: int) -> None:
+    [spec] = [spec for spec in expand(ROOT, [suite]) if spec.scheme.name == scheme]
+    two_layers = spec.model.model_copy(update={"layers": 2})
+    spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation})
+    path = tmp_path / "spec.json"
+    path.write_text(RunSpec.parse(spec.model_dump(), "test").to_json())
+    done = run(command(path))
+    assert done.returncode == 0, done.stderr
+    outcome = Outcome.read_json(tmp_path / "outcome.json")
+    units = unit_numels(spec.model, spec.levels)
+    sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
+    assert sent == sent_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation)
+    held = {state.kind: state.bytes for state in outcome.states}
+    expected = state_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation)
+    assert {kind: held.get(kind, 0) for kind in expected} == expected
+    assert not (tmp_path / "steps.jsonl").exists()
