@@ -264,6 +264,25 @@ def test_evaluation_between_steps() -> None:
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def step_after_a_forward_without_backward() -> tuple[float, float]:
+    """The loss after a step, with and without a forward that never saw its backward just before the step."""
+    losses = []
+    for with_lost_forward in (False, True):
+        model = lowband.shard(Tower(), HPZ, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+        optimizer = sgd(model.parameters())
+        model(inputs(0, dist.get_rank())).backward()
+        if with_lost_forward:
+            model(inputs(1, dist.get_rank()))
+        optimizer.step()
+        losses.append(model(inputs(2, dist.get_rank())).item())
+    return losses[0], losses[1]
+
+
+def test_a_step_is_seen_by_what_is_still_gathered() -> None:
+    for plain, after_lost_forward in on_ranks(4, step_after_a_forward_without_backward):
+        assert plain == after_lost_forward
+
+
 def accumulate(with_no_sync: bool):
     model = lowband.shard(Tower(), HIER3, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
     rank = dist.get_rank()

@@ -65,7 +65,6 @@ class Engine:
             unit.watch_grads(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)
-        self._root_units = self._units_of.get(module, [])
         for owner in self._units_of:
             if owner is not module:
                 self._hook(owner)
@@ -169,9 +168,9 @@ class Engine:
 
     def _prefetch(self, units: list[Unit], order: list[Unit], backward: bool) -> None:
         """Start the gather of the unit that the last pass used after these."""
-        if units and units[-1] in order:
-            after = order.index(units[-1]) + 1
-            for unit in order[after : after + 1]:
+        places = [order.index(unit) for unit in units if unit in order]
+        if places:
+            for unit in order[max(places) + 1 : max(places) + 2]:
                 unit.start_gather(backward)
 
     @contextmanager

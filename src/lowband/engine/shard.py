@@ -142,13 +142,17 @@ class Unit:
     def start_gather(self, backward: bool) -> None:
         """Submit the gather of the whole unit, if it is not held or on its way."""
         version = self._version()
-        stale, self._seen_version = version != self._seen_version, version
+        stale = version != self._seen_version
         if self.is_whole:
+            self._seen_version = version
             if stale and self.flat is not self.master:
                 self._gathering = self.lane.submit(self._refresh)
             return
+        if stale and self.state is UnitState.GATHERED:
+            self.drop()  # an optimizer step came between a forward without its backward and this one
         if self.state is not UnitState.SHARDED:
             return
+        self._seen_version = version
         from_secondary = backward and self._secondary_fresh
         self.state = UnitState.GATHERING
         self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
