@@ -28,4 +28,5 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
     )
     both["loss_difference"] = (both["final_loss"] - both["final_loss_peer"]).abs()
     worst = both.groupby([*POINT, "engine"], sort=False)["loss_difference"].max().reset_index()
-    return df.merge(worst, on=[*POINT, "engine"]).rename(columns={"engine": "peer"})
+    df = df.merge(worst, on=[*POINT, "engine"]).rename(columns={"engine": "peer"})
+    return df.assign(engine=OURS)
