@@ -56,5 +56,5 @@ def test_links() -> None:
 
 def test_make_targets() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"\bmake (\w+)", README):
+    for target in re.findall(r"`make (\w+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

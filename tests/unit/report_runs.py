@@ -62,7 +62,7 @@ def ok_outcome(spec: RunSpec) -> Outcome:
             for (level, collective, wire), count in sent.items()
             if count
         ),
-        states=tuple(StateBytes(kind=kind, bytes=held) for kind, held in {**states, "gathered": 7}.items()),
+        states=tuple(StateBytes(kind=kind, bytes=held) for kind, held in {**states, "other": 7}.items()),
         weights_sha256=f"{spec.ranks:064x}",
     )
 

@@ -1,6 +1,6 @@
 """Bytes that the fullest rank holds, by state, at each experiment's most ranks.
 
-`gathered` and `buffers` have no closed form; theirs is empty.
+Kinds without a closed form have an empty one.
 """
 
 import pandas as pd
