@@ -100,7 +100,12 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
             assert torch.allclose(got[name], value, rtol=1e-5, atol=2e-5), name
 
 
-@pytest.mark.parametrize("make_optimizer", [adamw, sgd, adagrad])
+def fused(parameters):
+    """Fused kernels change parameters without raising their version counters."""
+    return torch.optim.SGD(parameters, lr=1e-1, momentum=0.9, nesterov=True, fused=True)
+
+
+@pytest.mark.parametrize("make_optimizer", [adamw, sgd, adagrad, fused])
 @pytest.mark.parametrize("scheme", [HIER3, HPZ, DDP], ids=lambda s: s.name)
 def test_plain_module_with_any_optimizer(scheme: Scheme, make_optimizer) -> None:
     [expected] = on_ranks(1, single, Tower, make_optimizer, 8)
@@ -319,6 +324,16 @@ def test_default_compute_dtype_is_bf16_with_fp32_shards() -> None:
         assert set(shards) == {torch.float32}
 
 
+def state_after_a_lost_forward() -> list[str]:
+    model = lowband.shard(Tower(), HIER3, lowband.Topology(INNER), is_layer)
+    model(inputs(0, dist.get_rank()))
+    return list(lowband.full_state_dict(model))
+
+
+def test_state_after_a_forward_without_backward() -> None:
+    assert on_ranks(4, state_after_a_lost_forward)[0] == list(Tower().state_dict())
+
+
 def mistakes():
     said = []
     for attempt in (
@@ -334,6 +349,7 @@ def mistakes():
         ),
         lambda: lowband.full_state_dict(nn.Linear(1, 1)),
         lambda: lowband.Topology({"node": 3}),
+        lambda: lowband.Topology({"node": 0}),
     ):
         try:
             attempt()

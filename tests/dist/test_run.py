@@ -86,6 +86,10 @@ def test_slurm_variables_make_a_rank(tmp_path: Path) -> None:
     assert "srun started 2 ranks (allowed: 1, as the spec says)" in wrong.stderr
 
 
+def _has_steps(folder: RunFolder) -> bool:
+    return folder.steps.exists() and folder.steps.stat().st_size > 0
+
+
 def _child_ranks(parent: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
@@ -97,7 +101,7 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, victim: int) -> None:
     process = subprocess.Popen(command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
-        while not folder.steps.exists() and time.monotonic() < deadline:
+        while not _has_steps(folder) and time.monotonic() < deadline:
             time.sleep(0.1)
         ranks = _child_ranks(process.pid)
         assert len(ranks) == 4
@@ -111,6 +115,22 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, victim: int) -> None:
     outcome = Outcome.read_json(folder.outcome)
     assert (outcome.status, outcome.cause) == ("error", f"rank {victim} was killed by SIGKILL")
     assert outcome.steps >= 1
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_do_not_outlive_their_launcher(tmp_path: Path, order: signal.Signals) -> None:
+    path = spec_file(tmp_path, steps=100_000)
+    process = subprocess.Popen(command(path), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not _has_steps(RunFolder(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    ranks = _child_ranks(process.pid)
+    assert len(ranks) == 4
+    process.send_signal(order)
+    process.wait(30)
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 

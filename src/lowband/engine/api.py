@@ -83,6 +83,7 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
     for unit in engine.units:
+        unit.put_shards()  # a forward without its backward leaves whole parameters in place
         whole = unit.master.new_empty(unit.layout.numel)
         unit.collectives.gather(unit.master, whole, SELF, engine.scheme.optim, "state_dict")
         if engine.topology.rank == 0:
@@ -94,4 +95,4 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
         return {}
     named = module.named_parameters(remove_duplicate=False)
     state = {name: full[id(parameter)] for name, parameter in named}
-    return {key: state.get(key, value) for key, value in module.state_dict().items()}
+    return {key: state[key] if key in state else value.cpu() for key, value in module.state_dict().items()}

@@ -112,6 +112,7 @@ class Checkpointer:
             "optimizer_groups": groups,
             "extra": extra,
         }
+        json.dumps(manifest)  # raises here, on every rank, what JSON cannot hold
         self._writer = threading.Thread(target=self._write, args=(step, state, manifest), daemon=True)
         self._writer.start()
         self.stall_s = time.perf_counter() - start
@@ -209,6 +210,8 @@ def _copy(value: Any) -> Any:
 def _pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, LogicalSlice]]:
     """(name, optimizer shard, logical slice of it) for every parameter."""
     engine = engine_of(module)
+    for unit in engine.units:
+        unit.put_shards()  # a forward without its backward leaves whole parameters in place
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     levels = engine.topology.levels
     # Beyond the optimizer's level ranks hold copies: those of the first group write.

@@ -53,6 +53,7 @@ class Engine:
         self.lane = new_lane(first.device)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
+        self._trains = False  # whether the forward that runs was entered with gradients
         self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
         self._order: list[Unit] = []  # units as the last forward used them
         self._seen: list[Unit] = []  # the same, of the forward that runs
@@ -80,6 +81,7 @@ class Engine:
         units = self._units_of.get(owner, [])
         if owner is self.module and not self._in_backward:
             self._seen = []
+            self._trains = torch.is_grad_enabled()
         self._gather(units, backward=self._in_backward)
         if not self._in_backward:  # in backward this is activation checkpointing's recomputation
             self._seen += units
@@ -111,7 +113,7 @@ class Engine:
         for unit in units:
             # The root's units are used first and last in a pass: between forward and backward they stay.
             if not (training and owner is self.module):
-                if training:
+                if self._trains:  # reentrant checkpointing runs the inner forward without gradients
                     unit.keep_secondary()
                 unit.drop()
         if owner is self.module:

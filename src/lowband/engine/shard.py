@@ -11,14 +11,16 @@ shards: one 1D parameter per original parameter (empty where this rank holds not
 views into `master`, each with the padding behind it: zeros, with gradients of zero. Any optimizer that works
 element by element works on them.
 
-[Note: stale] An optimizer step changes `master` in place and so raises the version counters of the shards.
-The next gather sees that and first carries the new weights from the optimizer's level to the weights' level.
+[Note: stale] An optimizer step changes `master` in place and so raises the version counters of the shards;
+fused optimizers do not, so steps of torch's optimizers are counted too. The next gather sees either and first
+carries the new weights from the optimizer's level to the weights' level.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives import Collectives
@@ -28,6 +30,19 @@ from lowband.engine.states import UnitState
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.partition import UnitLayout, intersect, shard_range
 from lowband.spec.scheme import Scheme
+
+
+class _Steps:
+    """Counts the steps of all of torch's optimizers in this process. See [Note: stale]."""
+
+    taken = 0
+
+    @classmethod
+    def count(cls, *_: object) -> None:
+        cls.taken += 1
+
+
+register_optimizer_step_post_hook(_Steps.count)
 
 Slot = tuple[nn.Module, str]  # where a parameter hangs: module and attribute
 
@@ -63,7 +78,7 @@ class Unit:
         self._gathering: Handle | None = None
         self._reducing: Handle | None = None
         self._waiting_grads = 0
-        self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, reduce dtype
+        self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
         self._handed: torch.Tensor | None = None  # the same, once it is the optimizer's
         self._secondary_fresh = False
@@ -137,7 +152,7 @@ class Unit:
     # ---- weights: gather and drop
 
     def _version(self) -> int:
-        return sum(shard._version for shard in self.shards)
+        return _Steps.taken + sum(shard._version for shard in self.shards)
 
     def start_gather(self, backward: bool) -> None:
         """Submit the gather of the whole unit, if it is not held or on its way."""

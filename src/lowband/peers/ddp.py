@@ -34,4 +34,6 @@ class Ddp:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm).item()
 
     def full_state(self) -> dict[str, torch.Tensor]:
-        return dict(self._whole.state_dict()) if dist.get_rank() == 0 else {}
+        if dist.get_rank() != 0:
+            return {}
+        return {name: value.cpu() for name, value in self._whole.state_dict().items()}

@@ -5,6 +5,7 @@ torch computation before it forks, so no thread pool is torn in two.
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -48,16 +49,23 @@ def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> 
             )
             for rank in range(ranks)
         ]
+        # An order to end becomes an exception, so that `finally` ends the ranks.
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         for process in processes:
             process.start()
         try:
             _watch(processes, time.monotonic() + time_limit_s, Path(folder))
         finally:
             _end(processes)
+            signal.signal(signal.SIGTERM, before)
 
 
 def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
     code = 1
+    # If the parent is killed, nobody would end this rank: let the kernel do it (prctl, PR_SET_PDEATHSIG).
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         work(rank)
         code = 0

@@ -113,10 +113,13 @@ def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> N
 
 
 def _device(rank: Rank) -> torch.device:
-    if not torch.cuda.is_available():
+    devices = torch.cuda.device_count()
+    is_forked = rank.init_method != "env://"
+    # NCCL takes one rank a device: local ranks that outnumber the devices train on the CPU.
+    if devices == 0 or (is_forked and rank.world > devices):
         return torch.device("cpu")
     # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all of a node's.
-    device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", rank.local_rank % devices)
     torch.cuda.set_device(device)
     return device
 

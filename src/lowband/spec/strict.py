@@ -42,6 +42,8 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=path) from None
+    except UnicodeDecodeError:
+        raise UserError("is no UTF-8 text", where=path) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
