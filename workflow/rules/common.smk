@@ -37,6 +37,7 @@ FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
 
+
 def sources_dir(table):
     """Where a table's raw tables lie: shipped ones, unless this reproduction runs their suite itself."""
     suite = SUITE_OF.get(table)
