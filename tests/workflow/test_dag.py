@@ -33,7 +33,8 @@ def tree(tmp_path: Path) -> Path:
             shutil.copytree(source, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, tmp_path / part)
-    shutil.copytree(ROOT / "results" / "reported", tmp_path / "results" / "reported")
+    for part in ("reported", "reference"):
+        shutil.copytree(ROOT / "results" / part, tmp_path / "results" / part)
     (tmp_path / "config" / "suites" / "tiny.yaml").write_text(TINY)
     return tmp_path
 
@@ -70,7 +71,7 @@ def test_every_suite_can_be_planned(tree: Path, suite: str, start: tuple[str, ..
     assert jobs["train"] == jobs["spec"] > 0
     assert jobs["figure"] >= 4
     assert {"collect", "table", "claims", "notebook"} <= set(jobs)
-    assert sorted(path.name for path in (tree / "results").iterdir()) == ["reported"]
+    assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_bad_configuration_is_one_line(tree: Path, setting: str, words: tuple[st
     assert line.startswith("lowband: ")
     assert all(word in line for word in words), line
     assert "Traceback" not in result.stderr
-    assert sorted(path.name for path in (tree / "results").iterdir()) == ["reported"]
+    assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
 
 
 @pytest.mark.slow
