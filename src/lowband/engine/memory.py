@@ -7,7 +7,7 @@ import torch
 
 
 class MemoryMeter:
-    """Counts the storage of every buffer that the engine allocates or frees.
+    """Counts the states, gathered units and gradients on their way; not what a collective holds meanwhile.
 
     Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), buffers (in transit).
     """
