@@ -32,6 +32,13 @@ def _parser() -> argparse.ArgumentParser:
         help="train as a spec.json says, into its folder; a rank under torchrun or srun, else locally",
     )
     train.add_argument("spec", type=Path)
+    train.add_argument(
+        "--links",
+        choices=["auto", "private", "plain"],
+        default="auto",
+        help="of a box's run: a network of its own with shaped links (private), plain loopback, or private "
+        "where it can be had (auto, the default)",
+    )
     train.set_defaults(run=_train)
 
     collect = commands.add_parser("collect", help="run folders -> raw tables")
@@ -61,6 +68,21 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("--figures", type=Path, required=True)
     summary.set_defaults(run=_summary)
 
+    box = commands.add_parser("box", help="a scale model of a machine: a Slurm cluster on shaped links")
+    verbs = box.add_subparsers(metavar="VERB", required=True)
+    for verb, text in (
+        ("up", "bring up a box that stays (root)"),
+        ("down", "take it down, and what a killed one has left"),
+        ("status", "which box is up"),
+        ("run", "run a command in a box of its own (any user)"),
+    ):
+        parsed = verbs.add_parser(verb, help=text)
+        if verb in ("up", "run"):
+            parsed.add_argument("--cluster", default="frontier-box", help="a folder of slurm/")
+        if verb == "run":
+            parsed.add_argument("command", nargs="+", help="after --")
+        parsed.set_defaults(run=_box, verb=verb)
+
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -77,9 +99,14 @@ def _spec(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from lowband.box.network import connect
+    from lowband.spec.run import RunSpec
+
+    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may start anew
+
     from lowband.run.train import train
 
-    outcome = train(options.spec)
+    outcome = train(options.spec, links)
     print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
     # Out of memory, out of time and NaN are results, rows of the table; an error is a failed job.
     return 1 if outcome.status == "error" else 0
@@ -113,6 +140,18 @@ def _summary(options: argparse.Namespace) -> None:
     from lowband.report.claims import summary
 
     print(summary(options.tables / "claims.csv", options.tables, options.figures))
+
+
+def _box(options: argparse.Namespace) -> int:
+    from lowband.box import cluster
+
+    if options.verb == "run":
+        return cluster.run(Path(), options.cluster, options.command)
+    if options.verb == "up":
+        print(cluster.up(Path(), options.cluster))
+    else:
+        print(cluster.down() if options.verb == "down" else cluster.status())
+    return 0
 
 
 def _doctor(_options: argparse.Namespace) -> None:

@@ -67,7 +67,12 @@ class Collectives:
         for bound in reversed(hops):
             count = bound.hop.count
             first = start - bound.coordinate * length
-            _all_gather(out[first : first + count * length], out[start : start + length], group=bound.group)
+            here = out[first : first + count * length]
+            if bound.back is not None:
+                parts = here.view(2, length)
+                bound.swap(parts[bound.coordinate], parts[1 - bound.coordinate])
+            else:
+                _all_gather(here, out[start : start + length], group=bound.group)
             self.ledger.add(bound.hop.level, name, wire, (count - 1) * length * out.element_size())
             start, length = first, count * length
 
@@ -111,7 +116,11 @@ class Collectives:
         plain = is_plain(wire, full.dtype)
         messages = rows if plain else encode(rows, wire, self.scheme.block_size)
         received = torch.empty_like(messages)
-        dist.all_to_all_single(received, messages, group=bound.group)
+        if bound.back is not None:
+            received[bound.coordinate] = messages[bound.coordinate]
+            bound.swap(messages[1 - bound.coordinate], received[1 - bound.coordinate])
+        else:
+            dist.all_to_all_single(received, messages, group=bound.group)
         sent = (count - 1) * messages.shape[1] * messages.element_size()
         self.ledger.add(bound.hop.level, name, "native" if plain else wire, sent)
         if plain:

@@ -12,11 +12,26 @@ from lowband.spec.machine import Hop, Levels, read_machine
 
 @dataclass(frozen=True)
 class BoundHop:
-    """A hop together with this rank's process group for it."""
+    """A hop together with this rank's process group for it.
+
+    [Note: pairs on gloo] Between two ranks of a group gloo moves one direction at a time. So a hop between two
+    has a second group of the same ranks, and each direction a connection of its own: half the time on a link.
+    """
 
     hop: Hop
     group: dist.ProcessGroup
     coordinate: int
+    back: dist.ProcessGroup | None  # of a pair on gloo: for what the second sends to the first
+
+    def swap(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Send `mine` to the partner of a pair on gloo and receive `theirs`, both at once."""
+        out, back = (self.group, self.back) if self.coordinate == 0 else (self.back, self.group)
+        partner = self.hop.partners(dist.get_rank())[1 - self.coordinate]
+        receiving = dist.irecv(theirs, partner, group=back)
+        sending = dist.isend(mine, partner, group=out)
+        for work in (receiving, sending):
+            if work is not None:
+                work.wait()
 
 
 @dataclass
@@ -38,7 +53,10 @@ class Topology:
         self.levels = Levels.fit(self.inner, dist.get_world_size())
         self.rank = dist.get_rank()
         for hop in self.levels.hops("self", "world"):
-            self._groups[hop.level] = BoundHop(hop, self._new_group(hop), hop.coordinate(self.rank))
+            group = self._new_group(hop)
+            is_gloo_pair = hop.count == 2 and dist.get_backend(group) == "gloo"
+            back = self._new_group(hop, is_second=True) if is_gloo_pair else None
+            self._groups[hop.level] = BoundHop(hop, group, hop.coordinate(self.rank), back)
 
     @classmethod
     def from_cluster(cls, name: str, root: Path | None = None) -> "Topology":
@@ -49,8 +67,8 @@ class Topology:
         """The steps from one level out to another, inner first, with this rank's groups."""
         return [self._groups[hop.level] for hop in self.levels.hops(inner, outer)]
 
-    def _new_group(self, hop: Hop) -> dist.ProcessGroup:
-        if hop.count == self.levels.world:
+    def _new_group(self, hop: Hop, is_second: bool = False) -> dist.ProcessGroup:
+        if hop.count == self.levels.world and not is_second:
             return dist.group.WORLD  # type: ignore[return-value]
         mine = None
         for rank in range(self.levels.world):

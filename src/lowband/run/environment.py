@@ -18,7 +18,9 @@ _PREFIXES = ("NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "GLOO_
 _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pydantic")
 
 
-def describe(hosts: tuple[str, ...], device: torch.device, data: Mapping[str, Any]) -> Environment:
+def describe(
+    hosts: tuple[str, ...], device: torch.device, data: Mapping[str, Any], links: str
+) -> Environment:
     """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
     commit, dirty = code_version()
     return Environment(
@@ -29,6 +31,7 @@ def describe(hosts: tuple[str, ...], device: torch.device, data: Mapping[str, An
         versions=_versions(),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         data=dict(data),
+        links=links,
     )
 
 

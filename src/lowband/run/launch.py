@@ -33,31 +33,35 @@ class TimeLimit(Exception):
 
 
 def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> None:
+    """Run `work` on all ranks of a job that has this machine for itself. Raises as `run_ranks` does."""
+    with tempfile.TemporaryDirectory(prefix="lowband-") as folder:
+        rendezvous = f"file://{folder}/rendezvous"
+        run_ranks(
+            [Rank(rank, ranks, rank, rendezvous) for rank in range(ranks)], work, time_limit_s, Path(folder)
+        )
+
+
+def run_ranks(ranks: list[Rank], work: Callable[[Rank], None], time_limit_s: float, causes: Path) -> None:
     """Run `work` once per rank, each in a process of its own, and return when all have ended well.
 
+    causes: a folder for what failing ranks say; of a job over several nodes, one that all of them see
     Raises RankFailure with the first failing rank's own error as soon as one ends badly, TimeLimit after
     `time_limit_s`; no rank is left running in either case.
     """
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="lowband-") as folder:
-        rendezvous = f"file://{folder}/rendezvous"
-        processes = [
-            context.Process(
-                target=_rank_main,
-                args=(Rank(rank, ranks, rank, rendezvous), work, Path(folder)),
-                name=f"rank {rank}",
-            )
-            for rank in range(ranks)
-        ]
-        # An order to end becomes an exception, so that `finally` ends the ranks.
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        for process in processes:
-            process.start()
-        try:
-            _watch(processes, time.monotonic() + time_limit_s, Path(folder))
-        finally:
-            _end(processes)
-            signal.signal(signal.SIGTERM, before)
+    processes = [
+        context.Process(target=_rank_main, args=(rank, work, causes), name=f"rank {rank.rank}")
+        for rank in ranks
+    ]
+    # An order to end becomes an exception, so that `finally` ends the ranks.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for process in processes:
+        process.start()
+    try:
+        _watch(processes, time.monotonic() + time_limit_s, causes)
+    finally:
+        _end(processes)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
@@ -71,9 +75,10 @@ def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        line = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        first_line = str(error).splitlines()[0] if str(error) else ""
+        line = f"rank {rank.rank}: {type(error).__name__}: {first_line}"
         # The time decides who failed first: the others fail soon after, because of it.
-        (folder / f"{time.monotonic_ns():020d}-{rank.rank}").write_text(line, encoding="utf-8")
+        _say(folder, time.time_ns(), os.getpid(), line)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -89,6 +94,10 @@ def _watch(processes: list[BaseProcess], deadline: float, folder: Path) -> None:
         if not ended:
             break
         newly = [process for process in map(running.pop, ended) if process.exitcode]
+        for process in newly:
+            if process.exitcode < 0:  # a signal's victim is the cause of its peers' broken connections
+                name = signal.Signals(-process.exitcode).name
+                _say(folder, 0, process.pid, f"{process.name} was killed by {name}")
         if newly and not failed:
             deadline = time.monotonic() + CAUSE_S
         failed += newly
@@ -98,15 +107,16 @@ def _watch(processes: list[BaseProcess], deadline: float, folder: Path) -> None:
         raise TimeLimit
 
 
+def _say(folder: Path, when_ns: int, pid: int | None, line: str) -> None:
+    (folder / f"{when_ns:020d}-{pid}").write_text(line, encoding="utf-8")
+
+
 def _cause(failed: list[BaseProcess], folder: Path) -> str:
-    """A signal's victim is the cause of its peers' broken connections, else the first error counts."""
-    for process in failed:
-        if process.exitcode is not None and process.exitcode < 0:
-            return f"{process.name} was killed by {signal.Signals(-process.exitcode).name}"
+    """What was said first, on any node."""
     first = min(folder.glob("[0-9]*-*"), default=None)
     if first is None:
         return f"{failed[0].name} ended with exit code {failed[0].exitcode}"
-    return f"rank {first.name.partition('-')[2]}: {first.read_text(encoding='utf-8')}"
+    return first.read_text(encoding="utf-8")
 
 
 def _end(processes: list[BaseProcess]) -> None:

@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.box.links import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
 from lowband.model.data import Corpus, batch
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
+from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.run.prepare import Prepared, prepare
 from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
@@ -21,10 +23,13 @@ class Diverged(Exception):
     """The loss or the gradient norm is not a number. The text says at which step."""
 
 
-def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder) -> Outcome:
+def train_rank(
+    spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder, is_shaped: bool
+) -> Outcome:
     """Train as the spec says, from the last checkpoint if there is one; rank 0 records each step.
 
-    Raises Diverged, on every rank at the same step.
+    is_shaped: whether the rank has a box's interface, whose counter is read
+    Raises Diverged or Overloaded, on every rank at the same step.
     """
     is_first = dist.get_rank() == 0
     prepared = prepare(spec, device)
@@ -36,16 +41,26 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
     resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
     if is_first:
         folder.keep_steps(resumed_from)
+    paced = _paced_device(spec)
+    sent_before = sent_bytes() if is_shaped else 0
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
-        loss = _backward(spec, corpus, prepared, step, device)
+        with paced or nullcontext():
+            loss = _backward(spec, corpus, prepared, step, device)
         grad_norm = prepared.clip_grad_norm(spec.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         times = clock.stop()
-        line = _gather_record(spec, step, loss, grad_norm, times, engine.ledger.take() if engine else [])
+        real_share = paced.take_real_share() if paced else math.nan
+        sent = engine.ledger.take() if engine else []
+        line = _gather_record(spec, step, loss, grad_norm, times, real_share, sent)
         if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
             raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
+        if line.real_share is not None and line.real_share > MOST_REAL_SHARE and step > spec.warmup_steps:
+            raise Overloaded(
+                f"real computation took {line.real_share:.0%} of the paced time at step {step}; "
+                f"at most {MOST_REAL_SHARE:.0%} keeps the speed constant"
+            )
         if is_first:
             folder.append_step(line)
         if checkpointer is not None and step % spec.checkpoint_every == 0:
@@ -53,8 +68,21 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
+    counted = sent_bytes() - sent_before if is_shaped else None
     outcome = _outcome(spec, prepared, optimizer, device, line.sent)
-    return outcome.model_copy(update={"resumed_from": resumed_from, "checkpoint_stall_s": stall_s})
+    return outcome.model_copy(
+        update={
+            "resumed_from": resumed_from,
+            "checkpoint_stall_s": stall_s,
+            "interface_bytes": counted,
+        }
+    )
+
+
+def _paced_device(spec: RunSpec) -> PacedDevice | None:
+    """In a box, a device of the machine's speed divided by the scale."""
+    box = spec.machine.box
+    return PacedDevice(box.tflops * 1e12 / box.scale) if box is not None else None
 
 
 def _checkpointer(spec: RunSpec, folder: RunFolder) -> Checkpointer | None:
@@ -94,10 +122,16 @@ def _backward(
 
 
 def _gather_record(
-    spec: RunSpec, step: int, loss: torch.Tensor, grad_norm: float, times: StepTimes, sent: list[Sent]
+    spec: RunSpec,
+    step: int,
+    loss: torch.Tensor,
+    grad_norm: float,
+    times: StepTimes,
+    real_share: float,
+    sent: list[Sent],
 ) -> StepRecord:
     """This step's record from all ranks' losses and times."""
-    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s]
+    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share]
     rows = _all_gather(mine, loss.device)
     slowest = max(rows, key=lambda row: row[1])
     return StepRecord(
@@ -110,11 +144,12 @@ def _gather_record(
         loss=sum(row[0] for row in rows) / spec.ranks,
         grad_norm=grad_norm,
         sent=tuple(sent),
+        real_share=_known(max(row[4] for row in rows)),
     )
 
 
 def _known(seconds: float) -> float | None:
-    """A peer's communication is not timed from inside: NaN stands for that between ranks."""
+    """What is not measured, such as a peer's communication, is NaN between ranks."""
     return None if math.isnan(seconds) else seconds
 
 

@@ -1,4 +1,4 @@
-"""Who am I among the ranks: from torchrun, from srun, or from the local launcher."""
+"""Which ranks this process is or starts: one that torchrun or srun gave it, its node's, or all."""
 
 import os
 from dataclasses import dataclass
@@ -23,8 +23,11 @@ _LAUNCHERS = {
 }
 
 
-def from_environment(ranks: int) -> Rank | None:
-    """This process's rank, or None if no launcher has started it.
+def from_environment(ranks: int) -> Rank | list[Rank] | None:
+    """What a launcher made of this process: a rank, or a node's launcher of these ranks; None without launcher.
+
+    srun with one task a node makes each task the launcher of its node's ranks, which saves every rank but the
+    first the import of torch.
 
     ranks: the number that the run asks for
     Raises UserError if the launcher started another number, or gave no MASTER_ADDR and MASTER_PORT.
@@ -35,11 +38,15 @@ def from_environment(ranks: int) -> Rank | None:
             break
     else:
         return None
-    if world != ranks:
+    is_node = launcher == "srun" and world == int(os.environ["SLURM_NNODES"]) and ranks % world == 0
+    if world != ranks and not is_node:
         raise UserError(
             f"{launcher} started {world} ranks", where=names[1], allowed=f"{ranks}, as the spec says"
         )
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise UserError(f"{name} is not set", where=launcher, allowed="address and port of rank 0")
-    return Rank(rank, world, local_rank, "env://")
+    if world == ranks:
+        return Rank(rank, world, local_rank, "env://")
+    per_node = ranks // world
+    return [Rank(rank * per_node + local, ranks, local, "env://") for local in range(per_node)]

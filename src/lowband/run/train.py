@@ -1,6 +1,8 @@
 """A training run: spec.json in, env.json, steps.jsonl and outcome.json out, all in the spec's folder."""
 
 import hashlib
+import os
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,20 +10,34 @@ import torch
 import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
 import torch.distributed as dist
 
+from lowband.box.layout import Layout
+from lowband.box.network import SHAPED, join
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.run.count import count
 from lowband.run.environment import code_version, describe, host
-from lowband.run.launch import RankFailure, TimeLimit, run_local
+from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.loop import Diverged, train_rank
+from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
 
-def train(spec_path: Path) -> Outcome:
-    """Run the spec: as one rank under torchrun or srun, else with local ranks of its own.
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of a run are given."""
 
+    spec: RunSpec
+    corpus: Corpus
+    folder: RunFolder
+    links: str
+
+
+def train(spec_path: Path, links: str) -> Outcome:
+    """Run the spec: as one rank or one node's ranks under torchrun or srun, else with all ranks on this machine.
+
+    links: how the ranks are joined, for the record; `network.SHAPED`: by a box's links
     Returns the outcome, which also lies in the folder. Under a launcher, a failing rank raises.
     Raises UserError, with nothing written, if the spec or its text cannot be used.
     """
@@ -37,29 +53,37 @@ def train(spec_path: Path) -> Outcome:
             allowed=f"tokens below {spec.model.vocab}, the vocabulary of {spec.model.name}",
         )
     batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
-    rank = from_environment(spec.ranks)
-    if rank is None:
-        _run_local_ranks(spec, corpus, folder)
+    job = Job(spec, corpus, folder, links)
+    mine = from_environment(spec.ranks)
+    if isinstance(mine, Rank):
+        _run_launched_rank(mine, job)
     else:
-        _run_launched_rank(rank, spec, corpus, folder)
+        _run_ranks(mine, job)
     return Outcome.read_json(folder.outcome)
 
 
 def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
     folder.start()
     folder.write_environment(
-        describe((host(),), torch.device("cpu"), {"source": "none: nothing is computed"})
+        describe((host(),), torch.device("cpu"), {"source": "none: nothing is computed"}, "none")
     )
     outcome = count(spec)
     folder.write_outcome(outcome)
     return outcome
 
 
-def _run_local_ranks(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
-    folder.start()
+def _run_ranks(mine: list[Rank] | None, job: Job) -> None:
+    """Fork the ranks of this node, or all of them where there is no launcher, and write what ends them badly."""
+    spec, folder = job.spec, job.folder
+    if mine is None or mine[0].rank == 0:
+        folder.start()
     code_version()  # asked once, before the ranks are forked
     try:
-        run_local(spec.ranks, lambda rank: _run_rank(rank, spec, corpus, folder), spec.time_limit_s)
+        if mine is None:
+            run_local(spec.ranks, lambda rank: _run_rank(rank, job), spec.time_limit_s)
+        else:
+            with folder.causes(os.environ["SLURM_JOB_ID"]) as causes:
+                run_ranks(mine, lambda rank: _run_rank(rank, job), spec.time_limit_s, causes)
     except RankFailure as failure:
         _write_failure(str(failure), folder)
     except TimeLimit:
@@ -67,15 +91,15 @@ def _run_local_ranks(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
         folder.write_outcome(Outcome(status="timeout", cause=cause, steps=_steps_done(folder)))
 
 
-def _run_launched_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
+def _run_launched_rank(rank: Rank, job: Job) -> None:
     """Under an outer launcher nobody watches all ranks: whoever fails first says why."""
     if rank.rank == 0:
-        folder.start()
+        job.folder.start()
     try:
-        _run_rank(rank, spec, corpus, folder)
+        _run_rank(rank, job)
     except Exception as error:
-        if not folder.outcome.exists():
-            _write_failure(f"rank {rank.rank}: {type(error).__name__}: {error}", folder)
+        if not job.folder.outcome.exists():
+            _write_failure(f"rank {rank.rank}: {type(error).__name__}: {error}", job.folder)
         raise
 
 
@@ -89,7 +113,10 @@ def _steps_done(folder: RunFolder) -> int:
     return len(list(folder.read_steps())) if folder.steps.exists() else 0
 
 
-def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
+def _run_rank(rank: Rank, job: Job) -> None:
+    spec, corpus, folder = job.spec, job.corpus, job.folder
+    if job.links == SHAPED:
+        join(Layout.of(spec.machine, spec.ranks).place(rank.rank))
     device = _device(rank)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
@@ -101,11 +128,13 @@ def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> N
     )
     hosts = _check_same_start(spec)
     if rank.rank == 0:
-        folder.write_environment(describe(hosts, device, corpus.facts))
+        folder.write_environment(describe(hosts, device, corpus.facts, job.links))
     try:
-        outcome = train_rank(spec, corpus, device, folder)
+        outcome = train_rank(spec, corpus, device, folder, is_shaped=job.links == SHAPED)
     except Diverged as error:
         outcome = Outcome(status="nan", cause=str(error), steps=_steps_done(folder))
+    except Overloaded as error:
+        outcome = Outcome(status="overloaded", cause=str(error), steps=_steps_done(folder))
     if rank.rank == 0:
         folder.write_outcome(outcome)
     dist.barrier()  # nobody leaves, and so breaks a connection, before the outcome is there

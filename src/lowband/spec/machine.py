@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
 from lowband.spec.strict import Strict, read_yaml
@@ -39,11 +39,21 @@ class Device(Strict):
     source: str = Field(min_length=1)
 
 
+class Box(Strict):
+    """A scale model of a machine on one computer: ranks compute and links carry at the machine's rate / scale."""
+
+    scale: PositiveFloat = Field(description="one factor, for computation and for every link")
+    nodes: PositiveInt = Field(description="groups of the level below world, at most")
+    tflops: PositiveFloat = Field(description="10^12 FLOP/s of a rank's matrix products, at full scale")
+    source: str = Field(min_length=1, description="where tflops stands")
+
+
 class Machine(Strict):
-    """A cluster file, `slurm/<cluster>/machine.yaml`."""
+    """A cluster file, `slurm/<cluster>/machine.yaml`. A box's file says `like: <cluster>` and what differs."""
 
     name: str
     description: str
+    box: Box | None = Field(default=None, description="none: the machine itself")
     device: Device
     levels: tuple[Level, ...] = Field(min_length=1, description="inner to outer")
 
@@ -59,10 +69,32 @@ class Machine(Strict):
             raise ValueError("every level but world has a size")
         return levels
 
+    @model_validator(mode="after")
+    def _box_has_links(self) -> "Machine":
+        if self.box is not None and (
+            len(self.levels) < 2 or any(level.link is None for level in self.levels)
+        ):
+            raise ValueError("a box has a level inside world, and every level a link")
+        return self
+
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the inner levels, inner to outer, without world."""
         return {level.name: level.size for level in self.levels if level.size is not None}
+
+    @property
+    def node_size(self) -> int:
+        """Ranks of a node: of a group of the level inside world; 1 where there is none."""
+        return max(self.sizes.values(), default=1)
+
+    def with_outer_link(self, factor: float) -> "Machine":
+        """The same machine with the link of world times `factor`."""
+        *inner, world = self.levels
+        if world.link is None:
+            raise UserError(f"cluster '{self.name}' states no link of world", allowed="outer_link: 1")
+        rate = world.link.gigabytes_per_s * factor
+        link = world.link.model_copy(update={"gigabytes_per_s": rate})
+        return self.model_copy(update={"levels": (*inner, world.model_copy(update={"link": link}))})
 
 
 def read_machine(root: Path, cluster: str) -> Machine:
@@ -71,7 +103,10 @@ def read_machine(root: Path, cluster: str) -> Machine:
     if not path.exists():
         known = sorted(p.parent.name for p in (root / "slurm").glob("*/machine.yaml"))
         raise UserError(f"no cluster '{cluster}'", where=root / "slurm", allowed=known)
-    return Machine.parse({"name": cluster, **read_yaml(path)}, path)
+    text = read_yaml(path)
+    if "like" in text:
+        text = read_machine(root, text.pop("like")).model_dump(exclude_none=True) | text
+    return Machine.parse(text | {"name": cluster}, path)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from lowband.spec.strict import Strict, read_text
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
 MEASUREMENT_VERSION = 1
 
-Status = Literal["ok", "oom", "timeout", "nan", "error"]
+Status = Literal["ok", "oom", "timeout", "nan", "overloaded", "error"]
 
 
 class Sent(Strict):
@@ -51,6 +52,9 @@ class StepRecord(Strict):
     loss: float
     grad_norm: float
     sent: tuple[Sent, ...] = Field(description="of rank 0; every rank sends the same")
+    real_share: float | None = Field(
+        default=None, description="where computation is paced: real over paced time, the most of all ranks"
+    )
 
 
 class StateBytes(Strict):
@@ -78,6 +82,10 @@ class Outcome(Strict):
     peak_memory_bytes_min: int = 0
     sent: tuple[Sent, ...] = Field(default=(), description="of rank 0 in the last step")
     states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
+    interface_bytes: int | None = Field(
+        default=None,
+        description="in a box: what rank 0's interface sent in all steps, headers included (the kernel's counter)",
+    )
     weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
 
 
@@ -91,6 +99,9 @@ class Environment(Strict):
     versions: dict[str, str]
     variables: dict[str, str]
     data: dict[str, Any] = Field(description="what was read: source, bytes, sha256, split")
+    links: str = Field(
+        default="", description="how ranks were joined: shaped, or why not, or the machine's own"
+    )
 
 
 class RunFolder:
@@ -111,6 +122,14 @@ class RunFolder:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
         for file in (self.env, self.outcome, *([] if self.checkpoints.exists() else [self.steps])):
             file.unlink(missing_ok=True)
+
+    @contextmanager
+    def causes(self, job: str) -> Iterator[Path]:
+        """A folder in which all nodes of a job say why a rank failed; removed when all went well."""
+        path = self.path / f"causes-{job}"
+        path.mkdir(exist_ok=True)
+        yield path
+        shutil.rmtree(path, ignore_errors=True)
 
     def keep_steps(self, last: int) -> None:
         """Drop the records of steps after `last`, which will be taken again."""

@@ -1,0 +1,171 @@
+"""A Slurm cluster in a box: up, down, status, and a command run inside one.
+
+`up` leaves a box on this machine, by root, until `down`. `run` brings one up in namespaces of its own for as long
+as a command runs, also for a plain user; when the command ends, or is killed, the kernel takes all of it away.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from lowband.box import links, slurm
+from lowband.box.layout import Layout
+from lowband.box.network import private_command
+from lowband.box.slurm import CONFIGURATION, ETC, STATE
+from lowband.errors import UserError
+from lowband.spec.machine import Machine, read_machine
+
+CLUSTER = "cluster"  # file in STATE: which cluster's box this is, written when it is whole
+STOP_S = 10.0
+
+
+def up(root: Path, cluster: str) -> str:
+    """Bring up the box of `slurm/<cluster>/`, and say what was done. Does nothing if it is up.
+
+    Raises UserError without root, without Slurm or iproute2, or if another box or another Slurm is there.
+    """
+    machine = read_machine(root, cluster)
+    _check(machine)
+    running = _running()
+    if running == cluster:
+        return f"the box of {cluster} is up already"
+    if running is not None:
+        raise UserError(f"the box of {running} is up", allowed="lowband box down first")
+    if os.geteuid() != 0:
+        raise UserError("a box that stays needs root", allowed="lowband box run -- COMMAND, for a plain user")
+    configured = ETC / CONFIGURATION
+    if configured.exists() and not _is_ours(configured):
+        raise UserError(f"{configured} is there: this machine has a Slurm of its own")
+    down()  # what a killed `up` has left
+    ETC.mkdir(exist_ok=True)
+    return _bring_up(machine, lambda: configured.symlink_to(STATE / CONFIGURATION))
+
+
+def down() -> str:
+    """Take the box down, also one that came up half way: daemons, jobs, namespaces, files. Says what it found."""
+    ended = _end_processes()
+    namespaces = links.namespaces()
+    links.network_down()
+    configured = ETC / CONFIGURATION
+    if _is_ours(configured):
+        configured.unlink()
+    was_there = STATE.exists()
+    shutil.rmtree(STATE, ignore_errors=True)
+    if not (ended or namespaces or was_there):
+        return "no box is up"
+    return f"box down: {ended} processes ended, {len(namespaces)} namespaces removed"
+
+
+def status() -> str:
+    """One line: which box is up and how its nodes are."""
+    running = _running()
+    if running is None:
+        left = links.namespaces()
+        return (
+            f"no box is up; {len(left)} namespaces of one are left (lowband box down)"
+            if left
+            else "no box is up"
+        )
+    states = slurm.node_states()
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    return f"the box of {running} is up: {counts or 'its controller does not answer'}"
+
+
+def run(root: Path, cluster: str, command: list[str]) -> int:
+    """Run a command in a box of its own; returns its exit code."""
+    machine = read_machine(root, cluster)
+    _check(machine)
+    if os.environ.get("LOWBAND_BOX") != cluster:
+        arguments = [sys.executable, "-m", "lowband", "box", "run", "--cluster", cluster, "--", *command]
+        isolated = private_command(arguments)
+        # Processes of its own: all that are left end with the command.
+        isolated[1:1] = ["--pid", "--fork", "--mount-proc", "--kill-child"]
+        os.execvpe(isolated[0], isolated, {**os.environ, "LOWBAND_BOX": cluster})
+    print(_bring_up(machine, _bind_configuration), flush=True)
+    try:
+        return subprocess.run(command, check=False).returncode
+    except OSError as error:
+        raise UserError(f"{command[0]}: {error.strerror}", where="box run") from None
+    finally:
+        _end_processes()
+
+
+def _check(machine: Machine) -> None:
+    if machine.box is None:
+        raise UserError(f"cluster '{machine.name}' has no box", where="machine.yaml: box")
+    for reason in (links.missing(), slurm.missing()):
+        if reason:
+            raise UserError(f"no box can be made here: {reason}")
+
+
+def _bring_up(machine: Machine, publish: Callable[[], None]) -> str:
+    """publish: makes the configuration known to Slurm's commands"""
+    start = time.monotonic()
+    assert machine.box is not None  # _check
+    layout = Layout.of(machine, machine.box.nodes * machine.node_size)
+    slurm.write_configuration(layout)
+    publish()
+    links.network_up(layout, with_head=True)
+    slurm.start(layout)
+    (STATE / CLUSTER).write_text(machine.name, encoding="ascii")
+    rates = ", ".join(
+        f"{level.name} {layout.bytes_per_s(i) / 1e3:,.0f} kB/s"
+        for i, level in enumerate(machine.levels, start=1)
+    )
+    return (
+        f"box of {machine.name}: {layout.nodes} nodes x {layout.node_size} ranks, idle after "
+        f"{time.monotonic() - start:.1f} s\na rank's links: {rates} (1/{machine.box.scale:,.0f} of the machine's)\n"
+        f"state and logs: {STATE}"
+    )
+
+
+def _bind_configuration() -> None:
+    """In mounts of its own a box may cover /etc/slurm."""
+    if not ETC.exists():
+        raise UserError(f"no folder {ETC}: Slurm's package makes it")
+    subprocess.run(["mount", "--bind", str(STATE), str(ETC)], check=True, timeout=20)
+
+
+def _running() -> str | None:
+    """The cluster whose box is up, if its controller lives."""
+    if not any("slurmctld" in process.name() for process in _daemons()):
+        return None
+    file = STATE / CLUSTER
+    return file.read_text(encoding="ascii") if file.exists() else None
+
+
+def _daemons() -> Iterator[psutil.Process]:
+    """Every process that was started with a file of STATE: munged, slurmctld, slurmd, whoever wrote pid files."""
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(STATE) in argument for argument in process.info["cmdline"] or []):
+            yield process
+
+
+def _end_processes() -> int:
+    """End the daemons and whatever runs in the box's namespaces; returns how many processes there were."""
+    found = {process.pid: process for process in _daemons()}
+    for namespace in links.namespaces():
+        for pid in links.processes(namespace):
+            found.setdefault(pid, psutil.Process(pid))
+    mine = [process for pid, process in found.items() if pid != os.getpid()]
+    # Jobs first and by force: slurmd would wait for them.
+    for process in sorted(mine, key=lambda process: process.pid, reverse=True):
+        try:
+            process.terminate() if "slurm" in process.name() or "munge" in process.name() else process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(mine, timeout=STOP_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=STOP_S)
+    return len(mine)
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_symlink() and str(path.readlink()).startswith(str(STATE))

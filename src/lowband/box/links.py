@@ -1,0 +1,190 @@
+"""The network of a box in the kernel: namespaces, bridges, shaped links (iproute2's `ip` and `tc`).
+
+Only what every kernel with containers has is used: veth, bridge, htb, bfifo, u32. There is no added latency:
+netem is not everywhere.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lowband.box.layout import FABRIC, HEAD_ADDRESS, PREFIX, Layout
+from lowband.errors import UserError
+
+NAMESPACES = Path("/run/netns")  # where iproute2 keeps them
+HEAD_PORT = "lowband-head"  # the host's end of the link to the fabric
+TIMEOUT_S = 60.0
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+# Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large ones.
+_SYSCTLS = {
+    "tcp_congestion_control": "reno",
+    "tcp_wmem": "4096 16384 65536",
+    "tcp_rmem": "4096 65536 131072",
+    "tcp_slow_start_after_idle": "0",
+    "tcp_no_metrics_save": "1",
+}
+
+
+def network_up(layout: Layout, with_head: bool = False) -> None:
+    """Make the namespaces and links of a box.
+
+    with_head: also an address of the host's own namespace, HEAD_ADDRESS, joined to the nodes
+    Raises UserError with what the kernel or iproute2 said.
+    """
+    places = layout.places()
+    _batch(["ip"], [f"netns add {name}" for name in [FABRIC, *(place.namespace for place in places)]])
+    fabric, queues = [], []
+    for bridge in layout.bridges():
+        # No forwarding delay: a port would be silent for its first 15 seconds.
+        fabric += [f"link add {bridge} type bridge forward_delay 0 mcast_snooping 0", f"link set {bridge} up"]
+    inside: dict[int, tuple[list[str], list[str]]] = {}
+    for link in layout.up_links():
+        near, far = f"{link.inner}u", f"{link.inner}d"  # the group's end, the outer bridge's end
+        if link.rank is None:
+            fabric += [f"link add {near} type veth peer name {far}", *_attach(near, link.inner)]
+            queues += _queue(near, link.bits_per_s)
+        else:
+            place = places[link.rank]
+            fabric += [f"link add {far} type veth peer name eth0 netns {place.namespace}"]
+            inside[link.rank] = (
+                ["link set lo up", f"addr add {place.address}/16 dev eth0", "link set eth0 up"],
+                _queue("eth0", link.bits_per_s),
+            )
+        fabric += _attach(far, link.outer)
+        queues += _queue(far, link.bits_per_s)
+    if with_head:
+        core = layout.bridges()[-1]
+        _run("ip", "link", "add", HEAD_PORT, "type", "veth", "peer", "name", "head", "netns", FABRIC)
+        mine = [f"addr add {HEAD_ADDRESS}/16 dev {HEAD_PORT}", f"link set {HEAD_PORT} up", "link set lo up"]
+        _batch(["ip"], mine)
+        fabric += _attach("head", core)
+    _batch(["ip", "-n", FABRIC], fabric)
+    _batch(["tc", "-n", FABRIC], queues)
+    for rank, (addresses, queue) in inside.items():
+        namespace = places[rank].namespace
+        _batch(["ip", "-n", namespace], addresses)
+        _batch(["tc", "-n", namespace], queue)
+        with inside_namespace(namespace):
+            for name, value in _SYSCTLS.items():
+                (Path("/proc/sys/net/ipv4") / name).write_text(value, encoding="ascii")
+
+
+def network_down() -> None:
+    """Remove every namespace that a box made, of whatever size it was; with them go their links."""
+    if (Path("/sys/class/net") / HEAD_PORT).exists():
+        _run("ip", "link", "del", HEAD_PORT)
+    for namespace in namespaces():
+        _run("ip", "netns", "del", namespace)
+
+
+def namespaces() -> list[str]:
+    """The namespaces of a box that there are."""
+    return sorted(path.name for path in NAMESPACES.glob(f"{PREFIX}*")) if NAMESPACES.exists() else []
+
+
+def processes(namespace: str) -> list[int]:
+    """Process numbers of all that run in a namespace."""
+    return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
+
+
+def missing() -> str:
+    """Why links cannot be shaped here, in one line; empty if they can, by root or in a user namespace."""
+    absent = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    if absent:
+        return f"no {' and no '.join(absent)} (Debian: iproute2, util-linux)"
+    probe = [
+        *private_namespaces(),
+        "sh",
+        "-c",
+        "ip link add veth0 type veth peer name veth1 && tc qdisc add dev veth0 root handle 1: htb",
+    ]
+    tried = subprocess.run(probe, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    lines = tried.stderr.strip().splitlines()
+    return f"no network namespaces or no htb: {lines[-1] if lines else ''}" if tried.returncode else ""
+
+
+def private_namespaces() -> list[str]:
+    """The command that runs its arguments with a network and mounts of their own, also for a plain user.
+
+    All that is made in there is gone when the last process in it ends, however it ends.
+    """
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *user, "--net", "--mount"]
+
+
+@contextmanager
+def inside_namespace(namespace: str) -> Iterator[None]:
+    """The calling thread in a network namespace for a while."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter(namespace)
+        yield
+    finally:
+        _setns(home)
+        os.close(home)
+
+
+def enter(namespace: str) -> None:
+    """Move the calling thread, and what it starts, into a network namespace for good."""
+    fd = os.open(NAMESPACES / namespace, os.O_RDONLY)
+    try:
+        _setns(fd)
+    finally:
+        os.close(fd)
+
+
+def _setns(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
+    if libc.setns(fd, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def sent_bytes(interface: str = "eth0") -> int:
+    """Bytes that this thread's namespace has sent through an interface, by the kernel's counter, headers included."""
+    for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == interface:
+            return int(counters.split()[8])
+    raise UserError(f"no interface '{interface}' in this network namespace")
+
+
+def _attach(port: str, bridge: str) -> list[str]:
+    return [f"link set {port} master {bridge}", f"link set {port} up"]
+
+
+def _queue(device: str, bits_per_s: int) -> list[str]:
+    """tc commands: all that leaves a device goes at one rate, but for bare acknowledgements and the head's traffic.
+
+    Were acknowledgements to wait behind data, two-way traffic would throttle itself.
+    """
+    to_free = "flowid 1:10"
+    return [
+        f"qdisc add dev {device} root handle 1: htb default 20",
+        f"class add dev {device} parent 1: classid 1:10 htb rate 10gbit quantum 60000",
+        *(
+            f"filter add dev {device} parent 1: protocol ip prio 1 u32 match ip {way} {HEAD_ADDRESS}/32 {to_free}"
+            for way in ("src", "dst")
+        ),
+        # TCP of 52 bytes, no IP options, only the ACK flag set
+        f"filter add dev {device} parent 1: protocol ip prio 2 u32 match ip protocol 6 0xff "
+        f"match u8 0x05 0x0f at 0 match u16 0x0034 0xffff at 2 match u8 0x10 0xff at 33 {to_free}",
+        # A burst of two frames: with more, a short message would pass as if there were no limit.
+        f"class add dev {device} parent 1: classid 1:20 htb rate {bits_per_s}bit burst 3028 cburst 3028 quantum 1514",
+        f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 16mb",  # deep: it never drops
+    ]
+
+
+def _batch(command: list[str], lines: list[str]) -> None:
+    _run(*command, "-batch", "-", text="\n".join(lines) + "\n")
+
+
+def _run(*command: str, text: str = "") -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise UserError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip().splitlines()[0]}")
+    return done.stdout

@@ -1,0 +1,116 @@
+"""A device of constant speed: matrix products that take as long as they would at a stated rate.
+
+[Note: pacing] In a box many ranks share a few CPU cores, and how fast each computes depends on what the others
+do. A paced rank does its real computation, and then waits until the matrix products would be done at the rate of
+the machine's device divided by the box's scale. Only products are counted (the same ones as in MFU); the CPU time
+of all else between them, such as norms, is taken off the waiting, as if it ran beside them. Time spent waiting
+for communication is not touched: messages are real, and so is the time they take.
+
+Products of bf16 are computed in fp32 and rounded to bf16, as matrix units do; a CPU without bf16 units would
+take ten times as long. Source of the method: docs/scale-model.md.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+# Real work per paced time above which a run is refused: the waits would no longer hold the speed constant.
+MOST_REAL_SHARE = 0.8
+_SHORTEST_WAIT_S = 1e-3  # a shorter one is added to the next
+
+aten = torch.ops.aten
+
+
+class Overloaded(Exception):
+    """The real computation took too much of the paced time. The text says how much."""
+
+
+def _attention_flop(query: torch.Tensor, key: torch.Tensor) -> int:
+    """The two products of attention, not halved for causality: [B, N, T, D] x [B, N, S, D]."""
+    B, N, T, D = query.shape
+    return 4 * B * N * T * key.shape[2] * D
+
+
+def _flop(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """FLOP of an operator; 0 for all that is no matrix product."""
+    if op is aten._scaled_dot_product_flash_attention_for_cpu:
+        return _attention_flop(args[0], args[1])
+    if op is aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        return 2 * _attention_flop(args[1], args[2])
+    formula: Callable[..., int] | None = flop_registry.get(op)
+    return formula(*args, **kwargs, out_val=out) if formula is not None else 0
+
+
+_PRODUCTS = {
+    *flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+}
+
+
+class PacedDevice(TorchDispatchMode):
+    """While it is entered, this thread's matrix products run at `flop_per_s`, forward and backward.
+
+    On a CPU, backward runs in the thread that calls it; other threads, such as the engine's lane, are not paced.
+    """
+
+    def __init__(self, flop_per_s: float) -> None:
+        super().__init__()
+        self.flop_per_s = flop_per_s
+        self._paced_s = self._real_s = 0.0
+        self._ahead_s = 0.0  # how far the real computation is ahead of the paced one
+        self._cpu_s = time.thread_time()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = func.overloadpacket
+        if op not in _PRODUCTS:
+            return func(*args, **kwargs)
+        between_s = time.thread_time() - self._cpu_s
+        start = time.perf_counter()
+        out = _as_matrix_unit(func, args, kwargs)
+        product_s = time.perf_counter() - start  # with the time that other ranks held the core
+        self._pace(_flop(op, args, kwargs, out) / self.flop_per_s, product_s + between_s)
+        return out
+
+    def _pace(self, paced_s: float, real_s: float) -> None:
+        self._paced_s += paced_s
+        self._real_s += real_s
+        self._ahead_s += paced_s - real_s
+        if self._ahead_s > _SHORTEST_WAIT_S:
+            start = time.perf_counter()
+            time.sleep(self._ahead_s)
+            self._ahead_s -= time.perf_counter() - start  # what it overslept counts for the next
+        self._cpu_s = time.thread_time()
+
+    def start_step(self) -> None:
+        """Forget what ran between the steps."""
+        self._cpu_s, self._ahead_s = time.thread_time(), 0.0
+
+    def take_real_share(self) -> float:
+        """Real over paced computation since the last call; 0 if nothing was computed."""
+        share = self._real_s / self._paced_s if self._paced_s else 0.0
+        self._paced_s = self._real_s = 0.0
+        return share
+
+
+def _as_matrix_unit(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The product, of bf16 on a CPU with fp32 inside. Attention's log-sum-exp (its second result) is fp32 always."""
+    if not any(isinstance(arg, torch.Tensor) and arg.dtype == torch.bfloat16 for arg in args):
+        return func(*args, **kwargs)
+    out = func(*tree_map(_up, tuple(args)), **tree_map(_up, dict(kwargs)))
+    if func.overloadpacket is aten._scaled_dot_product_flash_attention_for_cpu:
+        return (out[0].bfloat16(), *out[1:])
+    return tree_map(lambda part: part.bfloat16() if isinstance(part, torch.Tensor) else part, out)
+
+
+def _up(value: Any) -> Any:
+    is_bf16 = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+    return value.float() if is_bf16 else value
