@@ -100,6 +100,7 @@ def _spec(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from lowband.box.network import connect
+    from lowband.run.ranks import is_first_process
     from lowband.spec.run import RunSpec
 
     links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may start anew
@@ -107,7 +108,8 @@ def _train(options: argparse.Namespace) -> int:
     from lowband.run.train import train
 
     outcome = train(options.spec, links)
-    print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
+    if is_first_process():
+        print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
     # Out of memory, out of time and NaN are results, rows of the table; an error is a failed job.
     return 1 if outcome.status == "error" else 0
 

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from lowband.box import links
 from lowband.box.layout import Layout
-from lowband.box.network import join
 from lowband.engine.collectives import Collectives
 from lowband.engine.ledger import Ledger
 from lowband.engine.topology import Topology
@@ -39,7 +38,8 @@ def main(cluster: str, ranks: int, seconds: float) -> None:
 
 
 def rank_main(rank: Rank, layout: Layout, seconds: float, folder: Path) -> None:
-    join(layout.place(rank.rank))
+    links.enter(layout.place(rank.rank).namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

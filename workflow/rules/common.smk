@@ -9,6 +9,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.derive import SUITE_OF, TABLES
 from lowband.report.figures import FIGURES
+from lowband.spec.job import read_job
 from lowband.spec.suites import expand as expand_suites
 
 
@@ -18,6 +19,11 @@ configfile: "config/config.yaml"
 try:
     validate(config, "../schemas/config.schema.yaml")
     SPECS = {spec.run_id: spec for spec in expand_suites(Path(), config["suites"])}
+    CLUSTERS = {spec.machine.name for spec in SPECS.values()}
+    JOBS = {cluster: read_job(Path(), cluster) for cluster in CLUSTERS}
+    RESOURCES = {
+        run: JOBS[spec.machine.name].resources(spec) for run, spec in SPECS.items()
+    }
 except UserError as error:
     print(f"lowband: {error}", file=sys.stderr)
     sys.exit(2)
@@ -43,6 +49,16 @@ def sources_dir(table):
     suite = SUITE_OF.get(table)
     is_shipped = suite is not None and suite not in config["suites"]
     return f"results/reference/{suite}" if is_shipped else TABLES_DIR
+
+
+def job_resource(name):
+    """A resource of the Slurm job of a run."""
+    return lambda wildcards: RESOURCES[wildcards.run][name]
+
+
+def srun_tasks_per_node(wildcards):
+    spec = SPECS[wildcards.run]
+    return JOBS[spec.machine.name].tasks_per_node(spec)
 
 
 # `python` in a rule is the one that runs snakemake, unless --sdm conda puts an environment before it; either

@@ -18,7 +18,8 @@ rule spec:
 
 
 # The marker is the output, not outcome.json: Snakemake removes the outputs of a failed job, and the cause of a
-# failure is to stay. All cores, so that no two timed runs share the machine.
+# failure is to stay. More threads than any machine has, which becomes all cores, so that no two timed runs share the machine. Under Slurm the job's geometry is
+# here and not in the profile, so that nothing on the command line can take it away.
 rule train:
     input:
         spec=f"{RUNS_DIR}/{{run}}/spec.json",
@@ -28,6 +29,19 @@ rule train:
         f"{LOGS_DIR}/train/{{run}}.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: workflow.cores
+    threads: 1024
+    resources:
+        mpi="srun",
+        nodes=job_resource("nodes"),
+        tasks_per_node=job_resource("tasks_per_node"),
+        cpus_per_task=job_resource("cpus_per_task"),
+        runtime=job_resource("runtime"),
+        constraint=job_resource("constraint"),
+        slurm_extra=job_resource("slurm_extra"),
+    params:
+        cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
+        tasks_per_node=srun_tasks_per_node,
+        srun=lambda wildcards: JOBS[SPECS[wildcards.run].machine.name].srun,
     shell:
-        "python -m lowband train {input.spec} > {log} 2>&1"
+        "slurm/launch.sh {params.cluster} {resources.nodes} {params.tasks_per_node} {params.srun:q}"
+        " python -m lowband train {input.spec} >> {log} 2>&1"

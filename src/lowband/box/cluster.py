@@ -1,7 +1,8 @@
 """A Slurm cluster in a box: up, down, status, and a command run inside one.
 
-`up` leaves a box on this machine, by root, until `down`. `run` brings one up in namespaces of its own for as long
-as a command runs, also for a plain user; when the command ends, or is killed, the kernel takes all of it away.
+`up` leaves a box on this machine, by root, until `down`. `run` brings one up in namespaces of its own for
+as long as a command runs, also for a plain user; when the command ends, or is killed, the kernel takes all of
+it away.
 """
 
 import os
@@ -48,7 +49,7 @@ def up(root: Path, cluster: str) -> str:
 
 
 def down() -> str:
-    """Take the box down, also one that came up half way: daemons, jobs, namespaces, files. Says what it found."""
+    """Take the box down, also one that came up half way: daemons, jobs, namespaces, files."""
     ended = _end_processes()
     namespaces = links.namespaces()
     links.network_down()
@@ -120,7 +121,8 @@ def _bring_up(machine: Machine, publish: Callable[[], None]) -> str:
     )
     return (
         f"box of {machine.name}: {layout.nodes} nodes x {layout.node_size} ranks, idle after "
-        f"{time.monotonic() - start:.1f} s\na rank's links: {rates} (1/{machine.box.scale:,.0f} of the machine's)\n"
+        f"{time.monotonic() - start:.1f} s\n"
+        f"a rank's links: {rates} (1/{machine.box.scale:,.0f} of the machine's)\n"
         f"state and logs: {STATE}"
     )
 
@@ -141,7 +143,9 @@ def _running() -> str | None:
 
 
 def _daemons() -> Iterator[psutil.Process]:
-    """Every process that was started with a file of STATE: munged, slurmctld, slurmd, whoever wrote pid files."""
+    """Every process that was started with a file of STATE: munged, slurmctld, slurmd, whoever wrote pid
+    files.
+    """
     for process in psutil.process_iter(["cmdline"]):
         if any(str(STATE) in argument for argument in process.info["cmdline"] or []):
             yield process

@@ -1,8 +1,8 @@
 """Where everything in a box is: names and addresses of ranks, bridges, queues. Pure arithmetic.
 
-[Note: the network of a box] Each rank has a network namespace. A group of ranks (a package, a node) is a bridge,
-and one link leads from it to the bridge of the group around it; the outermost bridge joins the nodes. The link
-from a group of level i-1 to its group of level i has a queue at either end, of the rate
+[Note: the network of a box] Each rank has a network namespace. A group of ranks (a package, a node) is a
+bridge, and one link leads from it to the bridge of the group around it; the outermost bridge joins the
+nodes. The link from a group of level i-1 to its group of level i has a queue at either end, of the rate
 
     ranks in the group x rate of level i's link / scale
 
@@ -16,10 +16,11 @@ from lowband.spec.machine import SELF, Levels, Machine
 
 HEAD_ADDRESS = "10.77.0.254"  # of Slurm's controller; traffic to and from it is not shaped
 PREFIX = "lowband-"  # of every namespace that a box makes, and of nothing else
+NODE = "node"  # and a number from 1: the name of a node as Slurm and its host say it
 FABRIC = f"{PREFIX}fabric"  # the namespace of all bridges
 
-# A full Ethernet frame of 1514 bytes carries 1448 of a TCP stream (20 IP, 32 TCP with time stamps, 14 Ethernet).
-# Queues count frames; a link's rate is what a program gets.
+# A full Ethernet frame of 1514 bytes carries 1448 of a TCP stream (20 IP, 32 TCP with time stamps, 14
+# Ethernet). Queues count frames; a link's rate is what a program gets.
 FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 
 

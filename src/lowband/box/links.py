@@ -20,7 +20,8 @@ HEAD_PORT = "lowband-head"  # the host's end of the link to the fabric
 TIMEOUT_S = 60.0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-# Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large ones.
+# Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large
+# ones.
 _SYSCTLS = {
     "tcp_congestion_control": "reno",
     "tcp_wmem": "4096 16384 65536",
@@ -145,7 +146,9 @@ def _setns(fd: int) -> None:
 
 
 def sent_bytes(interface: str = "eth0") -> int:
-    """Bytes that this thread's namespace has sent through an interface, by the kernel's counter, headers included."""
+    """Bytes that this thread's namespace has sent through an interface, by the kernel's counter, headers
+    included.
+    """
     for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == interface:
@@ -158,23 +161,22 @@ def _attach(port: str, bridge: str) -> list[str]:
 
 
 def _queue(device: str, bits_per_s: int) -> list[str]:
-    """tc commands: all that leaves a device goes at one rate, but for bare acknowledgements and the head's traffic.
+    """tc commands: what leaves a device goes at one rate, but for bare acknowledgements and the head's.
 
     Were acknowledgements to wait behind data, two-way traffic would throttle itself.
     """
     to_free = "flowid 1:10"
+    add_filter = f"filter add dev {device} parent 1: protocol ip"
+    # A burst of two frames: with more, a short message would pass as if there were no limit.
+    burst = "burst 3028 cburst 3028 quantum 1514"
     return [
         f"qdisc add dev {device} root handle 1: htb default 20",
         f"class add dev {device} parent 1: classid 1:10 htb rate 10gbit quantum 60000",
-        *(
-            f"filter add dev {device} parent 1: protocol ip prio 1 u32 match ip {way} {HEAD_ADDRESS}/32 {to_free}"
-            for way in ("src", "dst")
-        ),
+        *(f"{add_filter} prio 1 u32 match ip {way} {HEAD_ADDRESS}/32 {to_free}" for way in ("src", "dst")),
         # TCP of 52 bytes, no IP options, only the ACK flag set
-        f"filter add dev {device} parent 1: protocol ip prio 2 u32 match ip protocol 6 0xff "
+        f"{add_filter} prio 2 u32 match ip protocol 6 0xff "
         f"match u8 0x05 0x0f at 0 match u16 0x0034 0xffff at 2 match u8 0x10 0xff at 33 {to_free}",
-        # A burst of two frames: with more, a short message would pass as if there were no limit.
-        f"class add dev {device} parent 1: classid 1:20 htb rate {bits_per_s}bit burst 3028 cburst 3028 quantum 1514",
+        f"class add dev {device} parent 1: classid 1:20 htb rate {bits_per_s}bit {burst}",
         f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 16mb",  # deep: it never drops
     ]
 

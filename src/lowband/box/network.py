@@ -1,15 +1,17 @@
 """How a run gets its links: a private network of its own, a Slurm box's, or what there is.
 
-A private network needs no daemon, no root and no clean-up: `lowband train` starts itself anew in network and mount
-namespaces of its own, in which it makes the links, and the kernel removes them with its last process.
+A private network needs no daemon, no root and no clean-up: `lowband train` starts itself anew in network
+and mount namespaces of its own, in which it makes the links, and the kernel removes them with its last
+process.
 """
 
 import os
+import socket
 import sys
 from typing import Literal
 
 from lowband.box import links
-from lowband.box.layout import Layout, Place
+from lowband.box.layout import NODE, Layout, Place
 from lowband.spec.run import RunSpec
 
 SHAPED = "shaped"
@@ -28,8 +30,8 @@ def connect(spec: RunSpec, wish: Links) -> str:
     if spec.machine.box is None or spec.device == "fake":
         return OWN
     if "SLURM_STEP_ID" in os.environ:
-        place = Layout.of(spec.machine, spec.ranks).place(0)
-        return SHAPED if (links.NAMESPACES / place.namespace).exists() else f"{PLAIN}: a job outside of a box"
+        is_in_box = socket.gethostname().startswith(NODE) and links.namespaces()
+        return SHAPED if is_in_box else f"{PLAIN}: a job outside of a box"
     if wish == "private":
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED
@@ -39,7 +41,7 @@ def connect(spec: RunSpec, wish: Links) -> str:
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "lowband", *sys.argv[1:], "--links", "private"]
     command = private_command(arguments)
-    os.execvp(command[0], command)
+    return os.execvp(command[0], command)
 
 
 def private_command(arguments: list[str]) -> list[str]:
@@ -48,7 +50,15 @@ def private_command(arguments: list[str]) -> list[str]:
     return [*links.private_namespaces(), "sh", "-c", mounted, "sh", *arguments]
 
 
-def join(place: Place) -> None:
-    """Make this process the rank at a place: in its namespace, on its interface."""
+def _this_node() -> int:
+    return int(socket.gethostname().removeprefix(NODE))
+
+
+def join(spec: RunSpec, rank: int, local_rank: int) -> None:
+    """Make this process a rank of the box: in its place's namespace, on its interface."""
+    layout = Layout.of(spec.machine, spec.ranks)
+    # A job may have got any nodes of the box. Its host's name tells: the variables are those of its first
+    # node.
+    place = Place(_this_node(), local_rank) if "SLURM_STEP_ID" in os.environ else layout.place(rank)
     links.enter(place.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"

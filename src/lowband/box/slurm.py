@@ -1,4 +1,4 @@
-"""Slurm's configuration and daemons for a box: munged, slurmctld, and one slurmd in the namespace of each node.
+"""Slurm's configuration and daemons for a box: munged, slurmctld, one slurmd in the namespace of each node.
 
 slurmctld checks its host's name, so it runs under the name `head`, each slurmd under its node's. The CPUs are
 declared, not there: no binding, no cgroups. There is no database: ended jobs stay visible for a day instead.
@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from lowband.box.layout import HEAD_ADDRESS, Layout
+from lowband.box.layout import HEAD_ADDRESS, NODE, Layout
 from lowband.box.links import NAMESPACES
 from lowband.errors import UserError
 
@@ -47,6 +47,8 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=100000
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+# What a job that is timed asks for: one at a time has the real cores.
+Licenses=cores:1
 ReturnToService=2
 SlurmctldTimeout=30
 SlurmdTimeout=20
@@ -56,7 +58,7 @@ KillOnBadExit=1
 NodeName=DEFAULT CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 State=UNKNOWN
 {nodes}
 # Whole nodes, as on Frontier: two jobs on one node would share its links.
-PartitionName=batch Nodes=node[1-{count}] Default=YES MaxTime=UNLIMITED DefaultTime=10 OverSubscribe=EXCLUSIVE State=UP
+PartitionName=batch Nodes={node}[1-{count}] Default=YES DefaultTime=10 OverSubscribe=EXCLUSIVE State=UP
 """
 
 
@@ -86,14 +88,15 @@ def write_configuration(layout: Layout) -> None:
     nodes = range(1, layout.nodes + 1)
     first = {node: layout.place((node - 1) * layout.node_size) for node in nodes}
     hosts = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} head"]
-    hosts += [f"{first[node].address} node{node}" for node in nodes]
+    hosts += [f"{first[node].address} {NODE}{node}" for node in nodes]
     (STATE / "hosts").write_text("\n".join(hosts) + "\n", encoding="ascii")
     (STATE / CONFIGURATION).write_text(
         _CONF.format(
             head=HEAD_ADDRESS,
             state=STATE,
             cpus=layout.node_size,
-            nodes="\n".join(f"NodeName=node{node} NodeAddr={first[node].address}" for node in nodes),
+            nodes="\n".join(f"NodeName={NODE}{node} NodeAddr={first[node].address}" for node in nodes),
+            node=NODE,
             count=layout.nodes,
         ),
         encoding="ascii",
@@ -101,7 +104,7 @@ def write_configuration(layout: Layout) -> None:
 
 
 def start(layout: Layout) -> None:
-    """Start the daemons and wait until every node is idle. Raises UserError with a daemon's own last words."""
+    """Start the daemons and wait until every node is idle. Raises UserError with its last words."""
     munged = [
         f"--{name}={STATE / file}"
         for name, file in {
@@ -118,11 +121,12 @@ def start(layout: Layout) -> None:
     conf = str(STATE / CONFIGURATION)
     _run(_on_host("head", [*preload, _tool("slurmctld"), "-f", conf]))
     for node in range(1, layout.nodes + 1):
-        (STATE / "spool" / f"node{node}").mkdir()
+        name = f"{NODE}{node}"
+        (STATE / "spool" / name).mkdir()
         # Not by `ip netns exec`: it hides the cgroup file systems, without which slurmd does not start.
         enter = ["nsenter", f"--net={NAMESPACES / layout.place((node - 1) * layout.node_size).namespace}"]
-        command = [*preload, _tool("slurmd"), "-f", conf, "-N", f"node{node}"]
-        _run([*enter, *_on_host(f"node{node}", command)])
+        command = [*preload, _tool("slurmd"), "-f", conf, "-N", name]
+        _run([*enter, *_on_host(name, command)])
     _wait_until_idle(layout.nodes)
 
 

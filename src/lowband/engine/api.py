@@ -21,6 +21,7 @@ def shard(
     wrap: Wrap,
     compute_dtype: torch.dtype = torch.bfloat16,
     reduce_dtype: torch.dtype = torch.float32,
+    overlap: bool = True,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -30,6 +31,7 @@ def shard(
                    (the transformer block); the rest is gathered as one unit
     compute_dtype: of weights and activations; floating-point inputs of each unit are cast to it
     reduce_dtype:  of gradients on their way and while they are summed
+    overlap:       communication runs behind the computation; False, to measure what that saves
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks. Raises UserError for a scheme that the levels cannot hold.
@@ -38,7 +40,7 @@ def shard(
         raise UserError("the module is sharded already", where=type(module).__name__)
     if isinstance(scheme, str):
         scheme = read_scheme(Path.cwd() / "config" / "schemes.yaml", scheme)
-    module._lowband = Engine(module, scheme, topology, wrap, compute_dtype, reduce_dtype)  # type: ignore[assignment]
+    module._lowband = Engine(module, scheme, topology, wrap, compute_dtype, reduce_dtype, overlap)  # type: ignore[assignment]
     return module
 
 

@@ -42,6 +42,7 @@ class Engine:
         wrap: Wrap,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
+        overlap: bool,
     ) -> None:
         scheme.check(topology.levels)
         first = next(module.parameters(), None)
@@ -50,7 +51,7 @@ class Engine:
         self.module, self.scheme, self.topology = module, scheme, topology
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
-        self.lane = new_lane(first.device)
+        self.lane = new_lane(first.device, overlap)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
         self._trains = False  # whether the forward that runs was entered with gradients

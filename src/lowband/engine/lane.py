@@ -24,7 +24,8 @@ class Handle(Protocol):
 class Lane:
     """A thread that runs work in order. `exposed_s` is the time that callers waited for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: bool = True) -> None:
+        self._overlap = overlap
         threads = torch.get_num_threads()  # a new thread would start with the library's default
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="lowband-lane", initializer=torch.set_num_threads, initargs=(threads,)
@@ -33,6 +34,13 @@ class Lane:
         self.busy_s = 0.0
 
     def submit(self, work: Callable[[], None]) -> Handle:
+        """Start work; without overlap the caller waits for it here."""
+        handle = self._start(work)
+        if not self._overlap:
+            handle.wait()
+        return handle
+
+    def _start(self, work: Callable[[], None]) -> Handle:
         return _Waiting(self, self._pool.submit(self._run, work))
 
     def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -64,7 +72,7 @@ class _Waiting:
 class InlineLane(Lane):
     """Runs work where it is submitted: torch's fake tensors, stand-ins for a large job, know one thread."""
 
-    def submit(self, work: Callable[[], None]) -> Handle:
+    def _start(self, work: Callable[[], None]) -> Handle:
         done: Future[None] = Future()
         done.set_result(self._run(work))
         return _Waiting(self, done)
@@ -78,13 +86,13 @@ class StreamLane(Lane):
     round it takes `protect`. `exposed_s` is read from events when times are taken.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, device: torch.device, overlap: bool = True) -> None:
+        super().__init__(overlap)
         self._stream = torch.cuda.Stream(device)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
         self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
 
-    def submit(self, work: Callable[[], None]) -> Handle:
+    def _start(self, work: Callable[[], None]) -> Handle:
         self._stream.wait_stream(torch.cuda.current_stream())
         start = torch.cuda.Event(enable_timing=True)
         done = torch.cuda.Event(enable_timing=True)
@@ -130,8 +138,8 @@ class _OnStream:
         self._lane._keep(reached, self._done, is_busy=False)
 
 
-def new_lane(device: torch.device) -> Lane:
+def new_lane(device: torch.device, overlap: bool) -> Lane:
     """The lane that suits the device and the back end of torch.distributed."""
     if dist.get_backend() == "fake":
         return InlineLane()
-    return StreamLane(device) if device.type == "cuda" else Lane()
+    return StreamLane(device, overlap) if device.type == "cuda" else Lane(overlap)

@@ -14,8 +14,9 @@ from lowband.spec.machine import Hop, Levels, read_machine
 class BoundHop:
     """A hop together with this rank's process group for it.
 
-    [Note: pairs on gloo] Between two ranks of a group gloo moves one direction at a time. So a hop between two
-    has a second group of the same ranks, and each direction a connection of its own: half the time on a link.
+    [Note: pairs on gloo] Between two ranks of a group gloo moves one direction at a time. So a hop between
+    two has a second group of the same ranks, and each direction a connection of its own: half the time on a
+    link.
     """
 
     hop: Hop

@@ -82,6 +82,9 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
     measured = [step.model_dump() for step in steps if step.step > spec.warmup_steps]
     times = pd.DataFrame(measured, columns=TIMES, dtype=float)
     peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
+    scale = spec.machine.box.scale if spec.machine.box is not None else 1.0
+    outer = spec.machine.levels[-1].link
+    shares = [step.real_share for step in steps if step.real_share is not None]
     return {
         "parameters": spec.model.parameters,
         "micro_batch": spec.micro_batch,
@@ -90,7 +93,10 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
         "seed": spec.seed,
         "tokens_per_step": spec.tokens_per_step,
         "model_flop_per_token": model_flops_per_token(spec.model, spec.seq_len),
-        "peak_flop_per_s_per_rank": None if peak_tflops is None else peak_tflops * 1e12,
+        "peak_flop_per_s_per_rank": None if peak_tflops is None else peak_tflops * 1e12 / scale,
+        "scale": scale,
+        "outer_link_bytes_per_s": None if outer is None else outer.gigabytes_per_s * 1e9 / scale,
+        "overlap": spec.overlap,
         "status": outcome.status,
         "cause": outcome.cause,
         "steps": outcome.steps,
@@ -102,6 +108,9 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
         "final_loss": steps[-1].loss if steps else None,
         "peak_memory_bytes_max": outcome.peak_memory_bytes_max or None,
         "peak_memory_bytes_min": outcome.peak_memory_bytes_min or None,
+        "real_share": max(shares[spec.warmup_steps :], default=None),
+        "interface_bytes": outcome.interface_bytes,
+        "ledger_bytes": sum(sent.bytes for step in steps for sent in step.sent) or None,
         "weights_sha256": outcome.weights_sha256,
         "wall_s": outcome.wall_s,
         "measurement_version": outcome.measurement_version,
@@ -110,13 +119,22 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
 
 def _environment(folder: RunFolder) -> Row:
     if not folder.env.exists():
-        return {"commit": "", "dirty": None, "hosts": "", "device": "", "torch": "", "data_sha256": ""}
+        return {
+            "commit": "",
+            "dirty": None,
+            "hosts": "",
+            "device": "",
+            "links": "",
+            "torch": "",
+            "data_sha256": "",
+        }
     env = Environment.read_json(folder.env)
     return {
         "commit": env.commit,
         "dirty": env.dirty,
         "hosts": " ".join(env.hosts),
         "device": env.device,
+        "links": env.links,
         "torch": env.versions.get("torch", ""),
         "data_sha256": env.data.get("sha256", ""),
     }

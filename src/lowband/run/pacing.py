@@ -1,10 +1,10 @@
 """A device of constant speed: matrix products that take as long as they would at a stated rate.
 
-[Note: pacing] In a box many ranks share a few CPU cores, and how fast each computes depends on what the others
-do. A paced rank does its real computation, and then waits until the matrix products would be done at the rate of
-the machine's device divided by the box's scale. Only products are counted (the same ones as in MFU); the CPU time
-of all else between them, such as norms, is taken off the waiting, as if it ran beside them. Time spent waiting
-for communication is not touched: messages are real, and so is the time they take.
+[Note: pacing] In a box many ranks share a few CPU cores, and how fast each computes depends on what the
+others do. A paced rank does its real computation, and then waits until the matrix products would be done at
+the rate of the machine's device divided by the box's scale. Only products are counted (the same ones as in
+MFU); the CPU time of all else between them, such as norms, is taken off the waiting, as if it ran beside
+them. Time spent waiting for communication is not touched: messages are real, and so is the time they take.
 
 Products of bf16 are computed in fp32 and rounded to bf16, as matrix units do; a CPU without bf16 units would
 take ten times as long. Source of the method: docs/scale-model.md.
@@ -56,7 +56,8 @@ _PRODUCTS = {
 class PacedDevice(TorchDispatchMode):
     """While it is entered, this thread's matrix products run at `flop_per_s`, forward and backward.
 
-    On a CPU, backward runs in the thread that calls it; other threads, such as the engine's lane, are not paced.
+    On a CPU, backward runs in the thread that calls it; other threads, such as the engine's lane, are not
+    paced.
     """
 
     def __init__(self, flop_per_s: float) -> None:
@@ -102,7 +103,9 @@ class PacedDevice(TorchDispatchMode):
 
 
 def _as_matrix_unit(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The product, of bf16 on a CPU with fp32 inside. Attention's log-sum-exp (its second result) is fp32 always."""
+    """The product, of bf16 on a CPU with fp32 inside. Attention's log-sum-exp (its second result) is fp32
+    always.
+    """
     if not any(isinstance(arg, torch.Tensor) and arg.dtype == torch.bfloat16 for arg in args):
         return func(*args, **kwargs)
     out = func(*tree_map(_up, tuple(args)), **tree_map(_up, dict(kwargs)))

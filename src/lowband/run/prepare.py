@@ -42,6 +42,7 @@ class Lowband:
             wrap=Block,
             compute_dtype=TORCH_DTYPE[spec.compute_dtype],
             reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
+            overlap=spec.overlap,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -24,7 +24,7 @@ _LAUNCHERS = {
 
 
 def from_environment(ranks: int) -> Rank | list[Rank] | None:
-    """What a launcher made of this process: a rank, or a node's launcher of these ranks; None without launcher.
+    """What a launcher made of this process: a rank, or the launcher of these; None without a launcher.
 
     srun with one task a node makes each task the launcher of its node's ranks, which saves every rank but the
     first the import of torch.
@@ -50,3 +50,8 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
         return Rank(rank, world, local_rank, "env://")
     per_node = ranks // world
     return [Rank(rank * per_node + local, ranks, local, "env://") for local in range(per_node)]
+
+
+def is_first_process() -> bool:
+    """Whether this is the launcher's first process, or there is no launcher."""
+    return all(os.environ.get(names[0], "0") == "0" for names in _LAUNCHERS.values())

@@ -10,7 +10,6 @@ import torch
 import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
 import torch.distributed as dist
 
-from lowband.box.layout import Layout
 from lowband.box.network import SHAPED, join
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
@@ -35,7 +34,7 @@ class Job:
 
 
 def train(spec_path: Path, links: str) -> Outcome:
-    """Run the spec: as one rank or one node's ranks under torchrun or srun, else with all ranks on this machine.
+    """Run the spec: as one rank or a node's ranks under torchrun or srun, else all ranks here.
 
     links: how the ranks are joined, for the record; `network.SHAPED`: by a box's links
     Returns the outcome, which also lies in the folder. Under a launcher, a failing rank raises.
@@ -73,7 +72,9 @@ def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
 
 
 def _run_ranks(mine: list[Rank] | None, job: Job) -> None:
-    """Fork the ranks of this node, or all of them where there is no launcher, and write what ends them badly."""
+    """Fork the ranks of this node, or all of them where there is no launcher, and write what ends them
+    badly.
+    """
     spec, folder = job.spec, job.folder
     if mine is None or mine[0].rank == 0:
         folder.start()
@@ -116,7 +117,7 @@ def _steps_done(folder: RunFolder) -> int:
 def _run_rank(rank: Rank, job: Job) -> None:
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:
-        join(Layout.of(spec.machine, spec.ranks).place(rank.rank))
+        join(spec, rank.rank, rank.local_rank)
     device = _device(rank)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(

@@ -40,7 +40,9 @@ class Device(Strict):
 
 
 class Box(Strict):
-    """A scale model of a machine on one computer: ranks compute and links carry at the machine's rate / scale."""
+    """A scale model of a machine on one computer: ranks compute and links carry at the machine's rate /
+    scale.
+    """
 
     scale: PositiveFloat = Field(description="one factor, for computation and for every link")
     nodes: PositiveInt = Field(description="groups of the level below world, at most")
@@ -49,7 +51,7 @@ class Box(Strict):
 
 
 class Machine(Strict):
-    """A cluster file, `slurm/<cluster>/machine.yaml`. A box's file says `like: <cluster>` and what differs."""
+    """A cluster file, `slurm/<cluster>/machine.yaml`. A box's file says which it is `like`."""
 
     name: str
     description: str

@@ -84,7 +84,7 @@ class Outcome(Strict):
     states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
     interface_bytes: int | None = Field(
         default=None,
-        description="in a box: what rank 0's interface sent in all steps, headers included (the kernel's counter)",
+        description="in a box: what rank 0's interface sent in all steps, by the kernel's counter",
     )
     weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
 

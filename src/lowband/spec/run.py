@@ -35,6 +35,7 @@ class RunSpec(Strict):
     )
     compute_dtype: Dtype
     reduce_dtype: Dtype
+    overlap: bool = Field(default=True, description="communication behind the computation")
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
     grad_clip: PositiveFloat
@@ -49,10 +50,14 @@ class RunSpec(Strict):
             raise ValueError(f"seq_len ({self.seq_len}) is over the model's longest ({self.model.seq_len})")
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) leave nothing of {self.steps} steps")
-        if self.engine != "lowband" and (self.device == "fake" or self.checkpoint_every):
+        if self.engine != "lowband" and (self.device == "fake" or self.checkpoint_every or not self.overlap):
             raise ValueError(
-                f"engine {self.engine} neither counts on fake tensors nor writes checkpoints here"
+                f"engine {self.engine} neither counts on fake tensors nor writes checkpoints here, "
+                "and its overlap is its own"
             )
+        box = self.machine.box
+        if box is not None and self.ranks > box.nodes * self.machine.node_size:
+            raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")
         try:
             self.scheme.check(self.levels)
         except UserError as error:

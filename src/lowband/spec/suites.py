@@ -17,7 +17,7 @@ from lowband.spec.run import RunSpec
 from lowband.spec.scheme import read_scheme
 from lowband.spec.strict import Strict, read_yaml
 
-Value = str | int | float
+Value = bool | str | int | float
 
 # What a run is called by, in this order; every other axis of a suite follows as key and value.
 _IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_len", "repeat")
@@ -54,6 +54,8 @@ class Point(Strict):
     device: str = "auto"
     compute_dtype: str = "fp32"
     reduce_dtype: str = "fp32"
+    overlap: bool = True
+    outer_link: float = Field(default=1, gt=0, description="what the rate of world's link is multiplied by")
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
     grad_clip: float = 1.0
@@ -110,7 +112,7 @@ def _spec(
     root: Path, where: Path, suite: Suite, machine: Machine, axes: Mapping[str, Value], repeat: int
 ) -> RunSpec:
     point = Point.parse({**suite.fixed, **axes}, where)
-    values: dict[str, Any] = point.model_dump(exclude={"global_batch"})
+    values: dict[str, Any] = point.model_dump(exclude={"global_batch", "outer_link"})
     values["micro_batch"] = _micro_batch(point, where)
     values["seed"] = point.seed + repeat - 1
     values["model"] = read_model(root / "config" / "models.yaml", point.model)
@@ -121,7 +123,14 @@ def _spec(
         f"-s{point.seq_len}{extra}-r{repeat}"
     )
     return RunSpec.parse(
-        {"run_id": run_id, "suite": suite.name, "repeat": repeat, "machine": machine, **values}, where
+        {
+            "run_id": run_id,
+            "suite": suite.name,
+            "repeat": repeat,
+            "machine": machine if point.outer_link == 1 else machine.with_outer_link(point.outer_link),
+            **values,
+        },
+        where,
     )
 
 

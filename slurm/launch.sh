@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Run a command as the ranks of a job. usage: slurm/launch.sh CLUSTER NODES TASKS_PER_NODE SRUN_OPTIONS COMMAND...
+# In a Slurm job: srun, in the environment of slurm/CLUSTER/env.sh. Elsewhere: the command itself, which then
+# starts its ranks.
+set -euo pipefail
+cluster=$1 nodes=$2 tasks_per_node=$3 options=$4
+shift 4
+if [ -z "${SLURM_JOB_ID:-}" ]; then
+  exec "$@"
+fi
+# The batch script runs on the job's first node, where rank 0 will be.
+MASTER_ADDR=$(hostname -i | cut -d' ' -f1)
+export MASTER_ADDR MASTER_PORT=29500
+if [ -f "slurm/$cluster/env.sh" ]; then
+  # shellcheck source=/dev/null
+  source "slurm/$cluster/env.sh"
+fi
+# shellcheck disable=SC2086 # the options are several words
+exec srun --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"

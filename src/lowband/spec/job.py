@@ -1,0 +1,78 @@
+"""How a cluster's Slurm is asked for a run's nodes: `slurm/<cluster>/job.yaml`, beside the machine's facts.
+
+It is no part of a run's spec: a run does not change when a queue does.
+"""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from lowband.errors import UserError
+from lowband.spec.run import RunSpec
+from lowband.spec.strict import Strict, read_yaml
+
+_ENDING_MINUTES = 2  # of a job, beyond the run's own time limit: start, imports, a last word
+
+
+class Job(Strict):
+    """What is asked of Slurm for every run on a cluster. Whole nodes are taken."""
+
+    tasks: Literal["rank", "node"] = Field(
+        description="what srun starts: each rank, or on each node a launcher that forks the node's ranks"
+    )
+    cpus_per_rank: PositiveInt
+    constraint: str = Field(default="", description="sbatch --constraint")
+    sbatch: str = Field(default="", description="further options of sbatch")
+    srun: str = Field(default="", description="further options of srun")
+    longest_minutes: dict[PositiveInt, PositiveInt] = Field(
+        default={}, description="queue limits: up to this many nodes, at most this many minutes"
+    )
+
+    def resources(self, spec: RunSpec) -> dict[str, str | int]:
+        """Snakemake resources of a run, as its Slurm executor understands them.
+
+        Raises UserError if the run is too large or too long for the cluster's queues.
+        """
+        per_node = spec.machine.node_size
+        nodes = math.ceil(spec.ranks / per_node)
+        minutes = math.ceil(spec.time_limit_s / 60) + _ENDING_MINUTES
+        return {
+            "nodes": nodes,
+            "tasks_per_node": per_node,
+            "cpus_per_task": self.cpus_per_rank,
+            "runtime": self._within_queue(spec, nodes, minutes),
+            "constraint": self.constraint,
+            "slurm_extra": self.sbatch,
+        }
+
+    def tasks_per_node(self, spec: RunSpec) -> int:
+        """What srun starts on each node."""
+        return 1 if self.tasks == "node" else min(spec.ranks, spec.machine.node_size)
+
+    def _within_queue(self, spec: RunSpec, nodes: int, minutes: int) -> int:
+        if not self.longest_minutes:
+            return minutes
+        limits = [limit for most, limit in sorted(self.longest_minutes.items()) if nodes <= most]
+        if not limits:
+            raise UserError(
+                f"{nodes} nodes",
+                where=f"{spec.run_id}: ranks",
+                allowed=f"{max(self.longest_minutes)} at most",
+            )
+        if minutes > limits[0]:
+            raise UserError(
+                f"{minutes} minutes on {nodes} nodes",
+                where=f"{spec.run_id}: time_limit_s",
+                allowed=f"{limits[0]} minutes at most",
+            )
+        return minutes
+
+
+def read_job(root: Path, cluster: str) -> Job:
+    """The job of `slurm/<cluster>/`; of a cluster without one, a node's ranks started by one task."""
+    path = root / "slurm" / cluster / "job.yaml"
+    if not path.exists():
+        return Job(tasks="node", cpus_per_rank=1)
+    return Job.parse(read_yaml(path), path)
