@@ -64,8 +64,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> float:
     """
     engine = engine_of(module)
     grads = [p.grad for p in module.parameters() if p.grad is not None]
-    device = engine.units[0].master.device
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for grad in grads:
         total += grad.double().square().sum()
     dist.all_reduce(total)

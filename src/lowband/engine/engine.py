@@ -50,7 +50,8 @@ class Engine:
         self.module, self.scheme, self.topology = module, scheme, topology
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
-        self.lane = new_lane(first.device)
+        self.device = first.device
+        self.lane = new_lane(self.device)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
         self._trains = False  # whether the forward that runs was entered with gradients
