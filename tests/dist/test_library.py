@@ -311,6 +311,73 @@ def test_no_sync_saves_the_outer_reduction() -> None:
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+class Fuse(torch.autograd.Function):
+    """Passes everything on; its backward raises once, where `Fuse.blows` is set."""
+
+    blows = False
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        if Fuse.blows:
+            Fuse.blows = False
+            raise ArithmeticError("a broken backward")
+        return grad
+
+
+class FuseModule(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Fuse.apply(x)
+
+
+class Fused(Tower):
+    """The fuse is inside a wrapped layer: between its computation and its gradients."""
+
+    def __init__(self, checkpointing: bool, reentrant: bool) -> None:
+        super().__init__(checkpointing, reentrant)
+        self.layers[1].insert(1, FuseModule())
+
+
+def train_through_a_broken_backward(checkpointing: tuple[bool, bool], scheme: Scheme, breaks: bool):
+    """Step 1 is given up: in one case because its backward raised half-way, after an accumulated one."""
+    tower = Fused(*checkpointing)
+    model = lowband.shard(tower, scheme, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    optimizer, meter = sgd(model.parameters()), engine_of(model).meter
+    losses, held = [], []
+    for step in range(4):
+        with lowband.no_sync(model):
+            model(inputs(10 + step, dist.get_rank())).backward()
+        loss = model(inputs(step, dist.get_rank()))
+        losses.append(loss.item())
+        if step == 1 and breaks:
+            Fuse.blows = True
+            with pytest.raises(ArithmeticError, match="a broken backward"):
+                loss.backward()
+        else:
+            loss.backward()
+            if step != 1:
+                optimizer.step()
+        optimizer.zero_grad()
+        held.append(meter.now["gathered"] if step != 1 else 0)
+    return losses, held, lowband.full_state_dict(model)
+
+
+@pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
+def test_training_goes_on_after_a_broken_backward(scheme: Scheme, checkpointing: tuple[bool, bool]) -> None:
+    """As if the step had been made and thrown away with zero_grad."""
+    broken, whole = (
+        on_ranks(4, train_through_a_broken_backward, checkpointing, scheme, breaks) for breaks in (True, False)
+    )
+    for (losses, held, _), (expected, _, _) in zip(broken, whole):
+        assert losses == expected
+        assert set(held) == {0}
+    assert all(torch.equal(broken[0][2][name], value) for name, value in whole[0][2].items())
+
+
 def bf16_inputs_and_outputs():
     model = lowband.shard(nn.Sequential(nn.Linear(5, 6)), HIER3, lowband.Topology(INNER), nn.Linear)
     out = model(torch.ones(2, 5))

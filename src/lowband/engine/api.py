@@ -81,8 +81,8 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """On rank 0 the logical fp32 parameters and the buffers under the module's own names; elsewhere {}."""
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
+    engine.put_shards()
     for unit in engine.units:
-        unit.put_shards()  # a forward without its backward leaves whole parameters in place
         whole = unit.master.new_empty(unit.layout.numel)
         unit.collectives.gather(unit.master, whole, SELF, engine.scheme.optim, "state_dict")
         if engine.topology.rank == 0:

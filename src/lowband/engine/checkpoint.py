@@ -242,8 +242,7 @@ def _copy(value: Any) -> Any:
 def _pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, LogicalSlice]]:
     """(name, optimizer shard, logical slice of it) for every parameter."""
     engine = engine_of(module)
-    for unit in engine.units:
-        unit.put_shards()  # a forward without its backward leaves whole parameters in place
+    engine.put_shards()
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     levels = engine.topology.levels
     # Beyond the optimizer's level ranks hold copies: those of the first group write.

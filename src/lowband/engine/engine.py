@@ -80,6 +80,8 @@ class Engine:
 
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
         units = self._units_of.get(owner, [])
+        if owner is self.module:
+            self.leave_broken_backward()
         if owner is self.module and not self._in_backward:
             self._seen = []
             self._trains = torch.is_grad_enabled()
@@ -156,12 +158,32 @@ class Engine:
             unit.finish_reduce()
         self._in_backward = False
 
+    def leave_broken_backward(self) -> None:
+        """If the last backward ended by an exception, forget what it had gathered and summed so far.
+
+        That includes gradients of earlier backward passes that `no_sync` still accumulates: of some units
+        they may be carried out already. What the optimizer's parameters have is left to `zero_grad`.
+        """
+        if not self._in_backward or torch._C._current_graph_task_id() != -1:  # -1: no backward runs
+            return
+        self._reducing.clear()
+        self._drop_all()
+        for unit in self.units:
+            unit.forget_grads()
+        self._in_backward = False
+
     def _drop_all(self) -> None:
         for unit in self.units:
             unit.drop()
             unit.forget_secondary()
 
     # ---- both
+
+    def put_shards(self) -> None:
+        """Hang the shards at the module: a forward without its backward leaves whole parameters there."""
+        self.leave_broken_backward()
+        for unit in self.units:
+            unit.put_shards()
 
     def _gather(self, units: list[Unit], backward: bool) -> None:
         for unit in units:

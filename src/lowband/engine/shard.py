@@ -163,8 +163,8 @@ class Unit:
             if stale and self.flat is not self.master:
                 self._gathering = self.lane.submit(self._refresh)
             return
-        if stale and self.state is UnitState.GATHERED:
-            self.drop()  # an optimizer step came between a forward without its backward and this one
+        if stale:  # an optimizer step came between a forward without its backward and this one
+            self.drop()
         if self.state is not UnitState.SHARDED:
             return
         self._seen_version = version
@@ -291,6 +291,17 @@ class Unit:
             self._boundary = self.meter.hold("grads", part)
         else:  # a second reduction in one backward: see Engine._end_backward
             self._boundary += part
+
+    def forget_grads(self) -> None:
+        """Give up whatever was reduced and not handed to the optimizer's parameters yet."""
+        self.wait_reduce()
+        self._reducing = None
+        for leaf in self.leaves:
+            leaf.grad = None
+        for held in (self._accumulated, self._boundary):
+            if held is not None:
+                self.meter.release("grads", held)
+        self._accumulated = self._boundary = None
 
     def wait_reduce(self) -> None:
         """Return when the reduction is over."""
