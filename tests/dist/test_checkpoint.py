@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 from test_parity import CLIP, SCHEMES_FILE, SPEC, part_of_batch
+from torch import nn
 
 import lowband
 from lowband.engine.checkpoint import MANIFEST
@@ -86,6 +87,64 @@ def test_resume_under_another_scheme_and_size(tmp_path: Path, scheme, ranks, inn
     got = on_ranks(ranks, resume, str(tmp_path), scheme, inner, "adamw")[0]
     for name, value in expected.items():
         assert torch.allclose(got[name], value, rtol=0, atol=3e-4), name
+
+
+class Normed(nn.Sequential):
+    """Running statistics (each rank's own), a step counter, dropout: what parameters alone do not hold."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def build_normed(inner: dict[str, int]):
+    model = lowband.shard(
+        Normed(), read_scheme(SCHEMES_FILE, "zero3"), lowband.Topology(inner), nn.Linear, torch.float32
+    )
+    return model, OPTIMIZERS["sgd"](model.parameters())
+
+
+def train_normed(model, optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        model(torch.randn(6, 5, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save_normed_and_go_on(folder: str):
+    model, optimizer = build_normed(INNER)
+    torch.manual_seed(dist.get_rank())
+    train_normed(model, optimizer, 0, 2)
+    at_save = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.save(2, model, optimizer, {})
+    train_normed(model, optimizer, 2, 4)
+    checkpointer.wait()
+    return at_save, lowband.full_state_dict(model)
+
+
+def resume_normed(folder: str, inner: dict[str, int]):
+    model, optimizer = build_normed(inner)
+    torch.manual_seed(99)
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.load(checkpointer.latest(), model, optimizer)
+    loaded = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    train_normed(model, optimizer, 2, 4)
+    return loaded, lowband.full_state_dict(model)
+
+
+def test_buffers_and_random_numbers_are_restored(tmp_path: Path) -> None:
+    """Buffers are rank 0's on every rank of any job; dropout goes on as it would have at the same ranks."""
+    saved = on_ranks(4, save_normed_and_go_on, str(tmp_path))
+    assert not torch.equal(saved[0][0]["1.running_mean"], saved[1][0]["1.running_mean"])
+    assert saved[0][0]["1.num_batches_tracked"] == 2
+    for ranks, inner in ((4, INNER), (2, {"package": 2, "node": 2})):
+        resumed = on_ranks(ranks, resume_normed, str(tmp_path), inner)
+        for loaded, _ in resumed:
+            assert all(torch.equal(loaded[name], value) for name, value in saved[0][0].items())
+        if ranks == 4:
+            assert all(torch.equal(resumed[0][1][name], value) for name, value in saved[0][1].items())
 
 
 def refused(folder: str) -> str:

@@ -8,7 +8,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowband
+from lowband.cost.bytes import sent_bytes
 from lowband.engine.api import engine_of
+from lowband.engine.states import UnitState
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
 
@@ -139,6 +141,38 @@ class Tied(nn.Module):
         return self.layers[0](self.into(x)).square().mean()
 
 
+class TiedAndCheckpointed(Tied):
+    """As above, with the layer checkpointed; after it (`head`) the weight is used once more, or before it."""
+
+    def __init__(self, head: bool) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(self.layers[0], self.into(x) if not self.head else x.requires_grad_(), use_reentrant=True)
+        return (self.into(y) if self.head else y).square().mean()
+
+
+class TiedHead(TiedPair):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[0](x @ self[1].weight.T).tanh() @ self[1].weight
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("scheme", [HIER3, HPZ, DDP], ids=lambda s: s.name)
+def test_tied_weight_under_reentrant_checkpointing(scheme: Scheme, head: bool) -> None:
+    """Its gradient comes in two pieces, of which either may be the first."""
+
+    def make_model() -> nn.Module:
+        model = TiedAndCheckpointed(head)
+        if head:
+            model.layers[0].__class__ = TiedHead
+        return model
+
+    [expected] = on_ranks(1, single, make_model, sgd, 4)
+    assert_same(on_ranks(4, sharded, make_model, sgd, scheme, is_layer)[0], expected)
+
+
 class HalfFrozen(Tower):
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +185,74 @@ class HalfFrozen(Tower):
 def test_tied_and_frozen_parameters(scheme: Scheme, make_model) -> None:
     [expected] = on_ranks(1, single, make_model, sgd, 4)
     assert_same(on_ranks(4, sharded, make_model, sgd, scheme, is_layer)[0], expected, "unused")
+
+
+def count_checkpointed(checkpointing: tuple[bool, bool], scheme: Scheme):
+    """Bytes of the second step, and their closed form."""
+    topology = lowband.Topology(INNER)
+    model = lowband.shard(Tower(*checkpointing), scheme, topology, is_layer, compute_dtype=torch.float32)
+    engine, optimizer = engine_of(model), sgd(model.parameters())
+    for step in range(2):
+        engine.ledger.take()
+        model(inputs(step, dist.get_rank())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+    units = [unit.layout.numel for unit in engine.units]
+    return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1)
+
+
+@pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
+def test_checkpointing_sends_no_more(scheme: Scheme, checkpointing: tuple[bool, bool]) -> None:
+    """Recomputation uses the backward's gather: with hpZ nothing crosses the node a second time."""
+    for sent, expected in on_ranks(8, count_checkpointed, checkpointing, scheme):
+        assert sent == expected
+
+
+def gathers_on_demand(make_model, wrap) -> list[str]:
+    """Units, but the root's, whose gather was not under way when the second step needed them."""
+    model = lowband.shard(make_model(), HPZ, lowband.Topology(INNER), wrap)
+    engine = engine_of(model)
+    gather, found = engine._gather, []
+
+    def watched(units, backward: bool) -> None:
+        found.extend(unit.name for unit in units if unit.state is UnitState.SHARDED)
+        gather(units, backward)
+
+    engine._gather = watched
+    for step in range(2):
+        found.clear()
+        model(inputs(step, dist.get_rank())).backward()
+    return [name for name in found if not name.startswith("root")]
+
+
+class MixedLayers(Tower):
+    """Each layer has frozen and trainable parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer[0].requires_grad_(False)
+
+
+class Shared(Tower):
+    """A layer is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.append(self.layers[0])
+
+
+@pytest.mark.parametrize(
+    "make_model",
+    [Tower, lambda: Tower(True, False), lambda: Tower(True, True), MixedLayers, Shared],
+    ids=["plain", "checkpointed", "reentrant", "mixed", "shared"],
+)
+def test_every_gather_is_prefetched(make_model) -> None:
+    """In forward and backward, after the root's: also the first of a backward, and of both units of a module
+    that has frozen and trainable parameters."""
+    assert on_ranks(4, gathers_on_demand, make_model, is_layer) == [[]] * 4
 
 
 class Adapted(nn.Module):
@@ -309,6 +411,73 @@ def test_no_sync_saves_the_outer_reduction() -> None:
     assert 2 * with_ == without > 0
     for a, b in zip(grads, expected):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+class Fuse(torch.autograd.Function):
+    """Passes everything on; its backward raises once, where `Fuse.blows` is set."""
+
+    blows = False
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        if Fuse.blows:
+            Fuse.blows = False
+            raise ArithmeticError("a broken backward")
+        return grad
+
+
+class FuseModule(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Fuse.apply(x)
+
+
+class Fused(Tower):
+    """The fuse is inside a wrapped layer: between its computation and its gradients."""
+
+    def __init__(self, checkpointing: bool, reentrant: bool) -> None:
+        super().__init__(checkpointing, reentrant)
+        self.layers[1].insert(1, FuseModule())
+
+
+def train_through_a_broken_backward(checkpointing: tuple[bool, bool], scheme: Scheme, breaks: bool):
+    """Step 1 is given up: in one case because its backward raised half-way, after an accumulated one."""
+    tower = Fused(*checkpointing)
+    model = lowband.shard(tower, scheme, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    optimizer, meter = sgd(model.parameters()), engine_of(model).meter
+    losses, held = [], []
+    for step in range(4):
+        with lowband.no_sync(model):
+            model(inputs(10 + step, dist.get_rank())).backward()
+        loss = model(inputs(step, dist.get_rank()))
+        losses.append(loss.item())
+        if step == 1 and breaks:
+            Fuse.blows = True
+            with pytest.raises(ArithmeticError, match="a broken backward"):
+                loss.backward()
+        else:
+            loss.backward()
+            if step != 1:
+                optimizer.step()
+        optimizer.zero_grad()
+        held.append(meter.now["gathered"] if step != 1 else 0)
+    return losses, held, lowband.full_state_dict(model)
+
+
+@pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
+def test_training_goes_on_after_a_broken_backward(scheme: Scheme, checkpointing: tuple[bool, bool]) -> None:
+    """As if the step had been made and thrown away with zero_grad."""
+    broken, whole = (
+        on_ranks(4, train_through_a_broken_backward, checkpointing, scheme, breaks) for breaks in (True, False)
+    )
+    for (losses, held, _), (expected, _, _) in zip(broken, whole):
+        assert losses == expected
+        assert set(held) == {0}
+    assert all(torch.equal(broken[0][2][name], value) for name, value in whole[0][2].items())
 
 
 def bf16_inputs_and_outputs():

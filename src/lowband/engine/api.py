@@ -66,8 +66,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> float:
     """
     engine = engine_of(module)
     grads = [p.grad for p in module.parameters() if p.grad is not None]
-    device = engine.units[0].master.device
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for grad in grads:
         total += grad.double().square().sum()
     dist.all_reduce(total)
@@ -84,8 +83,8 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """On rank 0 the logical fp32 parameters and the buffers under the module's own names; elsewhere {}."""
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
+    engine.put_shards()
     for unit in engine.units:
-        unit.put_shards()  # a forward without its backward leaves whole parameters in place
         whole = unit.master.new_empty(unit.layout.numel)
         unit.collectives.gather(unit.master, whole, SELF, engine.scheme.optim, "state_dict")
         if engine.topology.rank == 0:

@@ -2,7 +2,9 @@
 
 What is saved are logical tensors, under the module's own names: every parameter and every per-element
 optimizer state, flattened, each rank writing the ranges that it owns. torch.distributed.checkpoint (DCP) cuts
-them anew when they are loaded into other ranges.
+them anew when they are loaded into other ranges. Of persistent buffers (running statistics and the like)
+rank 0's are saved, and every rank gets them. The states of the random number generators, of the CPU and of
+the rank's device, follow the ranks: they are restored where the number of ranks is the same.
 
 A checkpoint is a folder `step-00000010`. It is written as `.step-00000010.writing`, gets a manifest with the
 sha256 of every file, and is renamed when it is whole: an interrupted write never harms an earlier one.
@@ -10,6 +12,7 @@ sha256 of every file, and is renamed when it is whole: an interrupted write neve
 
 import hashlib
 import json
+import math
 import shutil
 import threading
 import time
@@ -104,7 +107,9 @@ class Checkpointer:
         start = time.perf_counter()
         self.wait()
         state = {name: _copy(value) for name, value in _state(module, optimizer)}
-        state[f"rng.{dist.get_rank()}"] = torch.get_rng_state()
+        if dist.get_rank() == 0:
+            state |= {name: _copy(buffer) for name, buffer in _buffers(module)}
+        state |= _rng(module)
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         manifest = {
             "step": step,
@@ -140,25 +145,27 @@ class Checkpointer:
         reader = dcp.FileSystemReader(path)
         stored = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = {}
-        for name, piece in _state(module, None):
+        buffers = dict(_buffers(module))
+        for name, value in [*_state(module, None), *((name, _copy(b)) for name, b in buffers.items())]:
             entry = stored.get(name)
-            if not isinstance(entry, TensorStorageMetadata) or entry.size != piece.size():
+            if not isinstance(entry, TensorStorageMetadata) or entry.size != value.size():
                 found = "it is not there" if entry is None else f"it has {list(entry.size)} values"  # type: ignore[union-attr]
-                raise UserError(f"'{name}' has {piece._numel} values, in the checkpoint {found}", where=path)
-            state[name] = piece
+                here = math.prod(value.size())
+                raise UserError(f"'{name}' has {here} values, in the checkpoint {found}", where=path)
+            state[name] = value
         states = list(_new_optimizer_states(module, optimizer, stored))
         state |= {name: piece for name, _, _, piece in states}
-        own_rng = f"rng.{dist.get_rank()}"
         if manifest["ranks"] == dist.get_world_size():  # random numbers follow the ranks
-            state[own_rng] = torch.get_rng_state()
+            state |= {name: value for name, value in _rng(module).items() if name in stored}
         dcp.load(state, storage_reader=reader, process_group=self._group)
         for name, shard, key, piece in states:
             if not isinstance(piece, LogicalSlice):
                 optimizer.state[shard][key] = state[name]
         for group, saved in zip(optimizer.param_groups, manifest["optimizer_groups"], strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-        if own_rng in state:
-            torch.set_rng_state(state[own_rng])
+        for name, buffer in buffers.items():
+            buffer.copy_(state[name])
+        _set_rng(module, state)
         extra: dict[str, Any] = manifest["extra"]
         return extra
 
@@ -199,6 +206,31 @@ def _state(
                 yield full, value  # a counter: the same on every rank
 
 
+def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, buffer) of every persistent buffer."""
+    kept = module.state_dict()
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        if name in kept:
+            yield f"buffer.{name}", buffer
+
+
+def _rng(module: nn.Module) -> dict[str, torch.Tensor]:
+    """States of this rank's random number generators."""
+    device, rank = engine_of(module).device, dist.get_rank()
+    states = {f"rng.{rank}": torch.get_rng_state()}
+    if device.type == "cuda":
+        states[f"rng.{device.type}.{rank}"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_rng(module: nn.Module, states: dict[str, Any]) -> None:
+    device, rank = engine_of(module).device, dist.get_rank()
+    if f"rng.{rank}" in states:
+        torch.set_rng_state(states[f"rng.{rank}"])
+    if f"rng.{device.type}.{rank}" in states:
+        torch.cuda.set_rng_state(states[f"rng.{device.type}.{rank}"], device)
+
+
 def _copy(value: Any) -> Any:
     """What the training may change while the copy is written."""
     if isinstance(value, LogicalSlice):
@@ -210,8 +242,7 @@ def _copy(value: Any) -> Any:
 def _pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, LogicalSlice]]:
     """(name, optimizer shard, logical slice of it) for every parameter."""
     engine = engine_of(module)
-    for unit in engine.units:
-        unit.put_shards()  # a forward without its backward leaves whole parameters in place
+    engine.put_shards()
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     levels = engine.topology.levels
     # Beyond the optimizer's level ranks hold copies: those of the first group write.

@@ -5,6 +5,12 @@ Forward, per unit:   gather (the next unit's gather runs behind the computation)
 Backward, per unit:  gather from the secondary level if there is one, compute, drop, reduce the gradient into
                      the grads level; at an accumulation boundary carry it out to the optimizer's level.
 Next forward:        the new weights come back from the optimizer's level, unit by unit, with the gather.
+
+[Note: late gradients] Reentrant activation checkpointing runs parts of the graph as backward passes of
+their own (autograd's graph tasks) inside the backward. A parameter that is used in such a part and outside
+of it too gets its gradient in pieces. So a unit is ready early only if all its gradients come in the graph
+task in which its owner's output got its own; the root, which may share parameters with any layer, only if no
+layer is checkpointed so. What is not ready early is dropped and reduced at the end of the backward.
 """
 
 from collections import deque
@@ -51,13 +57,18 @@ class Engine:
         self.module, self.scheme, self.topology = module, scheme, topology
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
-        self.lane = new_lane(first.device, overlap)
+        self.device = first.device
+        self.lane = new_lane(self.device, overlap)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
         self._trains = False  # whether the forward that runs was entered with gradients
         self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
-        self._order: list[Unit] = []  # units as the last forward used them
-        self._seen: list[Unit] = []  # the same, of the forward that runs
+        self._is_reentrant = False  # whether that forward has layers that are checkpointed reentrantly
+        self._forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
+        self._backward_order: list[nn.Module] = []  # and as its backward will
+        self._begun: list[nn.Module] = []  # the same of the forward that runs
+        self._ended: list[nn.Module] = []
+        self._place = 0  # in the order of the pass that runs: what comes next
 
         collectives = Collectives(scheme, topology, self.ledger)
         self.units: list[Unit] = []
@@ -80,13 +91,15 @@ class Engine:
 
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
         units = self._units_of.get(owner, [])
+        if owner is self.module:
+            self.leave_broken_backward()
         if owner is self.module and not self._in_backward:
-            self._seen = []
-            self._trains = torch.is_grad_enabled()
+            self._begun, self._ended, self._place = [], [], 0
+            self._trains, self._is_reentrant = torch.is_grad_enabled(), False
         self._gather(units, backward=self._in_backward)
         if not self._in_backward:  # in backward this is activation checkpointing's recomputation
-            self._seen += units
-            self._prefetch(units, self._order, backward=False)
+            self._begun.append(owner)
+            self._prefetch(owner, backward=False)
         args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
         self._watch_frozen(units, (args, kwargs))
         return args, kwargs
@@ -104,35 +117,40 @@ class Engine:
         return value.to(self.compute_dtype) if is_float else value
 
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> None:
+        tensors = _differentiable(output)
+        if tensors:
+            register_multi_grad_hook(tensors, lambda _: self._before_backward(owner), mode="any")
         if self._in_backward:
             return
-        units = self._units_of.get(owner, [])
-        tensors = _differentiable(output)
-        training = torch.is_grad_enabled() and bool(tensors)
-        if training:
-            register_multi_grad_hook(tensors, lambda _: self._before_backward(owner), mode="any")
-        for unit in units:
+        is_checkpointed = self._trains and not torch.is_grad_enabled()  # reentrantly: computed again later
+        self._is_reentrant |= is_checkpointed
+        if tensors or is_checkpointed:
+            self._ended.append(owner)
+        for unit in self._units_of.get(owner, []):
             # The root's units are used first and last in a pass: between forward and backward they stay.
-            if not (training and owner is self.module):
-                if self._trains:  # reentrant checkpointing runs the inner forward without gradients
+            if not (tensors and owner is self.module):
+                if self._trains:
                     unit.keep_secondary()
                 unit.drop()
         if owner is self.module:
-            self._order = self._seen
-            if not training:
+            self._forward_order, self._backward_order = self._begun, self._ended[::-1]
+            if not tensors:
                 self._drop_all()
 
     # ---- backward
 
     def _before_backward(self, owner: nn.Module) -> None:
         if not self._in_backward:
-            self._in_backward = True
+            self._in_backward, self._place = True, 0
             for unit in self.units:
                 unit.expect_grads()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
         units = self._units_of.get(owner, [])
+        if not (owner is self.module and self._is_reentrant):  # see [Note: late gradients]
+            for unit in units:
+                unit.expect_ready(torch._C._current_graph_task_id())
         self._gather(units, backward=True)
-        self._prefetch(units, self._order[::-1], backward=True)
+        self._prefetch(owner, backward=True)
 
     def _grads_ready(self, unit: Unit) -> None:
         unit.drop()
@@ -156,6 +174,20 @@ class Engine:
             unit.finish_reduce()
         self._in_backward = False
 
+    def leave_broken_backward(self) -> None:
+        """If the last backward ended by an exception, forget what it had gathered and summed so far.
+
+        That includes gradients of earlier backward passes that `no_sync` still accumulates: of some units
+        they may be carried out already. What the optimizer's parameters have is left to `zero_grad`.
+        """
+        if not self._in_backward or torch._C._current_graph_task_id() != -1:  # -1: no backward runs
+            return
+        self._reducing.clear()
+        self._drop_all()
+        for unit in self.units:
+            unit.forget_grads()
+        self._in_backward = False
+
     def _drop_all(self) -> None:
         for unit in self.units:
             unit.drop()
@@ -163,17 +195,26 @@ class Engine:
 
     # ---- both
 
+    def put_shards(self) -> None:
+        """Hang the shards at the module: a forward without its backward leaves whole parameters there."""
+        self.leave_broken_backward()
+        for unit in self.units:
+            unit.put_shards()
+
     def _gather(self, units: list[Unit], backward: bool) -> None:
         for unit in units:
             unit.start_gather(backward)
         for unit in units:
             unit.finish_gather()
 
-    def _prefetch(self, units: list[Unit], order: list[Unit], backward: bool) -> None:
-        """Start the gather of the unit that the last pass used after these."""
-        places = [order.index(unit) for unit in units if unit in order]
-        if places:
-            for unit in order[max(places) + 1 : max(places) + 2]:
+    def _prefetch(self, owner: nn.Module, backward: bool) -> None:
+        """Start the gathers of the module that comes after this one."""
+        order = self._backward_order if backward else self._forward_order
+        if owner not in order[self._place :]:
+            return
+        self._place = order.index(owner, self._place) + 1
+        for following in order[self._place : self._place + 1]:
+            for unit in self._units_of.get(following, []):
                 unit.start_gather(backward)
 
     @contextmanager

@@ -77,7 +77,8 @@ class Unit:
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
         self._reducing: Handle | None = None
-        self._waiting_grads = 0
+        self._missing_grads: set[torch.Tensor] = set()
+        self._ready_in: int | None = None  # the graph task in which the last missing gradient makes it ready
         self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
         self._handed: torch.Tensor | None = None  # the same, once it is the optimizer's
@@ -163,8 +164,8 @@ class Unit:
             if stale and self.flat is not self.master:
                 self._gathering = self.lane.submit(self._refresh)
             return
-        if stale and self.state is UnitState.GATHERED:
-            self.drop()  # an optimizer step came between a forward without its backward and this one
+        if stale:  # an optimizer step came between a forward without its backward and this one
+            self.drop()
         if self.state is not UnitState.SHARDED:
             return
         self._seen_version = version
@@ -227,20 +228,28 @@ class Unit:
     # ---- gradients: reduce and accumulate
 
     def watch_grads(self, ready: Callable[["Unit"], None]) -> None:
-        """Call `ready` when every leaf has its gradient of this backward."""
+        """Call `ready` when every leaf has its gradient of this backward, if that can be told."""
 
-        def hook(_: torch.Tensor) -> None:
-            self._waiting_grads -= 1
-            if self._waiting_grads == 0:
+        def arrived(leaf: torch.Tensor) -> None:
+            if torch._C._current_graph_task_id() != self._ready_in:
+                self._ready_in = None  # see engine.engine, [Note: late gradients]
+            is_first = leaf in self._missing_grads
+            self._missing_grads.discard(leaf)
+            if is_first and not self._missing_grads and self._ready_in is not None:
                 ready(self)
 
         if self.requires_grad:
             for leaf in self.leaves:
-                leaf.register_post_accumulate_grad_hook(hook)
+                leaf.register_post_accumulate_grad_hook(arrived)
+
+    def expect_ready(self, graph_task: int) -> None:
+        """If all gradients come in this graph task of autograd, the unit is ready with the last of them."""
+        if len(self._missing_grads) == len(self.leaves):
+            self._ready_in = graph_task
 
     def expect_grads(self) -> None:
         """A backward begins."""
-        self._waiting_grads = len(self.leaves)
+        self._missing_grads, self._ready_in = set(self.leaves), None
         if self._handed is not None and all(shard.grad is None for shard in self.shards):
             self.meter.release("grads", self._handed)
             self._handed = None
@@ -291,6 +300,17 @@ class Unit:
             self._boundary = self.meter.hold("grads", part)
         else:  # a second reduction in one backward: see Engine._end_backward
             self._boundary += part
+
+    def forget_grads(self) -> None:
+        """Give up whatever was reduced and not handed to the optimizer's parameters yet."""
+        self.wait_reduce()
+        self._reducing = None
+        for leaf in self.leaves:
+            leaf.grad = None
+        for held in (self._accumulated, self._boundary):
+            if held is not None:
+                self.meter.release("grads", held)
+        self._accumulated = self._boundary = None
 
     def wait_reduce(self) -> None:
         """Return when the reduction is over."""
