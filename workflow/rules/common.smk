@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 from lowband.errors import UserError
-from lowband.report.derive import SUITE_OF, TABLES
+from lowband.report.derive import SUITE_OF, TABLES, source_path
 from lowband.report.figures import FIGURES
 from lowband.spec.job import read_job
 from lowband.spec.suites import expand as expand_suites
@@ -49,6 +49,11 @@ def sources_dir(table):
     suite = SUITE_OF.get(table)
     is_shipped = suite is not None and suite not in config["suites"]
     return f"results/reference/{suite}" if is_shipped else TABLES_DIR
+
+
+def table_sources(wildcards):
+    folder = Path(sources_dir(wildcards.table))
+    return [str(source_path(source, folder)) for source in TABLES[wildcards.table]]
 
 
 def job_resource(name):

@@ -23,10 +23,7 @@ rule collect:
 
 rule table:
     input:
-        sources=lambda wildcards: expand(
-            f"{sources_dir(wildcards.table)}/{{source}}.csv",
-            source=TABLES[wildcards.table],
-        ),
+        sources=table_sources,
         code=f"{REPORT_CODE}/tables/{{table}}.py",
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",
@@ -36,7 +33,7 @@ rule table:
     conda:
         "../../envs/cpu.yaml"
     params:
-        tables=lambda wildcards, input: Path(input.sources[0]).parent,
+        tables=lambda wildcards: sources_dir(wildcards.table),
         out=lambda wildcards, output: Path(output.table).parent,
     shell:
         "python -m lowband table {wildcards.table} --tables {params.tables} --out {params.out} > {log} 2>&1"

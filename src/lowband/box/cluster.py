@@ -7,6 +7,7 @@ it away.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -87,7 +88,7 @@ def run(root: Path, cluster: str, command: list[str]) -> int:
         isolated = private_command(arguments)
         # Processes of its own: all that are left end with the command.
         isolated[1:1] = ["--pid", "--fork", "--mount-proc", "--kill-child"]
-        os.execvpe(isolated[0], isolated, {**os.environ, "LOWBAND_BOX": cluster})
+        return _supervise(isolated, {**os.environ, "LOWBAND_BOX": cluster})
     print(_bring_up(machine, _bind_configuration), flush=True)
     try:
         return subprocess.run(command, check=False).returncode
@@ -95,6 +96,19 @@ def run(root: Path, cluster: str, command: list[str]) -> int:
         raise UserError(f"{command[0]}: {error.strerror}", where="box run") from None
     finally:
         _end_processes()
+
+
+def _supervise(isolated: list[str], env: dict[str, str]) -> int:
+    """Run the command of a box; an order to end this process ends everything in the box."""
+    # If this process is killed the kernel ends unshare, too.
+    process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *isolated], env=env)
+    # By force: unshare ignores the milder signals, and with it goes the first process of the box, and so all.
+    signal.signal(signal.SIGTERM, lambda *_: process.kill())
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.kill()
+        return 128 + signal.SIGINT
 
 
 def _check(machine: Machine) -> None:

@@ -7,6 +7,7 @@ netem is not everywhere.
 import ctypes
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ def network_up(layout: Layout, with_head: bool = False) -> None:
 
 def network_down() -> None:
     """Remove every namespace that a box made, of whatever size it was; with them go their links."""
-    if (Path("/sys/class/net") / HEAD_PORT).exists():
+    if HEAD_PORT in [name for _, name in socket.if_nameindex()]:
         _run("ip", "link", "del", HEAD_PORT)
     for namespace in namespaces():
         _run("ip", "netns", "del", namespace)
@@ -95,7 +96,7 @@ def processes(namespace: str) -> list[int]:
 
 def missing() -> str:
     """Why links cannot be shaped here, in one line; empty if they can, by root or in a user namespace."""
-    absent = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    absent = [tool for tool in ("ip", "tc", "unshare", "setpriv") if shutil.which(tool) is None]
     if absent:
         return f"no {' and no '.join(absent)} (Debian: iproute2, util-linux)"
     probe = [

@@ -6,6 +6,8 @@ from pathlib import Path
 from lowband.errors import UserError
 from lowband.report.files import read_table, write_csv
 
+REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
+
 # table -> the tables it is made of, in the order that its `build` takes them
 TABLES: dict[str, tuple[str, ...]] = {
     "scaling": ("runs", "steps"),
@@ -16,10 +18,23 @@ TABLES: dict[str, tuple[str, ...]] = {
     "convergence": ("steps",),
     "convergence_curves": ("steps",),
     "peers": ("runs",),
+    "box": ("runs",),
+    "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
 }
 
 # Tables of a suite that is no part of a reproduction: from its shipped raw tables in results/reference/
-SUITE_OF = {"convergence": "convergence", "convergence_curves": "convergence", "peers": "peers"}
+SUITE_OF = {
+    "convergence": "convergence",
+    "convergence_curves": "convergence",
+    "peers": "peers",
+    "box": "box",
+    "box_ratios": "box",
+}
+
+
+def source_path(source: str, tables_dir: Path) -> Path:
+    """The file of a table's source."""
+    return (Path("results") if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> None:
@@ -31,6 +46,6 @@ def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> Non
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.report.tables.{name}").build
     write_csv(
-        build(*[read_table(tables_dir / f"{source}.csv") for source in TABLES[name]]),
+        build(*[read_table(source_path(source, tables_dir)) for source in TABLES[name]]),
         (out_dir or tables_dir) / f"{name}.csv",
     )

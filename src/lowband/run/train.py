@@ -87,6 +87,10 @@ def _run_ranks(mine: list[Rank] | None, job: Job) -> None:
                 run_ranks(mine, lambda rank: _run_rank(rank, job), spec.time_limit_s, causes)
     except RankFailure as failure:
         _write_failure(str(failure), folder)
+    except SystemExit:  # SIGTERM; of a job with a failed rank elsewhere, that rank's node has said why
+        if not folder.outcome.exists():
+            _write_failure("ended by SIGTERM: cancelled, or out of its job's time", folder)
+        raise
     except TimeLimit:
         cause = f"the run took longer than its time_limit_s of {spec.time_limit_s}"
         folder.write_outcome(Outcome(status="timeout", cause=cause, steps=_steps_done(folder)))

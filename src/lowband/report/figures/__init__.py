@@ -57,6 +57,19 @@ FIGURES: dict[str, Entry] = {
         "largest. Bottom: the same less the loss of zero3 with the same seed. Shipped measurements."
         + _READING,
     ),
+    "box": Entry(
+        "box",
+        "Scale model of Frontier, measured: every rate is the machine's divided by one factor, links are "
+        "shaped, computation is paced. Left: model TFLOPS per GCD, times the factor; points: median over "
+        "repeats, bars: least and largest. Middle: efficiency. Right: a step on the most ranks. Shipped "
+        "measurements." + _READING,
+    ),
+    "box_ratios": Entry(
+        "box_ratios",
+        "Ratio of TFLOPS per GCD between schemes against the rate of the link between nodes, measured in the "
+        "scale model of Frontier on 2 nodes (16 ranks); dotted: what the paper reports for 384 GCDs. Shipped "
+        "measurements." + _READING,
+    ),
     "peers": Entry(
         "peers",
         "Step time and peak resident memory of our engine over a peer's on the same model, data, ranks and "

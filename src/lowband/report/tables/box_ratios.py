@@ -1,0 +1,47 @@
+"""Throughput of one scheme over another's in a scale model, under every condition measured, and as reported.
+
+One row per pair of schemes and condition. Reported rows have no condition: the paper states neither its batch
+nor what the links attained.
+"""
+
+import pandas as pd
+
+from lowband.report.tables import box
+
+PAIRS = {
+    "zeropp / zero3": ("zeropp", "zero3"),
+    "hier3 / zero3": ("hier3", "zero3"),
+    "hier3 / zeropp": ("hier3", "zeropp"),
+}
+CONDITIONS = [
+    "suite",
+    "cluster",
+    "ranks",
+    "tokens_per_rank",
+    "overlap",
+    "outer_link_share",
+    "links",
+    "repeats",
+]
+
+# Where the paper's ratios stand in results/reported/: metric and scheme of the row; gains are in percent.
+_GAINS = {
+    "zeropp / zero3": ("TFLOPS per GPU gain", "ZeRO++ ported to AMD"),
+    "hier3 / zero3": ("TFLOPS per GPU gain, maximum", "proposed 3-level partitioning"),
+    "hier3 / zeropp": ("TFLOPS per GPU gain", "proposed 3-level partitioning"),
+}
+
+
+def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
+    """reported: results/reported/01_frontier_low_bandwidth_2501.04266.csv"""
+    points = box.build(runs)
+    parts = []
+    for pair, (scheme, over) in PAIRS.items():
+        rows = points.loc[points["scheme"] == scheme, [*CONDITIONS, f"over_{over}"]]
+        rows = rows.rename(columns={f"over_{over}": "ratio"}).assign(pair=pair, provenance="measured")
+        parts.append(rows[rows["ratio"].notna()])
+    for pair, (metric, scheme) in _GAINS.items():
+        row = reported[(reported["metric"] == metric) & (reported["scheme"] == scheme)]
+        gain = float(row["value"].iloc[0])
+        parts.append(pd.DataFrame([{"pair": pair, "provenance": "reported", "ratio": 1 + gain / 100}]))
+    return pd.concat(parts, ignore_index=True)

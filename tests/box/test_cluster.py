@@ -1,0 +1,166 @@
+"""A Slurm box: up, down, after a crash, for a plain user. Everything runs in namespaces of the test's own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from commands import ROOT, lowband
+
+from lowband.box.network import private_command
+
+pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
+
+
+def isolated(script: str) -> subprocess.CompletedProcess[str]:
+    """A Python script in network, mount and process namespaces of its own, with an empty /etc/slurm."""
+    command = private_command([sys.executable, "-c", textwrap.dedent(script)])
+    command[1:1] = ["--pid", "--fork", "--mount-proc", "--kill-child"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=env)
+
+
+PRELUDE = """
+    import os, subprocess, time
+    from pathlib import Path
+    from lowband.box import cluster, links
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/etc/slurm"], check=True)
+    def nothing_is_left():
+        assert links.namespaces() == []
+        assert not Path("/run/lowband-box").exists()
+        assert list(Path("/etc/slurm").iterdir()) == []
+        names = subprocess.run(["ps", "-eo", "stat,comm"], capture_output=True, text=True).stdout.splitlines()
+        alive = {line.split()[1] for line in names if not line.startswith("Z")}  # nobody here reaps
+        assert not {"slurmctld", "slurmd", "munged"} & alive, alive
+        assert "lowband-head" not in subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a box that stays needs root")
+def test_up_twice_status_down_twice() -> None:
+    done = isolated(
+        PRELUDE
+        + """
+    assert cluster.status() == "no box is up"
+    print(cluster.up(Path(), "frontier-box"))
+    assert "is up already" in cluster.up(Path(), "frontier-box")
+    assert cluster.status() == "the box of frontier-box is up: 4 idle"
+    srun = ["srun", "-N2", "-n4", "hostname"]
+    hosts = subprocess.run(srun, capture_output=True, text=True, timeout=30).stdout.split()
+    assert sorted(hosts) == ["node1", "node1", "node2", "node2"], hosts
+    try:
+        cluster.up(Path(), "dgx2-box")
+    except Exception as error:
+        assert "the box of frontier-box is up (allowed: lowband box down first)" == str(error)
+    print(cluster.down())
+    nothing_is_left()
+    assert cluster.down() == "no box is up"
+    """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 nodes x 8 ranks, idle after" in done.stdout
+    assert "33 namespaces removed" in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a box that stays needs root")
+def test_down_and_up_after_a_killed_up() -> None:
+    done = isolated(
+        PRELUDE
+        + """
+    for after in (0.3, 0.7, 1.1):
+        import sys
+        up = subprocess.Popen([sys.executable, "-m", "lowband", "box", "up"])
+        time.sleep(after)
+        up.kill()
+        up.wait()
+        cluster.down()
+        nothing_is_left()
+    import sys
+    up = subprocess.Popen([sys.executable, "-m", "lowband", "box", "up"])
+    time.sleep(1.0)
+    up.kill()
+    up.wait()
+    assert "4 nodes x 8 ranks" in cluster.up(Path(), "frontier-box") or cluster.status().endswith("4 idle")
+    cluster.down()
+    nothing_is_left()
+    """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_run_gives_the_commands_exit_code_and_leaves_nothing() -> None:
+    done = lowband("box", "run", "--", "sh", "-c", "srun -N4 -n4 hostname; exit 7")
+    assert done.returncode == 7, done.stderr
+    assert sorted(done.stdout.split()[-4:]) == ["node1", "node2", "node3", "node4"]
+    assert not Path("/run/lowband-box").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="this user is a plain one: the other tests show it")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv")
+def test_run_as_a_plain_user() -> None:
+    """In a user namespace. Needs a Python that user nobody may read; the system's, with our packages."""
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT / 'src'}:{packages}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    probe = [*nobody, f"/usr/bin/{version}", "-c", "import lowband, psutil, pydantic_core"]
+    if subprocess.run(probe, env=env, capture_output=True, cwd=ROOT).returncode:
+        pytest.skip(f"user nobody cannot use /usr/bin/{version} with these packages")
+    if subprocess.run([*nobody, "unshare", "--user", "--map-root-user", "true"]).returncode:
+        pytest.skip("no user namespaces for plain users")
+    command = [
+        *nobody,
+        f"/usr/bin/{version}",
+        "-m",
+        "lowband",
+        "box",
+        "run",
+        "--",
+        "srun",
+        "-N2",
+        "-n2",
+        "hostname",
+    ]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()[-2:]) == ["node1", "node2"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_takes_its_box_with_it(how: signal.Signals, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    duration = f"{1000 + os.getpid()}"  # told apart from any other sleep
+    command = [sys.executable, "-m", "lowband", "box", "run", "--", "sleep", duration]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+    assert run.stdout is not None
+    assert "nodes" in run.stdout.readline()  # it is up
+    run.send_signal(how)
+    run.wait(timeout=20)
+    deadline = time.monotonic() + 20
+    while duration in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["box", "run", "--cluster", "local", "--", "true"], "cluster 'local' has no box"),
+        (["box", "run", "--cluster", "none", "--", "true"], "no cluster 'none'"),
+        (["box", "run", "--", "no-such-program"], "no-such-program: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
+    done = lowband(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
