@@ -1,0 +1,45 @@
+"""What Slurm is asked for, from a run and a cluster's job.yaml."""
+
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.spec.job import Job, read_job
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+RUN = next(spec for spec in expand(ROOT, ["frontier"]) if spec.ranks == 384)
+
+
+def run(**changes: object) -> RunSpec:
+    return RunSpec.parse({**RUN.model_dump(), **changes}, "test")
+
+
+@pytest.mark.parametrize("cluster", sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml")))
+def test_every_cluster_has_a_job(cluster: str) -> None:
+    assert read_job(ROOT, cluster).cpus_per_rank >= 1
+
+
+def test_whole_nodes_and_a_margin_of_time() -> None:
+    job = read_job(ROOT, "frontier")
+    assert job.resources(run(ranks=12 * 8, time_limit_s=601))["nodes"] == 12
+    assert job.resources(run(time_limit_s=601))["runtime"] == 11 + 2
+    assert job.tasks_per_node(run()) == 8
+    assert read_job(ROOT, "frontier-box").tasks_per_node(run()) == 1
+
+
+def test_queue_limits() -> None:
+    job = read_job(ROOT, "frontier")
+    assert job.resources(run(ranks=91 * 8, time_limit_s=118 * 60))["runtime"] == 120
+    with pytest.raises(UserError, match=r"121 minutes on 91 nodes .allowed: 120 minutes at most"):
+        job.resources(run(ranks=91 * 8, time_limit_s=119 * 60))
+    assert job.resources(run(ranks=92 * 8, time_limit_s=119 * 60))["runtime"] == 121
+    with pytest.raises(UserError, match="allowed: 9408 at most"):
+        job.resources(run(ranks=9409 * 8))
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(UserError, match="acount"):
+        Job.parse({"tasks": "rank", "cpus_per_rank": 1, "acount": "abc"}, "job.yaml")
