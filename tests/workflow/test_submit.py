@@ -56,7 +56,8 @@ def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None
         line = lines[run]
         for option in (
             f"--nodes={ranks // 8}", "--ntasks-per-node=8", "--cpus-per-task=7", "-A 'abc123'", "-p batch",
-            "-C nvme", "-t 27", "--gpus-per-node=8", "--core-spec=8", "--exclusive", "--network=disable_rdzv_get",
+            "-C nvme", "-t 27", "--gpus-per-node=8", "--core-spec=8", "--exclusive",
+            "--network=disable_rdzv_get",
         ):  # fmt: skip
             assert option.replace("'", "") in line.replace("'", ""), (option, line)
         assert "--mem " not in line  # whole nodes: a limit would starve the job

@@ -1,0 +1,109 @@
+"""Run in a box: trains through Snakemake and Slurm, ends jobs in every bad way, and runs the workflow again.
+
+usage: faults_job.py, in a tree with the suite `faults`. Prints one JSON object.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from lowband.box import links
+from lowband.spec.records import Outcome, RunFolder
+
+RUNS = Path("results/faults/runs")
+WORKFLOW = [
+    sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
+    "results=faults", "--", "results/faults/tables/runs.csv",
+]  # fmt: skip
+STEPS_FIRST = 4  # a checkpoint is there
+WAIT_S = 150.0
+
+
+def jobs() -> dict[str, tuple[str, str]]:
+    """Run -> Slurm job and node, of the jobs that run."""
+    command = ["squeue", "-h", "-t", "running", "-o", "%i %N %k"]
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    found = {}
+    for line in lines:
+        job, node, comment = line.split(maxsplit=2)
+        for run in RUNS.iterdir():
+            if run.name in comment:
+                found[run.name] = (job, node)
+    return found
+
+
+def trains(run: str) -> bool:
+    steps = RunFolder(RUNS / run).steps
+    return steps.exists() and len(steps.read_text().splitlines()) >= STEPS_FIRST
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit(f"waited {WAIT_S:.0f} s for {what}")
+        time.sleep(0.2)
+
+
+def kill_a_rank(run: str) -> None:
+    """The ranks of a node are children of its launcher and have its command line."""
+    mine = [
+        p for p in psutil.process_iter(["cmdline"]) if f"{RUNS / run}/spec.json" in (p.info["cmdline"] or [])
+    ]
+    pids = {p.pid for p in mine}
+    rank = next(p for p in mine if p.ppid() in pids and "srun" not in p.info["cmdline"][0])
+    rank.kill()
+
+
+def kill_a_node(node: str) -> None:
+    """The daemon of the node and all that runs there."""
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or []
+        if "-N" in arguments and arguments[-1] == node:
+            process.kill()
+    for namespace in links.namespaces():
+        if namespace.startswith(f"lowband-{node}g"):
+            for pid in links.processes(namespace):
+                os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    log = Path("first.log")
+    with log.open("w") as file:
+        first = subprocess.Popen(WORKFLOW, stdout=file, stderr=subprocess.STDOUT)
+    wait_for(lambda: RUNS.exists() and len(jobs()) == 4, "four jobs")
+    running = sorted(jobs())
+    wait_for(lambda: all(trains(run) for run in running), "all four to train")
+    failed, cancelled, timed_out, lost = running
+    now = jobs()
+    started = time.monotonic()
+    kill_a_rank(failed)
+    subprocess.run(["scancel", now[cancelled][0]], check=True, timeout=20)
+    limit = ["scontrol", "update", f"JobId={now[timed_out][0]}", "TimeLimit=1"]
+    subprocess.run(limit, check=True, timeout=20)
+    kill_a_node(now[lost][1])
+    first_code = first.wait(timeout=WAIT_S + 150)
+    took = time.monotonic() - started
+    causes = {run.name: outcome(run) for run in RUNS.iterdir()}
+    again = subprocess.run(WORKFLOW, capture_output=True, text=True, timeout=WAIT_S + 150)
+    print(json.dumps({
+        "failed": failed, "cancelled": cancelled, "timed_out": timed_out, "lost": lost, "took_s": took,
+        "first_code": first_code, "first_log": log.read_text(), "causes": causes,
+        "again_code": again.returncode, "again_log": again.stdout + again.stderr,
+        "after": {run.name: outcome(run) for run in RUNS.iterdir()},
+    }))  # fmt: skip
+
+
+def outcome(run: Path) -> dict[str, object] | None:
+    file = RunFolder(run).outcome
+    return Outcome.read_json(file).model_dump(mode="json") if file.exists() else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`snakemake --profile slurm` in a box, for real: it trains, and it survives what happens to jobs."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, lowband
+
+from lowband.report.files import read_table
+
+pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
+
+PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "results/reported", "results/reference")
+
+# Four nodes of two ranks; a step takes about a second.
+MACHINE = """
+like: frontier
+description: four small nodes
+box: {scale: 500000, nodes: 4, tflops: 76.6, source: test}
+levels:
+  - {name: package, size: 2, link: {gigabytes_per_s: 200, source: test}}
+  - {name: world, link: {gigabytes_per_s: 50, source: test}}
+"""
+SUITE = """
+purpose: jobs that end badly
+cluster: small-box
+repeats: 5
+fixed:
+  {model: gpt-200k, scheme: zero3, ranks: 2, micro_batch: 4, seq_len: 32, steps: 30, warmup_steps: 1,
+  checkpoint_every: 2, time_limit_s: 600}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for part in PARTS:
+        source = ROOT / part
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / part)
+    box = tmp_path / "slurm" / "small-box"
+    box.mkdir()
+    (box / "machine.yaml").write_text(MACHINE)
+    shutil.copy2(ROOT / "slurm" / "frontier-box" / "env.sh", box)
+    (tmp_path / "config" / "suites" / "faults.yaml").write_text(SUITE)
+    return tmp_path
+
+
+def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> None:
+    """Five jobs on four nodes: a rank killed, cancelled, out of time, node lost, left alone."""
+    job = [sys.executable, str(Path(__file__).with_name("faults_job.py"))]
+    done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    bad = {told[how]: how for how in ("failed", "cancelled", "timed_out", "lost")}
+    alone = next(run for run in told["after"] if run not in bad)
+
+    # The first time: every cause is told, and the fifth job went on to its end.
+    assert told["first_code"] == 1
+    for status in ("'FAILED'", "'CANCELLED'", "'TIMEOUT'", "'NODE_FAIL'"):
+        assert f"SLURM status is: {status}" in told["first_log"], status
+    assert "was killed by SIGKILL" in told["causes"][told["failed"]]["cause"]
+    assert "ended by SIGTERM" in told["causes"][told["cancelled"]]["cause"]
+    assert told["causes"][alone]["status"] == "ok"
+
+    # The second: only what was missing, each from its last checkpoint.
+    assert told["again_code"] == 0, told["again_log"]
+    assert f"run={alone}" not in told["again_log"]
+    assert told["after"][alone] == told["causes"][alone]
+    for run in bad:
+        assert told["after"][run]["status"] == "ok"
+        assert told["after"][run]["resumed_from"] >= 2, run
+    runs = read_table(tree / "results" / "faults" / "tables" / "runs.csv")
+    assert list(runs["status"]) == ["ok"] * 5
+    assert set(runs["links"]) == {"shaped"}
+
+
+def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
+    """Weights over a package, optimizer over 2 nodes, through srun: the same weights as ranks forked here on plain loopback."""
+    suite = (
+        SUITE.replace("repeats: 5", "repeats: 1")
+        .replace("ranks: 2", "ranks: 4")
+        .replace("steps: 30", "steps: 3")
+    )
+    (tree / "config" / "suites" / "faults.yaml").write_text(suite.replace("scheme: zero3", "scheme: hsdp2"))
+    schemes = tree / "config" / "schemes.yaml"
+    schemes.write_text(schemes.read_text() + "\nhsdp2: {weights: package, grads: package, optim: world}\n")
+    run = "results/faults/runs/faults-gpt-200k-hsdp2-n0004-b4-s32-r1"
+    workflow = [
+        sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
+        "results=faults", "--", "results/faults/tables/runs.csv",
+    ]  # fmt: skip
+    done = lowband("box", "run", "--cluster", "small-box", "--", *workflow, cwd=tree, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    through_slurm = json.loads((tree / run / "outcome.json").read_text())
+    env = json.loads((tree / run / "env.json").read_text())
+    assert env["hosts"] == ["node1", "node2"]
+    assert env["links"] == "shaped"
+    assert lowband("train", f"{run}/spec.json", "--links", "plain", cwd=tree).returncode == 0
+    local = json.loads((tree / run / "outcome.json").read_text())
+    assert local["weights_sha256"] == through_slurm["weights_sha256"] != ""
