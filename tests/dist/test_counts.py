@@ -59,5 +59,5 @@ def test_counts_equal_closed_forms(scheme: str, ranks: int) -> None:
             assert numels == units
             assert sent == sent_bytes(units, row, levels, dtype, "fp32", accumulation)
             held["optim"] += moments
-            expected = state_bytes(units, row, levels, dtype, "fp32", accumulation)
+            expected = state_bytes(units, row, levels, dtype, "fp32", accumulation, "gloo")
             assert {state: held.get(state, 0) for state in expected} == expected

@@ -18,7 +18,9 @@ _PREFIXES = ("NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "GLOO_
 _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pydantic")
 
 
-def describe(hosts: tuple[str, ...], device: torch.device, data: Mapping[str, Any]) -> Environment:
+def describe(
+    hosts: tuple[str, ...], device: torch.device, backend: str, data: Mapping[str, Any]
+) -> Environment:
     """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
     commit, dirty = code_version()
     return Environment(
@@ -26,6 +28,7 @@ def describe(hosts: tuple[str, ...], device: torch.device, data: Mapping[str, An
         dirty=dirty,
         hosts=tuple(sorted(set(hosts))),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        backend=backend,
         versions=_versions(),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         data=dict(data),

@@ -48,7 +48,7 @@ def train(spec_path: Path) -> Outcome:
 def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
     folder.start()
     folder.write_environment(
-        describe((host(),), torch.device("cpu"), {"source": "none: nothing is computed"})
+        describe((host(),), torch.device("cpu"), "fake", {"source": "none: nothing is computed"})
     )
     outcome = count(spec)
     folder.write_outcome(outcome)
@@ -101,7 +101,7 @@ def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> N
     )
     hosts = _check_same_start(spec)
     if rank.rank == 0:
-        folder.write_environment(describe(hosts, device, corpus.facts))
+        folder.write_environment(describe(hosts, device, dist.get_backend(), corpus.facts))
     try:
         outcome = train_rank(spec, corpus, device, folder)
     except Diverged as error:

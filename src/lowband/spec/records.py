@@ -88,6 +88,7 @@ class Environment(Strict):
     dirty: bool
     hosts: tuple[str, ...]
     device: str
+    backend: str = Field(default="gloo", description="of torch.distributed; fake: nothing is computed")
     versions: dict[str, str]
     variables: dict[str, str]
     data: dict[str, Any] = Field(description="what was read: source, bytes, sha256, split")
