@@ -199,7 +199,7 @@ def count_checkpointed(checkpointing: tuple[bool, bool], scheme: Scheme):
         optimizer.zero_grad()
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
     units = [unit.layout.numel for unit in engine.units]
-    return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1)
+    return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, False)
 
 
 @pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])

@@ -30,6 +30,7 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Slot, Unit
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
+from lowband.spec.machine import SELF, WORLD
 from lowband.spec.scheme import Scheme
 
 MOST_REDUCING = 2
@@ -70,11 +71,11 @@ class Engine:
         self._ended: list[nn.Module] = []
         self._place = 0  # in the order of the pass that runs: what comes next
 
-        collectives = Collectives(scheme, topology, self.ledger, self.meter)
+        self.collectives = Collectives(scheme, topology, self.ledger, self.meter)
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
         for owner, name, slots in _group_parameters(module, wrap):
-            unit = Unit(name, slots, collectives, self.lane, compute_dtype, reduce_dtype)
+            unit = Unit(name, slots, self.collectives, self.lane, compute_dtype, reduce_dtype)
             unit.watch_grads(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)
@@ -194,6 +195,12 @@ class Engine:
             unit.forget_secondary()
 
     # ---- both
+
+    def sum_over_ranks(self, mine: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's value of shape [1], same bits on every rank; counted as `norm_gather`."""
+        everyones = mine.new_empty(self.topology.levels.world)
+        self.lane.submit(lambda: self.collectives.gather(mine, everyones, SELF, WORLD, "norm_gather")).wait()
+        return everyones.sum()
 
     def put_shards(self) -> None:
         """Hang the shards at the module: a forward without its backward leaves whole parameters there."""

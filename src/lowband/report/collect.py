@@ -151,6 +151,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             spec.compute_dtype,
             spec.reduce_dtype,
             spec.accumulation,
+            is_clipped=spec.device != "fake",  # there are no values to clip
         )
     )
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})

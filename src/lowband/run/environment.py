@@ -1,5 +1,6 @@
 """Where and with what a run is made."""
 
+import hashlib
 import os
 import platform
 import socket
@@ -44,6 +45,16 @@ def code_version() -> tuple[str, bool]:
         return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
     except (OSError, subprocess.SubprocessError):
         return "unknown", False
+
+
+@cache
+def source_sha256() -> str:
+    """Of all Python files of this package."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -1,8 +1,11 @@
 """A training run: spec.json in, env.json, steps.jsonl and outcome.json out, all in the spec's folder."""
 
+import ctypes
 import hashlib
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
@@ -11,12 +14,14 @@ import torch.distributed as dist
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.run.count import count
-from lowband.run.environment import code_version, describe, host
+from lowband.run.environment import code_version, describe, host, source_sha256
 from lowband.run.launch import RankFailure, TimeLimit, run_local
 from lowband.run.loop import Diverged, train_rank
 from lowband.run.ranks import Rank, from_environment
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
+
+M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def train(spec_path: Path) -> Outcome:
@@ -57,7 +62,7 @@ def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
 
 def _run_local_ranks(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
     folder.start()
-    code_version()  # asked once, before the ranks are forked
+    code_version(), source_sha256()  # asked once, before the ranks are forked
     try:
         run_local(spec.ranks, lambda rank: _run_rank(rank, spec, corpus, folder), spec.time_limit_s)
     except RankFailure as failure:
@@ -90,6 +95,7 @@ def _steps_done(folder: RunFolder) -> int:
 
 
 def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> None:
+    _share_one_heap()
     device = _device(rank)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
@@ -99,7 +105,7 @@ def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> N
         world_size=rank.world,
         timeout=timedelta(seconds=spec.peer_timeout_s),
     )
-    hosts = _check_same_start(spec)
+    hosts = _check_same_start(spec, corpus.facts)
     if rank.rank == 0:
         folder.write_environment(describe(hosts, device, dist.get_backend(), corpus.facts))
     try:
@@ -110,6 +116,17 @@ def _run_rank(rank: Rank, spec: RunSpec, corpus: Corpus, folder: RunFolder) -> N
         folder.write_outcome(outcome)
     dist.barrier()  # nobody leaves, and so breaks a connection, before the outcome is there
     dist.destroy_process_group()
+
+
+def _share_one_heap() -> None:
+    """Let all threads of this process take memory from one heap.
+
+    glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
+    tell how the threads of gloo and of an engine took turns, not what they held.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc
+        mallopt(M_ARENA_MAX, 1)
 
 
 def _device(rank: Rank) -> torch.device:
@@ -124,11 +141,18 @@ def _device(rank: Rank) -> torch.device:
     return device
 
 
-def _check_same_start(spec: RunSpec) -> tuple[str, ...]:
-    """Hosts of all ranks. Raises UserError if a rank runs another spec or another version of the code."""
+def _check_same_start(spec: RunSpec, data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Hosts of all ranks. Raises UserError if a rank has another spec, text or version of the code."""
     spec_sha256 = hashlib.sha256(spec.to_json().encode()).hexdigest()
     commit, dirty = code_version()
-    mine = {"spec": spec_sha256, "commit": commit, "uncommitted changes": dirty, "torch": torch.__version__}
+    mine = {
+        "spec": spec_sha256,
+        "text": data["sha256"],
+        "commit": commit,
+        "uncommitted changes": dirty,
+        "source code": source_sha256(),  # also outside of git, and of what is not committed
+        "torch": torch.__version__,
+    }
     everybody: list[tuple[str, dict[str, object]] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, (host(), mine))
     starts = [start for start in everybody if start is not None]

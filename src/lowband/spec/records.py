@@ -46,7 +46,9 @@ class StepRecord(Strict):
     exposed_comm_time_s: float | None = Field(
         description="waiting for communication; null for a peer's engine"
     )
-    hidden_comm_time_s: float | None = Field(description="communication behind the computation; likewise")
+    hidden_comm_time_s: float | None = Field(
+        description="collectives behind the computation, with their copies, sums and quantization; likewise"
+    )
     tokens: int
     loss: float
     grad_norm: float
