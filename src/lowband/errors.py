@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -17,6 +18,14 @@ class UserError(Exception):
         self.allowed = allowed if isinstance(allowed, str) else ", ".join(map(str, allowed))
         super().__init__(what)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.what, self.where, self.allowed)
+
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         return f"{text} (allowed: {self.allowed})" if self.allowed else text
+
+
+def _rebuilt(what: str, where: str, allowed: str) -> UserError:
+    """From a pickle: ranks tell each other their errors."""
+    return UserError(what, where=where, allowed=allowed)

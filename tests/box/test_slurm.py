@@ -77,7 +77,7 @@ def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> 
 
 
 def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
-    """Weights over a package, optimizer over 2 nodes, through srun: the same weights as from plain loopback."""
+    """Weights over a package, optimizer over 2 nodes, through srun: the weights that plain loopback gives."""
     suite = (
         SUITE.replace("repeats: 5", "repeats: 1")
         .replace("ranks: 2", "ranks: 4")

@@ -11,6 +11,7 @@ from test_parity import CLIP, SCHEMES_FILE, SPEC, part_of_batch
 from torch import nn
 
 import lowband
+import lowband.engine.checkpoint
 from lowband.engine.checkpoint import MANIFEST
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
@@ -211,6 +212,43 @@ def fail_while_writing(folder: str) -> str:
     except OSError as error:
         return f"{error}; latest {checkpointer.latest().name}"
     return "not told"
+
+
+def fail_on_rank_0_alone(folder: str) -> str:
+    """Its disk fills up once all ranks have written: while it writes the manifest."""
+    model, optimizer = build("zero3", INNER, "adamw")
+    checkpointer = lowband.Checkpointer(Path(folder))
+    if dist.get_rank() == 0:
+
+        def full(_path: Path) -> str:
+            raise OSError(28, "No space left on device")
+
+        lowband.engine.checkpoint._sha256 = full
+    checkpointer.save(1, model, optimizer, {})
+    try:
+        checkpointer.wait()
+    except OSError as error:
+        return f"{error}; latest {checkpointer.latest()}"
+    return "not told"
+
+
+def test_every_rank_is_told_why_rank_0_failed(tmp_path: Path) -> None:
+    expected = "[Errno 28] No space left on device; latest None"
+    assert on_ranks(2, fail_on_rank_0_alone, str(tmp_path)) == [expected] * 2
+
+
+def files_hashed(folder: str) -> int:
+    model, optimizer = build("zero3", INNER, "adamw")
+    checkpointer = lowband.Checkpointer(Path(folder))
+    hashed, sha256 = [], lowband.engine.checkpoint._sha256
+    lowband.engine.checkpoint._sha256 = lambda path: hashed.append(path) or sha256(path)
+    checkpointer.load(checkpointer.latest(), model, optimizer)
+    return len(hashed)
+
+
+def test_files_are_verified_once(tmp_path: Path) -> None:
+    on_ranks(2, save_and_go_on, str(tmp_path), "zero3", "adamw")
+    assert on_ranks(2, files_hashed, str(tmp_path)) == [3, 0]  # two of data, one of metadata
 
 
 def test_an_interrupted_write_leaves_the_last_good_one(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def test_counted_at_scale_equals_closed_forms(tmp_path: Path, suite: str, scheme
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
-    assert sent == sent_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation)
+    assert sent == sent_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False)
     held = {state.kind: state.bytes for state in outcome.states}
-    expected = state_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation)
+    expected = state_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, "fake")
     assert {kind: held.get(kind, 0) for kind in expected} == expected
     assert not (tmp_path / "steps.jsonl").exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
-from test_parity import SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from test_parity import CLIP, SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -33,6 +33,7 @@ def count(scheme_name: str, inner: dict[str, int], dtype: str, accumulation: int
             model(
                 *part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
             ).backward()
+        lowband.clip_grad_norm_(model, CLIP)
         optimizer.step()
         optimizer.zero_grad()
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
@@ -57,7 +58,7 @@ def test_counts_equal_closed_forms(scheme: str, ranks: int) -> None:
     for counted in on_ranks(ranks, count_cases, scheme, inner):
         for (dtype, accumulation), (sent, held, moments, numels) in zip(CASES, counted, strict=True):
             assert numels == units
-            assert sent == sent_bytes(units, row, levels, dtype, "fp32", accumulation)
+            assert sent == sent_bytes(units, row, levels, dtype, "fp32", accumulation, True)
             held["optim"] += moments
-            expected = state_bytes(units, row, levels, dtype, "fp32", accumulation)
+            expected = state_bytes(units, row, levels, dtype, "fp32", accumulation, "gloo")
             assert {state: held.get(state, 0) for state in expected} == expected

@@ -199,7 +199,7 @@ def count_checkpointed(checkpointing: tuple[bool, bool], scheme: Scheme):
         optimizer.zero_grad()
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
     units = [unit.layout.numel for unit in engine.units]
-    return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1)
+    return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, False)
 
 
 @pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])
@@ -428,6 +428,29 @@ class Fuse(torch.autograd.Function):
             Fuse.blows = False
             raise ArithmeticError("a broken backward")
         return grad
+
+
+def gradient_bytes(set_to_none: bool) -> tuple[list[int], int, list[bool]]:
+    """Counted bytes of gradients after each backward, what they are, and whether they stayed in place."""
+    model = lowband.shard(Tower(), HIER3, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    optimizer, counted, stayed = sgd(model.parameters()), [], []
+    for step in range(2):
+        model(inputs(step, dist.get_rank())).backward()
+        counted.append(engine_of(model).meter.now["grads"])
+        places = [p.grad.data_ptr() for p in model.parameters()]
+        model(inputs(step, dist.get_rank())).backward()  # without no_sync: added to what the parameters have
+        counted.append(engine_of(model).meter.now["grads"])
+        stayed += [p.grad.data_ptr() == place for p, place in zip(model.parameters(), places)]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none)
+    return counted, sum(p.nbytes for p in model.parameters()), stayed
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_held_and_counted_once(set_to_none: bool) -> None:
+    for counted, expected, stayed in on_ranks(4, gradient_bytes, set_to_none):
+        assert counted == [expected] * 4
+        assert all(stayed)
 
 
 class FuseModule(nn.Module):

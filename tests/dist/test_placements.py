@@ -55,7 +55,7 @@ def train_all(schemes: list[Scheme], inner: dict[str, int]):
             optimizer.zero_grad()
         sent = {(s.level, s.collective, s.wire): s.bytes for s in engine_of(model).ledger.take()}
         units = unit_numels(SPEC, topology.levels)
-        is_closed_form = sent == sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1)
+        is_closed_form = sent == sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, True)
         results.append((lowband.full_state_dict(model), is_closed_form))
     return results
 

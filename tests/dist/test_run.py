@@ -218,17 +218,20 @@ def start_as(changes: dict[str, object]) -> str:
 
     spec = SMOKE["smoke-gpt-200k-zero3-n0004-b2-s64-r1"]
     if dist.get_rank() == 1:
-        spec = spec.model_copy(update={k: v for k, v in changes.items() if k != "commit"})
+        spec = spec.model_copy(update={k: v for k, v in changes.items() if k == "seed"})
         if "commit" in changes:
             train.code_version = lambda: (changes["commit"], False)
+        if "source" in changes:
+            train.source_sha256 = lambda: changes["source"]
+    text = changes.get("text", "one") if dist.get_rank() == 1 else "one"
     try:
-        train._check_same_start(spec)
+        train._check_same_start(spec, {"sha256": text})
     except UserError as error:
         return str(error)
     return ""
 
 
-@pytest.mark.parametrize(("changes", "what"), [({}, ""), ({"seed": 9}, "spec"), ({"commit": "abc"}, "commit")])
+@pytest.mark.parametrize(("changes", "what"), [({}, ""), ({"seed": 9}, "spec"), ({"commit": "abc"}, "commit"), ({"source": "abc"}, "source code"), ({"text": "other"}, "text")])
 def test_ranks_that_differ_are_told_at_start(changes: dict[str, object], what: str) -> None:
     for said in on_ranks(2, start_as, changes):
         assert (f"rank 1 on {socket.gethostname()} has another {what} than rank 0" in said) if what else not said

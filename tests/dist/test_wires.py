@@ -6,7 +6,9 @@ from ranks import on_ranks
 
 from lowband.engine.collectives import Collectives
 from lowband.engine.ledger import Ledger
+from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import Topology
+from lowband.engine.wire import decode, encode
 from lowband.kernels.block_quant import dequantize, quantize
 from lowband.spec.machine import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
@@ -49,7 +51,7 @@ def collectives(wire: str, inner: dict[str, int]) -> tuple[Collectives, Ledger]:
         block_size=BLOCK,
     )
     ledger = Ledger()
-    return Collectives(scheme, Topology(inner), ledger), ledger
+    return Collectives(scheme, Topology(inner), ledger, MemoryMeter()), ledger
 
 
 def gather(wire: str, inner: dict[str, int]):
@@ -102,6 +104,22 @@ def test_reduce_scatter(ranks: int, inner: dict[str, int], wire: str) -> None:
             size //= hop.count
             bytes_sent += (hop.count - 1) * message_bytes(size, wire, "fp32", BLOCK)
         assert sum(s.bytes for s in sent) == bytes_sent
+
+
+@pytest.mark.parametrize("block", [1, 7, 24, 256])
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_pieces_give_the_same_bytes(monkeypatch, wire: str, block: int) -> None:
+    """Large messages are quantized a piece at a time: blocks and packed codes lie where they would at once."""
+    values = torch.stack([values_of(rank, 328) for rank in range(3)])
+    whole = encode(values, wire, block)
+    expected = dequantize(*quantize(values, WIRE_BITS[wire], block), WIRE_BITS[wire], block)
+    monkeypatch.setattr("lowband.engine.wire.AT_ONCE", 100)
+    assert torch.equal(encode(values, wire, block), whole)
+    out = torch.full((3, 328), torch.nan)
+    decode(whole, out, wire, block)
+    assert torch.equal(out, expected)
+    decode(whole, out, wire, block, is_added=True)
+    assert torch.equal(out, expected + expected)
 
 
 def test_volume_of_a_wire() -> None:

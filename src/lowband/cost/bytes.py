@@ -18,6 +18,8 @@ from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES, Wire, message_bytes
 
+NORM_BYTES = 8  # squares are summed in fp64
+
 Counts = Counter[tuple[str, str, str]]
 
 
@@ -33,11 +35,13 @@ def sent_bytes(
     compute_dtype: str,
     reduce_dtype: str,
     accumulation: int,
+    is_clipped: bool,
 ) -> dict[tuple[str, str, str], int]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes.
 
     units: elements per unit, padding included, the root's first; the root stays gathered from forward to
            backward, so it is not gathered again
+    is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
     A step counts the gather of the weights that the step before it has updated.
     """
     counts: Counts = Counter()
@@ -53,6 +57,11 @@ def sent_bytes(
         step.gather("replica_reduce", scheme.optim, WORLD, reduce_dtype, 1)
         if keeps_weights_copy(scheme, levels, compute_dtype == "fp32"):
             step.gather("update_gather", scheme.weights, scheme.optim, compute_dtype, 1)
+    if is_clipped:
+        held = NORM_BYTES
+        for hop in reversed(levels.hops(SELF, WORLD)):
+            counts[hop.level, "norm_gather", "native"] += (hop.count - 1) * held
+            held *= hop.count
     return dict(counts)
 
 

@@ -6,15 +6,16 @@
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
     gathered   b_c (root + the two largest blocks): the unit in use, the one on its way, and the root, which
                stays; 0 where the weights are not sharded
-    buffers    b_r (largest unit): its gradient on its way; what a collective receives comes on top
+    buffers    a gradient on its way and what collectives send and receive: see cost/buffers.py
 
-N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
-in one group of the level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with
+N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
+level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with
 each state on a level of its own.
 """
 
 from collections.abc import Sequence
 
+from lowband.cost.buffers import buffer_bytes
 from lowband.spec.machine import SELF, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES
@@ -48,10 +49,12 @@ def state_bytes(
     compute_dtype: str,
     reduce_dtype: str,
     accumulation: int,
+    backend: str,
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is a bound.
 
     unit_numels: elements per unit, padding included, the root's first
+    backend:     of torch.distributed
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -68,5 +71,5 @@ def state_bytes(
         "grads": grads,
         "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
-        "buffers": DTYPE_BYTES[reduce_dtype] * max(unit_numels),
+        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend),
     }

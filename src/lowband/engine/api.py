@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.engine import Engine, Wrap
@@ -65,11 +64,12 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> float:
     The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded.
     """
     engine = engine_of(module)
+    engine.put_shards()
     grads = [p.grad for p in module.parameters() if p.grad is not None]
-    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     for grad in grads:
-        total += grad.double().square().sum()
-    dist.all_reduce(total)
+        mine += grad.double().square().sum()
+    total = engine.sum_over_ranks(mine)
     levels = engine.topology.levels
     replicas = levels.world // levels.size(engine.scheme.optim)
     norm = (total.item() / replicas) ** 0.5

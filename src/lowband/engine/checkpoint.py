@@ -16,7 +16,8 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,16 @@ class LogicalSlice(torch.Tensor):
 
 
 class Checkpointer:
-    """Saves and loads a sharded module and its optimizer. Every rank must make the same calls."""
+    """Saves and loads a sharded module and its optimizer. Every rank must make the same calls.
 
-    def __init__(self, folder: Path) -> None:
+    folder:    on a file system that all ranks see
+    timeout_s: how long a rank waits for the others to write or to hash
+    """
+
+    def __init__(self, folder: Path, timeout_s: float = 1800) -> None:
         self.folder = folder
         # Of its own, so that a save in the background never meets the training's messages.
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.stall_s = 0.0  # time that the last `save` kept its caller
@@ -141,7 +146,7 @@ class Checkpointer:
         The optimizer may be new: its states are made as the checkpoint has them.
         Raises UserError, naming the file, if one is missing or damaged or fits another model.
         """
-        manifest = _verify(path)
+        manifest = self._on_first(lambda: _verify(path))
         reader = dcp.FileSystemReader(path)
         stored = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = {}
@@ -170,26 +175,43 @@ class Checkpointer:
         return extra
 
     def _write(self, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+        final = self.folder / f"step-{step:08d}"
+        writing = self.folder / f".{final.name}.writing"
+
+        def begin() -> None:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+
+        def finish() -> None:
+            files = sorted(p for p in writing.iterdir() if p.is_file())
+            whole = manifest | {"sha256": {p.name: _sha256(p) for p in files}}
+            (writing / MANIFEST).write_text(json.dumps(whole, indent=2), encoding="utf-8")
+            shutil.rmtree(final, ignore_errors=True)
+            writing.replace(final)
+            for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+
         try:
-            final = self.folder / f"step-{step:08d}"
-            writing = self.folder / f".{final.name}.writing"
-            is_first = dist.get_rank() == 0
-            if is_first:
-                shutil.rmtree(writing, ignore_errors=True)
-                writing.mkdir(parents=True)
-            dist.barrier(self._group)
+            self._on_first(begin)
             dcp.save(state, storage_writer=dcp.FileSystemWriter(writing), process_group=self._group)
-            if is_first:
-                files = sorted(p for p in writing.iterdir() if p.is_file())
-                manifest["sha256"] = {p.name: _sha256(p) for p in files}
-                (writing / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-                shutil.rmtree(final, ignore_errors=True)
-                writing.replace(final)
-                for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
-                    shutil.rmtree(old, ignore_errors=True)
-            dist.barrier(self._group)
+            self._on_first(finish)
         except BaseException as error:  # told by the next `wait`
             self._failure = error
+
+    def _on_first(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns on rank 0, which alone does it; what it raises there, every rank raises."""
+        told: list[Any] = [None, None]
+        if dist.get_rank() == 0:
+            try:
+                told[0] = work()
+            except Exception as error:  # the others wait to hear of it
+                is_sent_whole = isinstance(error, (UserError, OSError))
+                told[1] = error if is_sent_whole else RuntimeError(f"{type(error).__name__}: {error}")
+        dist.broadcast_object_list(told, src=0, group=self._group)
+        result, failure = told
+        if failure is not None:
+            raise failure
+        return result
 
 
 def _state(

@@ -9,10 +9,13 @@ by its owner, and decoded once. A reduction changes the values at every hop, so 
 summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3).
 """
 
+from math import prod
+
 import torch
 import torch.distributed as dist
 
 from lowband.engine.ledger import Ledger
+from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, encode, is_plain
 from lowband.spec.scheme import Scheme
@@ -20,15 +23,14 @@ from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_DECODED_AT_ONCE = 2**24  # values; a buffer of 64 MiB
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Collectives:
     """A scheme's messages on one topology. A collective's name gives its wire and its row in the ledger."""
 
-    def __init__(self, scheme: Scheme, topology: Topology, ledger: Ledger) -> None:
-        self.scheme, self.topology, self.ledger = scheme, topology, ledger
+    def __init__(self, scheme: Scheme, topology: Topology, ledger: Ledger, meter: MemoryMeter) -> None:
+        self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
 
     def _wire(self, name: str) -> Wire:
         wire: Wire = getattr(self.scheme, name, "native")  # what is no part of a step has no wire of its own
@@ -45,14 +47,12 @@ class Collectives:
             self._gather_hops(shard, out, hops, name, "native")
             return
         n = shard.numel()
-        message = encode(shard.view(1, n), wire, self.scheme.block_size)[0]
-        messages = message.new_empty(out.numel() // n * message.numel())
+        message = self._hold(encode(shard.view(1, n), wire, self.scheme.block_size)[0])
+        messages = self._hold(message.new_empty(out.numel() // n * message.numel()))
         self._gather_hops(message, messages, hops, name, wire)
-        # Some at a time: all at once would take four bytes for every value of `out`.
-        some = max(1, _DECODED_AT_ONCE // n)
-        places, rows = out.view(-1, n).split(some), messages.view(-1, message.numel()).split(some)
-        for place, row in zip(places, rows, strict=True):
-            place.copy_(decode(row, n, wire, self.scheme.block_size))
+        decode(messages.view(-1, message.numel()), out.view(-1, n), wire, self.scheme.block_size)
+        self._release(message)
+        self._release(messages)
 
     def _gather_hops(
         self, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
@@ -79,56 +79,80 @@ class Collectives:
     def reduce_scatter(self, full: torch.Tensor, inner: str, outer: str, name: str) -> torch.Tensor:
         """The sum over `outer` of this rank's shard of `outer`, from every rank's shard of `inner`.
 
-        full: 1D, in the reduce dtype; not to be used afterwards
-        Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype.
+        full: 1D, in the reduce dtype, counted as a buffer; freed once it is sent, if no caller refers to it
+        Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype, counted
+        likewise.
         """
-        wire = self._wire(name)
         for bound in self.topology.hops(inner, outer):
-            if is_plain(wire, full.dtype) and dist.get_backend(bound.group) != "gloo":
-                full = self._native_hop(full, bound, name)
+            dtype, wire, rows = full.dtype, self._wire(name), full.view(bound.hop.count, -1)
+            del full
+            if not is_plain(wire, dtype):
+                messages = self._hold(encode(rows, wire, self.scheme.block_size))
+                self._release(rows)
+            elif dist.get_backend(bound.group) == "gloo":
+                wire, messages = "native", rows
             else:
-                full = self._exchange_hop(full, bound, name, wire)
+                full = self._native_hop(rows, bound, name)
+                continue
+            n = rows.shape[1]
+            del rows
+            received = self._exchange(messages, bound, name, wire)
+            del messages
+            full = self._sum(received, n, dtype, wire)
+            del received
         return full
 
-    def all_reduce(self, tensor: torch.Tensor, inner: str, outer: str, name: str) -> None:
-        """Sum over the ranks between two levels, in place, as a reduction outwards and a gather back."""
-        if self.topology.hops(inner, outer):
-            part = self.reduce_scatter(tensor, inner, outer, name)
-            self.gather(part, tensor, inner, outer, name)
-
-    def _native_hop(self, full: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
-        """One hop by the back end's own reduce-scatter."""
-        count = bound.hop.count
-        out = full.new_empty(full.numel() // count)
-        _reduce_scatter(out, full, group=bound.group)
-        self.ledger.add(bound.hop.level, name, "native", (count - 1) * out.numel() * out.element_size())
+    def gather_whole(self, shard: torch.Tensor, inner: str, outer: str, name: str) -> torch.Tensor:
+        """This rank's shard of `inner` from the shards of `outer`. Both are counted as buffers, as above."""
+        hops = self.topology.hops(inner, outer)
+        if not hops:
+            return shard
+        out = self._hold(shard.new_empty(shard.numel() * prod(bound.hop.count for bound in hops)))
+        self.gather(shard, out, inner, outer, name)
+        self._release(shard)
         return out
 
-    def _exchange_hop(self, full: torch.Tensor, bound: BoundHop, name: str, wire: Wire) -> torch.Tensor:
-        """One hop as an all-to-all and a local sum.
+    def _native_hop(self, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
+        """One hop by the back end's own reduce-scatter."""
+        out = self._hold(torch.empty_like(rows[0]))
+        _reduce_scatter(out, rows.view(-1), group=bound.group)
+        self._release(rows)
+        self.ledger.add(bound.hop.level, name, "native", (bound.hop.count - 1) * out.nbytes)
+        return out
 
-        gloo's own reduce-scatter is an all-reduce and sends twice the bytes. The sum goes in the order of the
-        partners, so that a reference can repeat it bit by bit.
+    def _exchange(self, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire) -> torch.Tensor:
+        """One message to each partner and one from each: [partners, message length].
+
+        gloo's own reduce-scatter is an all-reduce and sends twice the bytes of this and a local sum.
         """
-        count = bound.hop.count
-        rows = full.view(count, -1)
-        n = rows.shape[1]
-        plain = is_plain(wire, full.dtype)
-        messages = rows if plain else encode(rows, wire, self.scheme.block_size)
-        received = torch.empty_like(messages)
+        received = self._hold(torch.empty_like(messages))
         if bound.back is not None:
             received[bound.coordinate] = messages[bound.coordinate]
             bound.swap(messages[1 - bound.coordinate], received[1 - bound.coordinate])
         else:
             dist.all_to_all_single(received, messages, group=bound.group)
-        sent = (count - 1) * messages.shape[1] * messages.element_size()
-        self.ledger.add(bound.hop.level, name, "native" if plain else wire, sent)
-        if plain:
-            total = received[0].clone()
-            for i in range(1, count):
+        self._release(messages)
+        self.ledger.add(bound.hop.level, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
+        return received
+
+    def _sum(self, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire) -> torch.Tensor:
+        """1D, the sum of all messages, in the order of the partners: a reference can repeat it bit by bit."""
+        if wire == "native":
+            total = self._hold(received[0].clone())
+            for i in range(1, len(received)):
                 total += received[i]
-            return total
-        total = decode(received[:1], n, wire, self.scheme.block_size)[0]
-        for i in range(1, count):
-            total += decode(received[i : i + 1], n, wire, self.scheme.block_size)[0]
-        return total.to(full.dtype)
+        else:
+            total = self._hold(torch.empty(n, dtype=torch.float32, device=received.device))
+            for i in range(len(received)):
+                decode(received[i : i + 1], total.view(1, n), wire, self.scheme.block_size, is_added=i > 0)
+            if dtype != torch.float32:
+                self._release(total)
+                total = self._hold(total.to(dtype))
+        self._release(received)
+        return total
+
+    def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.meter.hold("buffers", tensor)
+
+    def _release(self, tensor: torch.Tensor) -> None:
+        self.meter.release("buffers", tensor.nbytes)

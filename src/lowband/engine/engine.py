@@ -14,7 +14,7 @@ layer is checkpointed so. What is not ready early is dropped and reduced at the 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Slot, Unit
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
+from lowband.spec.machine import SELF, WORLD
 from lowband.spec.scheme import Scheme
 
 MOST_REDUCING = 2
@@ -58,6 +59,7 @@ class Engine:
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
         self.device = first.device
+        del first  # the whole parameters are freed unit by unit
         self.lane = new_lane(self.device, overlap)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
@@ -70,11 +72,11 @@ class Engine:
         self._ended: list[nn.Module] = []
         self._place = 0  # in the order of the pass that runs: what comes next
 
-        collectives = Collectives(scheme, topology, self.ledger)
+        self.collectives = Collectives(scheme, topology, self.ledger, self.meter)
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
         for owner, name, slots in _group_parameters(module, wrap):
-            unit = Unit(name, slots, scheme, collectives, self.lane, self.meter, compute_dtype, reduce_dtype)
+            unit = Unit(name, slots, self.collectives, self.lane, compute_dtype, reduce_dtype)
             unit.watch_grads(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)
@@ -195,6 +197,12 @@ class Engine:
 
     # ---- both
 
+    def sum_over_ranks(self, mine: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's value of shape [1], same bits on every rank; counted as `norm_gather`."""
+        everyones = mine.new_empty(self.topology.levels.world)
+        self.lane.submit(lambda: self.collectives.gather(mine, everyones, SELF, WORLD, "norm_gather")).wait()
+        return everyones.sum()
+
     def put_shards(self) -> None:
         """Hang the shards at the module: a forward without its backward leaves whole parameters there."""
         self.leave_broken_backward()
@@ -234,7 +242,7 @@ def _differentiable(values: Any) -> list[torch.Tensor]:
     return [v for v in tree_flatten(values)[0] if isinstance(v, torch.Tensor) and v.requires_grad]
 
 
-def _group_parameters(module: nn.Module, wrap: Wrap) -> Iterable[tuple[nn.Module, str, list[list[Slot]]]]:
+def _group_parameters(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[list[Slot]]]]:
     """Units as (owner, name, slots), the root's first: each parameter belongs to the innermost wrapped module
     around all of its places, or to the root. Frozen parameters make units of their own."""
     is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
@@ -257,8 +265,8 @@ def _group_parameters(module: nn.Module, wrap: Wrap) -> Iterable[tuple[nn.Module
         owner = around.pop() if len(around) == 1 else module
         groups.setdefault((owner, parameter.requires_grad), []).append(slots)
     order = list(owners)
-    for (owner, trains), slot_lists in sorted(
-        groups.items(), key=lambda g: (order.index(g[0][0]), not g[0][1])
-    ):
+    units = []
+    for owner, trains in sorted(groups, key=lambda group: (order.index(group[0]), not group[1])):
         name = owners[owner] or "root"
-        yield owner, name if trains else f"{name} (frozen)", slot_lists
+        units.append((owner, name if trains else f"{name} (frozen)", groups[owner, trains]))
+    return units

@@ -7,9 +7,11 @@ import torch
 
 
 class MemoryMeter:
-    """Counts the states, gathered units and gradients on their way; not what a collective holds meanwhile.
+    """Counts tensors from the line that makes them to the line that lets them go.
 
-    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), buffers (in transit).
+    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), buffers (gradients on
+    their way; what collectives send and receive). Not counted: activations and the leaves' gradients, which
+    are autograd's, and what encoding and decoding hold of one piece (engine.wire).
     """
 
     def __init__(self) -> None:
@@ -20,10 +22,11 @@ class MemoryMeter:
     def hold(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor's bytes from now on; returns it."""
         with self._lock:
-            self.now[kind] += tensor.numel() * tensor.element_size()
+            self.now[kind] += tensor.nbytes
             self.peak[kind] = max(self.peak[kind], self.now[kind])
         return tensor
 
-    def release(self, kind: str, tensor: torch.Tensor) -> None:
+    def release(self, kind: str, count: int) -> None:
+        """Bytes that are let go."""
         with self._lock:
-            self.now[kind] -= tensor.numel() * tensor.element_size()
+            self.now[kind] -= count

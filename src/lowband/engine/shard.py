@@ -25,11 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives import Collectives
 from lowband.engine.lane import Handle, Lane
-from lowband.engine.memory import MemoryMeter
 from lowband.engine.states import UnitState
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.partition import UnitLayout, intersect, shard_range
-from lowband.spec.scheme import Scheme
 
 
 class _Steps:
@@ -54,26 +52,23 @@ class Unit:
         self,
         name: str,
         slots: list[list[Slot]],
-        scheme: Scheme,
         collectives: Collectives,
         lane: Lane,
-        meter: MemoryMeter,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
         """Take over the parameters at `slots`: per parameter, all places it hangs at."""
         self.name, self.slots = name, slots
-        self.scheme, self.collectives, self.lane, self.meter = scheme, collectives, lane, meter
+        self.collectives, self.lane = collectives, lane
+        self.scheme, self.meter, topology = collectives.scheme, collectives.meter, collectives.topology
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
-        topology = collectives.topology
         self.levels, self.rank = topology.levels, topology.rank
 
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
-        full = self._flatten(originals)
-        self._hold_shards(full)
-        self._make_leaves(originals, full)
+        self._hold_shards(originals)
+        self._make_leaves(originals)
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
         self._reducing: Handle | None = None
@@ -81,17 +76,11 @@ class Unit:
         self._ready_in: int | None = None  # the graph task in which the last missing gradient makes it ready
         self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
-        self._handed: torch.Tensor | None = None  # the same, once it is the optimizer's
+        self._handed_bytes = 0  # of what the optimizer's parameters have as gradients
         self._secondary_fresh = False
         self.put_shards()
 
     # ---- what this rank holds
-
-    def _flatten(self, originals: list[nn.Parameter]) -> torch.Tensor:
-        full = originals[0].new_zeros(self.layout.numel, dtype=torch.float32)  # 1D
-        for original, (start, stop) in zip(originals, self.layout.ranges(), strict=True):
-            full[start:stop] = original.detach().reshape(-1)
-        return full
 
     def _range(self, level: str) -> tuple[int, int]:
         return shard_range(self.layout.numel, self.levels, level, self.rank)
@@ -101,10 +90,19 @@ class Unit:
         """First and last-plus-one element of `master` in the unit."""
         return self._range(self.scheme.optim)
 
-    def _hold_shards(self, full: torch.Tensor) -> None:
+    def _part(self, originals: list[nn.Parameter], level: str, dtype: torch.dtype) -> torch.Tensor:
+        """1D, this rank's shard over `level` of the flattened parameters, in fresh memory."""
+        start, stop = self._range(level)
+        part = originals[0].new_zeros(stop - start, dtype=dtype)
+        for original, place in zip(originals, self.layout.ranges(), strict=True):
+            a, b = intersect(place, (start, stop))
+            part[a - start : b - start] = original.detach().reshape(-1)[a - place[0] : b - place[0]]
+        return part
+
+    def _hold_shards(self, originals: list[nn.Parameter]) -> None:
+        hold, dtype = self.meter.hold, self.compute_dtype
         start, stop = self.optim_range
-        whole = stop - start == full.numel()
-        self.master = self.meter.hold("optim", full if whole else full[start:stop].clone())  # 1D, fp32
+        self.master = hold("optim", self._part(originals, self.scheme.optim, torch.float32))  # 1D
         self.shards: list[nn.Parameter] = []
         for span in self.layout.spans():
             a, b = intersect(span, (start, stop))
@@ -114,21 +112,19 @@ class Unit:
         # Whether each rank holds the whole unit all the time, so that nothing is gathered to compute.
         self.is_whole = not self.levels.hops(SELF, self.scheme.weights)
         self.weights: torch.Tensor | None = None  # 1D, shard of `weights`, compute dtype
-        if keeps_weights_copy(self.scheme, self.levels, self.compute_dtype == torch.float32):
-            a, b = self._range(self.scheme.weights)
-            copy = full[a:b].to(self.compute_dtype, copy=True)
-            self.weights = self.meter.hold("weights", copy)
+        if keeps_weights_copy(self.scheme, self.levels, dtype == torch.float32):
+            self.weights = hold("weights", self._part(originals, self.scheme.weights, dtype))
         self.secondary: torch.Tensor | None = None  # 1D, shard of `secondary`, compute dtype
         if keeps_secondary(self.scheme, self.levels):
             a, b = self._range(self.scheme.backward_level)
-            self.secondary = self.meter.hold("secondary", full.new_zeros(b - a, dtype=self.compute_dtype))
+            self.secondary = hold("secondary", self.master.new_zeros(b - a, dtype=dtype))
 
-    def _make_leaves(self, originals: list[nn.Parameter], full: torch.Tensor) -> None:
+    def _make_leaves(self, originals: list[nn.Parameter]) -> None:
         """See [Note: leaves]."""
         if self.is_whole:
             self.flat = self.master if self.weights is None else self.weights
         else:
-            self.flat = full.new_empty(self.layout.numel, dtype=self.compute_dtype)
+            self.flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
         data = self.flat.data
         self.leaves = [
             nn.Parameter(data[start:stop].view(p.shape), self.requires_grad)
@@ -171,7 +167,7 @@ class Unit:
         self._seen_version = version
         from_secondary = backward and self._secondary_fresh
         self.state = UnitState.GATHERING
-        self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
         self.meter.hold("gathered", self.flat)
         self._gathering = self.lane.submit(lambda: self._gather(stale, backward, from_secondary))
 
@@ -196,7 +192,7 @@ class Unit:
             self.finish_gather()
         self.put_shards()
         if not self.is_whole and self.state is UnitState.GATHERED:
-            self.meter.release("gathered", self.flat)
+            self.meter.release("gathered", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
             self.state = UnitState.SHARDED
 
@@ -250,9 +246,9 @@ class Unit:
     def expect_grads(self) -> None:
         """A backward begins."""
         self._missing_grads, self._ready_in = set(self.leaves), None
-        if self._handed is not None and all(shard.grad is None for shard in self.shards):
-            self.meter.release("grads", self._handed)
-            self._handed = None
+        if all(shard.grad is None for shard in self.shards):
+            self.meter.release("grads", self._handed_bytes)
+            self._handed_bytes = 0
 
     @property
     def needs_reduce(self) -> bool:
@@ -270,36 +266,45 @@ class Unit:
         self._reducing = self.lane.submit(lambda: self._reduce(grads, at_boundary))
 
     def _reduce(self, grads: list[torch.Tensor | None], at_boundary: bool) -> None:
-        full = self.flat.new_zeros(self.layout.numel, dtype=self.reduce_dtype)
-        self.meter.hold("buffers", full)
-        for grad, (start, stop) in zip(grads, self.layout.ranges(), strict=True):
-            if grad is not None:
-                full[start:stop] = grad.reshape(-1)
-        grads.clear()
-        part = self.collectives.reduce_scatter(full, SELF, self.scheme.grads, "grad_reduce")
-        self.meter.release("buffers", full)
-        del full
+        reduce_scatter, scheme, meter = self.collectives.reduce_scatter, self.scheme, self.meter
+        part = reduce_scatter(self._flatten(grads), SELF, scheme.grads, "grad_reduce")
         if self._accumulated is not None:
             self._accumulated += part
-            part = self._accumulated
         elif not at_boundary:
-            self._accumulated = self.meter.hold("grads", part.float())
-        if at_boundary:
-            self._carry_out(part)
-
-    def _carry_out(self, total: torch.Tensor) -> None:
-        """Carry the accumulated gradient out to the optimizer's level, averaged over all ranks."""
+            self._accumulated = meter.hold("grads", part.float())
         if self._accumulated is not None:
-            self.meter.release("grads", self._accumulated)
-            self._accumulated = None
-        part = total.to(self.reduce_dtype)
-        part = self.collectives.reduce_scatter(part, self.scheme.grads, self.scheme.optim, "boundary_reduce")
-        self.collectives.all_reduce(part, self.scheme.optim, WORLD, "replica_reduce")
-        part = part.float().div_(self.levels.world)
+            meter.release("buffers", part.nbytes)
+        if not at_boundary:
+            return
+        if self._accumulated is not None:
+            meter.release("grads", self._accumulated.nbytes)
+            part, self._accumulated = meter.hold("buffers", self._accumulated.to(self.reduce_dtype)), None
+        # Out to the optimizer's level, averaged over all ranks. A list, to refer to the gradient only there.
+        moving = [part]
+        del part
+        moving.append(reduce_scatter(moving.pop(), scheme.grads, scheme.optim, "boundary_reduce"))
+        moving.append(reduce_scatter(moving.pop(), scheme.optim, WORLD, "replica_reduce"))
+        part = self.collectives.gather_whole(moving.pop(), scheme.optim, WORLD, "replica_reduce")
+        meter.release("buffers", part.nbytes)
+        part = part.float()
+        if self.levels.world > 1:
+            part /= self.levels.world
         if self._boundary is None:
-            self._boundary = self.meter.hold("grads", part)
+            self._boundary = meter.hold("grads", part)
         else:  # a second reduction in one backward: see Engine._end_backward
             self._boundary += part
+
+    def _flatten(self, grads: list[torch.Tensor | None]) -> torch.Tensor:
+        """1D, the unit's gradient in the reduce dtype. Empties the list, so that its tensors can be freed."""
+        full = self.meter.hold("buffers", self.master.new_empty(self.layout.numel, dtype=self.reduce_dtype))
+        for i, ((start, stop), span) in enumerate(
+            zip(self.layout.ranges(), self.layout.spans(), strict=True)
+        ):
+            grad, grads[i] = grads[i], None
+            if grad is not None:
+                full[start:stop] = grad.reshape(-1)
+            full[start if grad is None else stop : span[1]] = 0
+        return full
 
     def forget_grads(self) -> None:
         """Give up whatever was reduced and not handed to the optimizer's parameters yet."""
@@ -308,8 +313,7 @@ class Unit:
         for leaf in self.leaves:
             leaf.grad = None
         for held in (self._accumulated, self._boundary):
-            if held is not None:
-                self.meter.release("grads", held)
+            self.meter.release("grads", 0 if held is None else held.nbytes)
         self._accumulated = self._boundary = None
 
     def wait_reduce(self) -> None:
@@ -324,8 +328,12 @@ class Unit:
         if self._boundary is None:
             return
         start, stop = self.optim_range
+        if all(shard.grad is None for shard in self.shards):
+            self._handed_bytes = self._boundary.nbytes
+        else:  # gradients accumulate without no_sync
+            self.meter.release("grads", self._boundary.nbytes)
         for shard, span in zip(self.shards, self.layout.spans(), strict=True):
             a, b = intersect(span, (start, stop))
             part = self._boundary[a - start : b - start]
-            shard.grad = part if shard.grad is None else shard.grad + part
-        self._handed, self._boundary = self._boundary, None
+            shard.grad = part if shard.grad is None else shard.grad.add_(part)
+        self._boundary = None

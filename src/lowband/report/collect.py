@@ -53,7 +53,7 @@ def collect(runs: list[Path], out: Path) -> None:
         step_rows += [_keys(spec) | row for row in _steps(spec, steps)]
         if is_ok and spec.engine == "lowband":  # a peer's bytes and states are not counted from inside
             byte_rows += [_keys(spec) | row for row in _bytes(spec, outcome)]
-            state_rows += [_keys(spec) | row for row in _states(spec, outcome)]
+            state_rows += [_keys(spec) | row for row in _states(spec, outcome, folder)]
     write_csv(pd.DataFrame(run_rows), out / "runs.csv")
     write_csv(pd.DataFrame(step_rows, columns=[*KEYS, *STEP_COLUMNS]), out / "steps.csv")
     write_csv(pd.DataFrame(byte_rows, columns=[*KEYS, *BYTE_COLUMNS]), out / "bytes.csv")
@@ -169,6 +169,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             spec.compute_dtype,
             spec.reduce_dtype,
             spec.accumulation,
+            is_clipped=spec.device != "fake",  # there are no values to clip
         )
     )
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
@@ -188,7 +189,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
 STATE_COLUMNS = ["state", "measured_bytes", "closed_form_bytes", "difference_bytes"]
 
 
-def _states(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
+def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]:
     """The states of the closed form, then what the engine holds besides (no closed form: empty)."""
     measured = {state.kind: state.bytes for state in outcome.states}
     closed = state_bytes(
@@ -198,6 +199,7 @@ def _states(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
         spec.compute_dtype,
         spec.reduce_dtype,
         spec.accumulation,
+        Environment.read_json(folder.env).backend,
     )
     for state in [*closed, *sorted(set(measured) - set(closed))]:
         held = measured.get(state, 0)

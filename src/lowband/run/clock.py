@@ -15,8 +15,9 @@ class StepTimes:
     """Seconds of one step on this rank.
 
     step_s:    from the first batch to the end of the optimizer step
-    exposed_s: of these, the computation waited for communication; NaN where it is not known
-    hidden_s:  communication behind the computation
+    exposed_s: of these, the computation waited for the lane; NaN where it is not known
+    hidden_s:  the lane's work behind the computation: collectives, and the copies, sums and quantization
+               that belong to them
     """
 
     step_s: float

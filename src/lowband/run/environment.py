@@ -1,5 +1,6 @@
 """Where and with what a run is made."""
 
+import hashlib
 import os
 import platform
 import socket
@@ -19,7 +20,7 @@ _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pyda
 
 
 def describe(
-    hosts: tuple[str, ...], device: torch.device, data: Mapping[str, Any], links: str
+    hosts: tuple[str, ...], device: torch.device, backend: str, data: Mapping[str, Any], links: str
 ) -> Environment:
     """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
     commit, dirty = code_version()
@@ -28,6 +29,7 @@ def describe(
         dirty=dirty,
         hosts=tuple(sorted(set(hosts))),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        backend=backend,
         versions=_versions(),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         data=dict(data),
@@ -44,6 +46,16 @@ def code_version() -> tuple[str, bool]:
         return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
     except (OSError, subprocess.SubprocessError):
         return "unknown", False
+
+
+@cache
+def source_sha256() -> str:
+    """Of all Python files of this package."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -1,10 +1,13 @@
 """A training run: spec.json in, env.json, steps.jsonl and outcome.json out, all in the spec's folder."""
 
+import ctypes
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
@@ -14,13 +17,15 @@ from lowband.box.network import SHAPED, join
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.run.count import count
-from lowband.run.environment import code_version, describe, host
+from lowband.run.environment import code_version, describe, host, source_sha256
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.loop import Diverged, train_rank
 from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
+
+M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def train(spec_path: Path, links: str) -> Outcome:
 def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
     folder.start()
     folder.write_environment(
-        describe((host(),), torch.device("cpu"), {"source": "none: nothing is computed"}, "none")
+        describe((host(),), torch.device("cpu"), "fake", {"source": "none: nothing is computed"}, "none")
     )
     outcome = count(spec)
     folder.write_outcome(outcome)
@@ -72,13 +77,11 @@ def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
 
 
 def _run_ranks(mine: list[Rank] | None, job: Job) -> None:
-    """Fork the ranks of this node, or all of them where there is no launcher, and write what ends them
-    badly.
-    """
+    """Fork the ranks of this node, or all where there is no launcher, and write what ends them badly."""
     spec, folder = job.spec, job.folder
     if mine is None or mine[0].rank == 0:
         folder.start()
-    code_version()  # asked once, before the ranks are forked
+    code_version(), source_sha256()  # asked once, before the ranks are forked
     try:
         if mine is None:
             run_local(spec.ranks, lambda rank: _run_rank(rank, job), spec.time_limit_s)
@@ -122,6 +125,7 @@ def _run_rank(rank: Rank, job: Job) -> None:
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
+    _share_one_heap()
     device = _device(rank)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
@@ -131,9 +135,9 @@ def _run_rank(rank: Rank, job: Job) -> None:
         world_size=rank.world,
         timeout=timedelta(seconds=spec.peer_timeout_s),
     )
-    hosts = _check_same_start(spec)
+    hosts = _check_same_start(spec, corpus.facts)
     if rank.rank == 0:
-        folder.write_environment(describe(hosts, device, corpus.facts, job.links))
+        folder.write_environment(describe(hosts, device, dist.get_backend(), corpus.facts, job.links))
     try:
         outcome = train_rank(spec, corpus, device, folder, is_shaped=job.links == SHAPED)
     except Diverged as error:
@@ -144,6 +148,17 @@ def _run_rank(rank: Rank, job: Job) -> None:
         folder.write_outcome(outcome)
     dist.barrier()  # nobody leaves, and so breaks a connection, before the outcome is there
     dist.destroy_process_group()
+
+
+def _share_one_heap() -> None:
+    """Let all threads of this process take memory from one heap.
+
+    glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
+    tell how the threads of gloo and of an engine took turns, not what they held.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc
+        mallopt(M_ARENA_MAX, 1)
 
 
 def _device(rank: Rank) -> torch.device:
@@ -158,11 +173,18 @@ def _device(rank: Rank) -> torch.device:
     return device
 
 
-def _check_same_start(spec: RunSpec) -> tuple[str, ...]:
-    """Hosts of all ranks. Raises UserError if a rank runs another spec or another version of the code."""
+def _check_same_start(spec: RunSpec, data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Hosts of all ranks. Raises UserError if a rank has another spec, text or version of the code."""
     spec_sha256 = hashlib.sha256(spec.to_json().encode()).hexdigest()
     commit, dirty = code_version()
-    mine = {"spec": spec_sha256, "commit": commit, "uncommitted changes": dirty, "torch": torch.__version__}
+    mine = {
+        "spec": spec_sha256,
+        "text": data["sha256"],
+        "commit": commit,
+        "uncommitted changes": dirty,
+        "source code": source_sha256(),  # also outside of git, and of what is not committed
+        "torch": torch.__version__,
+    }
     everybody: list[tuple[str, dict[str, object]] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, (host(), mine))
     starts = [start for start in everybody if start is not None]

@@ -47,7 +47,9 @@ class StepRecord(Strict):
     exposed_comm_time_s: float | None = Field(
         description="waiting for communication; null for a peer's engine"
     )
-    hidden_comm_time_s: float | None = Field(description="communication behind the computation; likewise")
+    hidden_comm_time_s: float | None = Field(
+        description="collectives behind the computation, with their copies, sums and quantization; likewise"
+    )
     tokens: int
     loss: float
     grad_norm: float
@@ -96,6 +98,7 @@ class Environment(Strict):
     dirty: bool
     hosts: tuple[str, ...]
     device: str
+    backend: str = Field(default="gloo", description="of torch.distributed; fake: nothing is computed")
     versions: dict[str, str]
     variables: dict[str, str]
     data: dict[str, Any] = Field(description="what was read: source, bytes, sha256, split")

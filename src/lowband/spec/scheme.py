@@ -22,6 +22,8 @@ class Scheme(Strict):
         boundary_reduce  grads level -> optim level, once per optimizer step
         replica_reduce   summed over the ranks beyond the optim level, once per optimizer step
         update_gather    optim level -> weights level, once per optimizer step
+
+    Clipping by the global norm adds a `norm_gather` of one fp64 number from each rank; it is always native.
     """
 
     name: str

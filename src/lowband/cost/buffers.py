@@ -1,0 +1,96 @@
+"""Bytes of gradients on their way and of what collectives send and receive, per rank, in closed form.
+
+One collective runs at a time, so the peak is the largest collective's. A reduction starts with the whole
+unit's gradient. At a hop among n partners
+
+    native     (NCCL, RCCL) holds its input and 1/n of it
+    exchange   (gloo, and every wire that is not plain) holds its input and what it sends, if that is encoded;
+               then what it sends and receives, each as long as the other; then what it received and 1/n of
+               the input, summed in fp32 and cast to the reduce dtype
+
+A gather on an encoded wire holds its message and all it receives; on a plain wire nothing of its own.
+"""
+
+from collections.abc import Sequence
+
+from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.scheme import Scheme
+from lowband.spec.wire import DTYPE_BYTES, Wire, message_bytes
+
+SUM_BYTES = 4  # sums of decoded values are fp32
+
+
+def buffer_bytes(
+    unit_numels: Sequence[int],
+    scheme: Scheme,
+    levels: Levels,
+    compute_dtype: str,
+    reduce_dtype: str,
+    backend: str,
+) -> int:
+    """Peak bytes per rank, but for what encoding and decoding hold of one piece.
+
+    unit_numels: elements per unit, padding included
+    backend:     of torch.distributed
+    """
+    peak = 0
+    for numel in unit_numels:
+        unit = _Unit(scheme, levels, numel, backend)
+        peak = max(
+            peak,
+            unit.gather("forward_gather", SELF, scheme.weights, compute_dtype),
+            unit.gather("backward_gather", SELF, scheme.backward_level, compute_dtype),
+            unit.gather("update_gather", scheme.weights, scheme.optim, compute_dtype),
+            unit.reduce("grad_reduce", SELF, scheme.grads, reduce_dtype),
+            unit.reduce("boundary_reduce", scheme.grads, scheme.optim, reduce_dtype),
+            unit.reduce("replica_reduce", scheme.optim, WORLD, reduce_dtype),
+            unit.gather_back("replica_reduce", scheme.optim, WORLD, reduce_dtype),
+        )
+    return peak
+
+
+class _Unit:
+    """Peaks of one unit's collectives, in bytes."""
+
+    def __init__(self, scheme: Scheme, levels: Levels, numel: int, backend: str) -> None:
+        self._scheme, self._levels, self._numel, self._backend = scheme, levels, numel, backend
+
+    def gather(self, name: str, inner: str, outer: str, dtype: str) -> int:
+        wire: Wire = getattr(self._scheme, name)
+        if _is_plain(wire, dtype) or not self._levels.hops(inner, outer):
+            return 0
+        message = self._message(self._numel // self._levels.size(outer), wire, dtype)
+        return message * (1 + self._levels.size(outer) // self._levels.size(inner))
+
+    def gather_back(self, name: str, inner: str, outer: str, dtype: str) -> int:
+        """The second half of an all-reduce: with its input and its result."""
+        if not self._levels.hops(inner, outer):
+            return 0
+        numels = sum(self._numel // self._levels.size(level) for level in (inner, outer))
+        return DTYPE_BYTES[dtype] * numels + self.gather(name, inner, outer, dtype)
+
+    def reduce(self, name: str, inner: str, outer: str, dtype: str) -> int:
+        wire: Wire = getattr(self._scheme, name)
+        size = DTYPE_BYTES[dtype]
+        numel = self._numel // self._levels.size(inner)
+        peak = size * numel
+        for hop in self._levels.hops(inner, outer):
+            part, given = numel // hop.count, size * numel
+            if _is_plain(wire, dtype) and self._backend != "gloo":
+                stages = [given + size * part]
+            elif _is_plain(wire, dtype):
+                stages = [given + given]
+            else:
+                sent = hop.count * self._message(part, wire, dtype)
+                stages = [given + sent, sent + sent, sent + SUM_BYTES * part]
+            peak = max(peak, *stages)
+            numel = part
+        return peak
+
+    def _message(self, numel: int, wire: Wire, dtype: str) -> int:
+        return message_bytes(numel, wire, dtype, self._scheme.block_size)
+
+
+def _is_plain(wire: Wire, dtype: str) -> bool:
+    """A cast to the native dtype is no cast."""
+    return wire in ("native", dtype)

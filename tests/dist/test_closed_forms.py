@@ -1,0 +1,102 @@
+"""Bytes and memory of any placement on any levels, wires and unit sizes: counted = closed form.
+
+The engine runs on torch's fake process group, which sends nothing and knows any number of ranks.
+"""
+
+import torch
+import torch.distributed as dist
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from ranks import on_ranks
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lowband
+from lowband.cost.bytes import sent_bytes
+from lowband.cost.memory import state_bytes
+from lowband.engine.api import engine_of
+from lowband.spec.machine import Levels
+from lowband.spec.scheme import Scheme
+
+DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COLLECTIVES = (
+    "forward_gather",
+    "backward_gather",
+    "grad_reduce",
+    "boundary_reduce",
+    "replica_reduce",
+    "update_gather",
+)
+WIRES = st.sampled_from(["native", "fp32", "bf16", "int8", "int4"])
+
+
+@st.composite
+def placements(draw) -> tuple[dict[str, int], int, Scheme]:
+    """Sizes of up to three inner levels, the number of ranks, a scheme that they can hold."""
+    inner, size = {}, 1
+    for i in range(draw(st.integers(0, 3))):
+        size *= draw(st.integers(1, 3))
+        inner[f"level{i}"] = size
+    world = size * draw(st.integers(1, 3))
+    names = Levels.fit(inner, world).names
+    weights, grads, optim = sorted(draw(st.integers(0, len(names) - 1)) for _ in range(3))
+    secondary = draw(st.integers(0, weights - 1)) if weights and draw(st.booleans()) else None
+    scheme = Scheme(
+        name="drawn",
+        weights=names[weights],
+        grads=names[grads],
+        optim=names[optim],
+        secondary=None if secondary is None else names[secondary],
+        block_size=draw(st.integers(1, 600)),
+        **{name: draw(WIRES) for name in COLLECTIVES},
+    )
+    return inner, world, scheme
+
+
+@seed(1)
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    placement=placements(),
+    widths=st.lists(st.integers(1, 40), min_size=2, max_size=4),
+    dtype=st.sampled_from(["fp32", "bf16"]),
+    reduce_dtype=st.sampled_from(["fp32", "bf16"]),
+    accumulation=st.integers(1, 2),
+)
+def check(placement, widths: list[int], dtype: str, reduce_dtype: str, accumulation: int) -> None:
+    inner, world, scheme = placement
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        model = nn.Sequential(nn.LayerNorm(5), *(nn.Sequential(nn.Linear(5, n), nn.Linear(n, 5)) for n in widths))
+        topology = lowband.Topology(inner)
+        wrap = lambda module: isinstance(module, nn.Sequential) and module is not model  # noqa: E731
+        lowband.shard(model, scheme, topology, wrap, DTYPE[dtype], DTYPE[reduce_dtype])
+        engine, optimizer = engine_of(model), torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            engine.ledger.take()
+            for micro in range(accumulation):
+                engine.sync = micro == accumulation - 1
+                model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+        units = [unit.layout.numel for unit in engine.units]
+        levels = topology.levels
+        expected = sent_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, False)
+        assert sent == expected, (sent, expected)
+        held = dict(engine.meter.peak)
+        held["optim"] = 3 * held["optim"]  # Adam's moments
+        states = state_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, "fake")
+        counted = {kind: held.get(kind, 0) for kind in states}
+        assert counted == states, (counted, states)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_all() -> None:
+    dist.destroy_process_group()  # the test's own
+    check()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)  # for the helper's last barrier
+
+
+def test_counted_equals_closed_form() -> None:
+    on_ranks(1, check_all)
