@@ -38,7 +38,7 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
             break
     else:
         return None
-    is_node = launcher == "srun" and world == int(os.environ["SLURM_NNODES"]) and ranks % world == 0
+    is_node = launcher == "srun" and os.environ.get("SLURM_NNODES") == str(world) and ranks % world == 0
     if world != ranks and not is_node:
         raise UserError(
             f"{launcher} started {world} ranks", where=names[1], allowed=f"{ranks}, as the spec says"
