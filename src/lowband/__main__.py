@@ -21,9 +21,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lowband", description="Partitioned LLM training, measured.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    spec = commands.add_parser("spec", help="write the spec.json of every run of some suites")
-    spec.add_argument("--suite", nargs="+", required=True, help="names in config/suites/")
-    spec.add_argument("--out", type=Path, required=True, help="folder of run folders")
+    spec = commands.add_parser(
+        "spec", help="write the spec.json of every run of some suites; a scheme to or from a peer's words"
+    )
+    what = spec.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", nargs="+", help="names in config/suites/; their runs go to --out")
+    what.add_argument("--scheme", help="a name in config/schemes.yaml, to be said --to a peer")
+    what.add_argument("--from", type=Path, dest="source", help="DeepSpeed JSON, to be read into a scheme")
+    spec.add_argument("--out", type=Path, help="folder of run folders")
+    spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
+    spec.add_argument("--cluster", default="local", help="whose levels --scheme and --from mean")
+    spec.add_argument("--ranks", type=int, help="over how many ranks")
     spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     spec.set_defaults(run=_spec)
 
@@ -67,6 +75,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _spec(options: argparse.Namespace) -> None:
+    if options.suite is None:
+        from lowband.spec.exchange import export_scheme, import_scheme
+
+        if options.ranks is None or (options.scheme and options.to is None):
+            raise UserError("is missing", where="--ranks" if options.ranks is None else "--to")
+        if options.scheme:
+            print(export_scheme(options.root, options.scheme, options.cluster, options.ranks, options.to))
+        else:
+            print(import_scheme(options.root, options.source, options.cluster, options.ranks))
+        return
+    if options.out is None:
+        raise UserError("is missing", where="--out", allowed="a folder")
     from lowband.spec.records import RunFolder, write_if_changed
     from lowband.spec.suites import expand
 

@@ -15,11 +15,17 @@ TABLES: dict[str, tuple[str, ...]] = {
     "parity": ("runs", "loss"),
     "convergence": ("steps",),
     "convergence_curves": ("steps",),
-    "peers": ("runs",),
+    "peers": ("runs", "steps", "outside"),
+    "peer_bytes": ("runs",),
 }
 
 # Tables of a suite that is no part of a reproduction: from its shipped raw tables in results/reference/
-SUITE_OF = {"convergence": "convergence", "convergence_curves": "convergence", "peers": "peers"}
+SUITE_OF = {
+    "convergence": "convergence",
+    "convergence_curves": "convergence",
+    "peers": "peers",
+    "peer_bytes": "peers",
+}
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> None:

@@ -11,8 +11,10 @@ from torch import nn
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
 from lowband.model.data import Corpus, batch
+from lowband.peers.trainer import Trainer
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
-from lowband.run.prepare import Prepared, prepare
+from lowband.run.outside import Outside
+from lowband.run.prepare import prepare
 from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 
@@ -27,10 +29,10 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
     Raises Diverged, on every rank at the same step.
     """
     is_first = dist.get_rank() == 0
-    prepared = prepare(spec, device)
-    model = prepared.model
+    trainer = prepare(spec, device)
+    model, optimizer = trainer.model, trainer.optimizer
     engine = engine_of(model) if spec.engine == "lowband" else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    outside = Outside(spec.levels, engine.lane if engine else None)
     clock = StepClock(engine.lane if engine else None, device)
     checkpointer = _checkpointer(spec, folder)
     resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
@@ -38,10 +40,10 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
         folder.keep_steps(resumed_from)
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
-        loss = _backward(spec, corpus, prepared, step, device)
-        grad_norm = prepared.clip_grad_norm(spec.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        # The first step gathers no updated weights; later ones of the warm-up are steady and not timed.
+        with outside if step == spec.warmup_steps > 1 else nullcontext():
+            loss = _backward(spec, corpus, trainer, step, device)
+            grad_norm = trainer.step(spec.grad_clip)
         times = clock.stop()
         line = _gather_record(spec, step, loss, grad_norm, times, engine.ledger.take() if engine else [])
         if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
@@ -53,8 +55,10 @@ def train_rank(spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunF
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
-    outcome = _outcome(spec, prepared, optimizer, device, line.sent)
-    return outcome.model_copy(update={"resumed_from": resumed_from, "checkpoint_stall_s": stall_s})
+    outcome = _outcome(spec, trainer, device, line.sent)
+    return outcome.model_copy(
+        update={"resumed_from": resumed_from, "checkpoint_stall_s": stall_s, "outside": outside.sent}
+    )
 
 
 def _checkpointer(spec: RunSpec, folder: RunFolder) -> Checkpointer | None:
@@ -74,7 +78,7 @@ def _resume(checkpointer: Checkpointer | None, model: nn.Module, optimizer: torc
 
 
 def _backward(
-    spec: RunSpec, corpus: Corpus, prepared: Prepared, step: int, device: torch.device
+    spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
 ) -> torch.Tensor:
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
     total = torch.zeros((), device=device)
@@ -85,10 +89,10 @@ def _backward(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
         is_last = micro == spec.accumulation - 1
-        with nullcontext() if is_last else prepared.no_sync():
-            loss = prepared.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        with nullcontext() if is_last else trainer.no_sync():
+            loss = trainer.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
             loss = loss / spec.accumulation
-            loss.backward()
+            trainer.backward(loss)
         total += loss.detach()
     return total
 
@@ -128,13 +132,12 @@ def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
 
 def _outcome(
     spec: RunSpec,
-    prepared: Prepared,
-    optimizer: torch.optim.Optimizer,
+    trainer: Trainer,
     device: torch.device,
     sent: tuple[Sent, ...],
 ) -> Outcome:
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
-    states = state_peaks(prepared.model, optimizer) if spec.engine == "lowband" else {}
+    states = state_peaks(trainer.model, trainer.optimizer) if spec.engine == "lowband" else {}
     held = _all_gather([float(peak) for peak in states.values()], device)
     return Outcome(
         status="ok",
@@ -145,7 +148,8 @@ def _outcome(
             StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),
         sent=sent,
-        weights_sha256=_sha256(prepared.full_state()),
+        notes=trainer.notes,
+        weights_sha256=_sha256(trainer.full_state()),
     )
 
 
