@@ -69,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("--figures", type=Path, required=True)
     summary.set_defaults(run=_summary)
 
+    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
+    faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
+    faults.set_defaults(run=_faults)
+
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -133,6 +137,15 @@ def _summary(options: argparse.Namespace) -> None:
     from lowband.report.claims import summary
 
     print(summary(options.tables / "claims.csv", options.tables, options.figures))
+
+
+def _faults(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.peers.faults import find_faults
+    from lowband.report.files import write_csv
+
+    write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")
 
 
 def _doctor(_options: argparse.Namespace) -> None:

@@ -13,12 +13,13 @@ What is set explicitly because its default changed or hurts a comparison:
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
@@ -26,11 +27,13 @@ from lowband.peers.trainer import Trainer, adamw
 from lowband.spec.peers import peer_arguments, ranks_per_node
 from lowband.spec.run import RunSpec
 
+MakeOptimizer = Callable[[nn.Module, RunSpec], torch.optim.Optimizer]
+
 
 class DeepSpeed(Trainer):
-    """A GPT under `deepspeed.initialize`, with torch's AdamW."""
+    """A GPT under `deepspeed.initialize`, with an optimizer of torch."""
 
-    def __init__(self, model: GPT, spec: RunSpec) -> None:
+    def __init__(self, model: GPT, spec: RunSpec, make_optimizer: MakeOptimizer = adamw) -> None:
         """Raises UserError for a scheme that DeepSpeed has no counterpart of, or if it is not installed."""
         zero = peer_arguments("deepspeed", spec.scheme, spec.levels)
         device = model.embed.weight.device
@@ -49,7 +52,7 @@ class DeepSpeed(Trainer):
         if self._stage == 3:
             deepspeed.utils.set_z3_leaf_modules(model, [Block])
         self.model, self.optimizer, _, _ = deepspeed.initialize(
-            model=model, optimizer=adamw(model, spec), config=configuration(spec, zero)
+            model=model, optimizer=make_optimizer(model, spec), config=configuration(spec, zero)
         )
         self._fp32 = deepspeed.utils.safe_get_full_fp32_param
 
