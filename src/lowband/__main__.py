@@ -69,13 +69,32 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("--figures", type=Path, required=True)
     summary.set_defaults(run=_summary)
 
-    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
-    faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
-    faults.set_defaults(run=_faults)
+    _add_peer_commands(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_peer_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    log = commands.add_parser("import-log", help="another project's log -> a tidy CSV")
+    log.add_argument("log", type=Path)
+    log.add_argument(
+        "--format",
+        required=True,
+        choices=("megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"),
+    )
+    log.add_argument("--model", required=True, help="a name in config/models.yaml")
+    log.add_argument("--seq-len", type=int, required=True)
+    log.add_argument("--ranks", type=int, required=True)
+    log.add_argument("--recompute", action="store_true", help="activations were recomputed")
+    log.add_argument("--out", type=Path, required=True, help="the CSV")
+    log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
+    log.set_defaults(run=_import_log)
+
+    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
+    faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
+    faults.set_defaults(run=_faults)
 
 
 def _spec(options: argparse.Namespace) -> None:
@@ -137,6 +156,16 @@ def _summary(options: argparse.Namespace) -> None:
     from lowband.report.claims import summary
 
     print(summary(options.tables / "claims.csv", options.tables, options.figures))
+
+
+def _import_log(options: argparse.Namespace) -> None:
+    from lowband.report.foreign import Run, import_log
+    from lowband.spec.model import read_model
+
+    model = read_model(options.root / "config" / "models.yaml", options.model)
+    run = Run(model, options.seq_len, options.ranks, options.recompute)
+    for message in import_log(options.log, options.format, run, options.out):
+        print(message, file=sys.stderr)
 
 
 def _faults(options: argparse.Namespace) -> None:
