@@ -92,6 +92,10 @@ def _add_peer_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
     log.set_defaults(run=_import_log)
 
+    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
+    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
+    documents.set_defaults(run=_documents)
+
     faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
     faults.set_defaults(run=_faults)
@@ -166,6 +170,12 @@ def _import_log(options: argparse.Namespace) -> None:
     run = Run(model, options.seq_len, options.ranks, options.recompute)
     for message in import_log(options.log, options.format, run, options.out):
         print(message, file=sys.stderr)
+
+
+def _documents(options: argparse.Namespace) -> None:
+    from lowband.report.documents import write_documents
+
+    write_documents(options.root)
 
 
 def _faults(options: argparse.Namespace) -> None:

@@ -150,6 +150,9 @@ def _switches(peer: str, scheme: Scheme, levels: Levels, form: str, where: str) 
         raise UserError("no counterpart: it has no quantized collectives", where=where)
     if form not in ("zero3", "hpz"):
         raise UserError("no counterpart: it quantizes only what is sharded over all ranks", where=where)
+    if "grad_reduce" in wires and ranks_per_node(scheme, levels) == levels.world:
+        what = f"no counterpart: its quantized gradients take more than one node of {levels.world} ranks"
+        raise UserError(what, where=where)
     if form == "hpz" and wires.get("forward_gather") == "int8":
         wires.setdefault("backward_gather", "int8")
     switches = [name for name, means in QUANTIZED.items() if means.items() <= wires.items()]
@@ -158,11 +161,6 @@ def _switches(peer: str, scheme: Scheme, levels: Levels, form: str, where: str) 
         name, wire = min(rest)
         known = [", ".join(f"{wire} {name}" for name, wire in means.items()) for means in QUANTIZED.values()]
         raise UserError(f"no counterpart: {name} in {wire}", where=where, allowed=" or ".join(known))
-    if "zero_quantized_gradients" in switches and ranks_per_node(scheme, levels) == levels.world:
-        raise UserError(
-            f"no counterpart: its quantized gradients take more than one node of {levels.world} ranks",
-            where=where,
-        )
     return dict.fromkeys(switches, True)
 
 
