@@ -47,7 +47,7 @@ def find_faults() -> Iterator[Fault]:
     deepspeed = load("cpu")
     this = ("DeepSpeed", version("deepspeed"))
     for ranks, node in ((4, 1), (4, 2), (8, 4)):
-        for dimensions, ratio in _qgz_scale(ranks, node).items():
+        for dimensions, ratio in qgz_scale(ranks, node).items():
             yield Fault(
                 *this,
                 "qgZ does not average over the ranks of a node",
@@ -80,7 +80,7 @@ def find_faults() -> Iterator[Fault]:
         yield Fault(*this, fault, condition, quantity, "yes", _error(work))
 
 
-def _qgz_scale(ranks: int, node: int) -> dict[int, float]:
+def qgz_scale(ranks: int, node: int) -> dict[int, float]:
     """By number of dimensions: the factor between DeepSpeed's gradients under qgZ and exact ones."""
     exact = _on_ranks(ranks, lambda: _update(_spec(ranks, node, {})))
     quantized = _on_ranks(ranks, lambda: _update(_spec(ranks, node, {"grad_reduce": "int4"})))

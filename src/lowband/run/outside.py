@@ -11,6 +11,7 @@ sends twice its share.
 counts whole as `world`, although part of it stays inside of nodes.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -78,16 +79,24 @@ class Outside:
         self._bytes: Counter[tuple[str, str, str]] = Counter()
 
     def __enter__(self) -> "Outside":
-        self._watches = [_Watch(self._levels, self._bytes), _Watch(self._levels, self._bytes)]
-        self._watches[0].start()
-        if self._lane is not None:  # a dispatch mode watches one thread
-            self._lane.submit(self._watches[1].start).wait()
+        self._here = _Watch(self._levels, self._bytes)
+        self._there = _Watch(self._levels, self._bytes) if self._has_own_thread() else None
+        self._here.start()
+        if self._lane is not None and self._there is not None:
+            self._lane.submit(self._there.start).wait()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._lane is not None and self._there is not None:
+            self._lane.submit(self._there.stop).wait()
+        self._here.stop()
+
+    def _has_own_thread(self) -> bool:
+        """Whether the lane's work runs on a thread of its own: a dispatch mode watches one thread."""
+        threads: set[int] = {threading.get_ident()}
         if self._lane is not None:
-            self._lane.submit(self._watches[1].stop).wait()
-        self._watches[0].stop()
+            self._lane.submit(lambda: threads.add(threading.get_ident())).wait()
+        return len(threads) > 1
 
     @property
     def sent(self) -> tuple[Sent, ...]:
