@@ -76,18 +76,16 @@ class Outside:
 
     def __init__(self, levels: Levels, lane: Lane | None) -> None:
         self._levels, self._lane = levels, lane
-        self._bytes: Counter[tuple[str, str, str]] = Counter()
+        self._here, self._there = _Watch(levels), _Watch(levels)
 
     def __enter__(self) -> "Outside":
-        self._here = _Watch(self._levels, self._bytes)
-        self._there = _Watch(self._levels, self._bytes) if self._has_own_thread() else None
         self._here.start()
-        if self._lane is not None and self._there is not None:
+        if self._lane is not None and self._has_own_thread():
             self._lane.submit(self._there.start).wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lane is not None and self._there is not None:
+        if self._lane is not None and self._has_own_thread():
             self._lane.submit(self._there.stop).wait()
         self._here.stop()
 
@@ -103,16 +101,17 @@ class Outside:
         """By level, collective and dtype on the wire."""
         return tuple(
             Sent(level=level, collective=collective, wire=wire, bytes=count)
-            for (level, collective, wire), count in sorted(self._bytes.items())
+            for (level, collective, wire), count in sorted((self._here.counts + self._there.counts).items())
         )
 
 
 class _Watch(TorchDispatchMode):
     """Counts one thread's collectives. Raises RuntimeError for one that it does not know."""
 
-    def __init__(self, levels: Levels, counts: Counter[tuple[str, str, str]]) -> None:
+    def __init__(self, levels: Levels) -> None:
         super().__init__()
-        self._levels, self._counts = levels, counts
+        self._levels = levels
+        self.counts: Counter[tuple[str, str, str]] = Counter()
 
     def start(self) -> None:
         self.__enter__()
@@ -141,7 +140,7 @@ class _Watch(TorchDispatchMode):
         is_control = collective in ("all_reduce", "broadcast") and size <= CONTROL_BYTES
         name = CONTROL if is_control else collective
         wire = str(tensors[0].dtype).removeprefix("torch.")
-        self._counts[level_of(ranks, self._levels), name, wire] += _SHARE[collective](size, len(ranks))
+        self.counts[level_of(ranks, self._levels), name, wire] += _SHARE[collective](size, len(ranks))
 
 
 def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
