@@ -21,9 +21,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lowband", description="Partitioned LLM training, measured.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    spec = commands.add_parser("spec", help="write the spec.json of every run of some suites")
-    spec.add_argument("--suite", nargs="+", required=True, help="names in config/suites/")
-    spec.add_argument("--out", type=Path, required=True, help="folder of run folders")
+    spec = commands.add_parser(
+        "spec", help="write the spec.json of every run of some suites; a scheme to or from a peer's words"
+    )
+    what = spec.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", nargs="+", help="names in config/suites/; their runs go to --out")
+    what.add_argument("--scheme", help="a name in config/schemes.yaml, to be said --to a peer")
+    what.add_argument("--from", type=Path, dest="source", help="DeepSpeed JSON, to be read into a scheme")
+    spec.add_argument("--out", type=Path, help="folder of run folders")
+    spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
+    spec.add_argument("--cluster", default="local", help="whose levels --scheme and --from mean")
+    spec.add_argument("--ranks", type=int, help="over how many ranks")
     spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     spec.set_defaults(run=_spec)
 
@@ -83,12 +91,51 @@ def _parser() -> argparse.ArgumentParser:
             parsed.add_argument("command", nargs="+", help="after --")
         parsed.set_defaults(run=_box, verb=verb)
 
+    _add_peer_commands(commands)
+
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
     return parser
 
 
+def _add_peer_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    log = commands.add_parser("import-log", help="another project's log -> a tidy CSV")
+    log.add_argument("log", type=Path)
+    log.add_argument(
+        "--format",
+        required=True,
+        choices=("megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"),
+    )
+    log.add_argument("--model", required=True, help="a name in config/models.yaml")
+    log.add_argument("--seq-len", type=int, required=True)
+    log.add_argument("--ranks", type=int, required=True)
+    log.add_argument("--recompute", action="store_true", help="activations were recomputed")
+    log.add_argument("--out", type=Path, required=True, help="the CSV")
+    log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
+    log.set_defaults(run=_import_log)
+
+    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
+    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
+    documents.set_defaults(run=_documents)
+
+    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
+    faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
+    faults.set_defaults(run=_faults)
+
+
 def _spec(options: argparse.Namespace) -> None:
+    if options.suite is None:
+        from lowband.spec.exchange import export_scheme, import_scheme
+
+        if options.ranks is None or (options.scheme and options.to is None):
+            raise UserError("is missing", where="--ranks" if options.ranks is None else "--to")
+        if options.scheme:
+            print(export_scheme(options.root, options.scheme, options.cluster, options.ranks, options.to))
+        else:
+            print(import_scheme(options.root, options.source, options.cluster, options.ranks))
+        return
+    if options.out is None:
+        raise UserError("is missing", where="--out", allowed="a folder")
     from lowband.spec.records import RunFolder, write_if_changed
     from lowband.spec.suites import expand
 
@@ -154,6 +201,31 @@ def _box(options: argparse.Namespace) -> int:
     else:
         print(cluster.down() if options.verb == "down" else cluster.status())
     return 0
+
+
+def _import_log(options: argparse.Namespace) -> None:
+    from lowband.report.foreign import Run, import_log
+    from lowband.spec.model import read_model
+
+    model = read_model(options.root / "config" / "models.yaml", options.model)
+    run = Run(model, options.seq_len, options.ranks, options.recompute)
+    for message in import_log(options.log, options.format, run, options.out):
+        print(message, file=sys.stderr)
+
+
+def _documents(options: argparse.Namespace) -> None:
+    from lowband.report.documents import write_documents
+
+    write_documents(options.root)
+
+
+def _faults(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.peers.faults import find_faults
+    from lowband.report.files import write_csv
+
+    write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")
 
 
 def _doctor(_options: argparse.Namespace) -> None:

@@ -4,8 +4,10 @@
     steps.csv   one row per optimizer step
     bytes.csv   one row per run, level and collective: bytes sent per rank and step, counted and closed form
     states.csv  one row per run and state: bytes per rank, measured and closed form
+    outside.csv one row per run, level, collective and dtype: bytes sent per rank and step, counted from
+                outside of the engine, the same way for ours and for peers
 
-The last three hold runs that ended ok. Times are in seconds. `provenance` is `predicted` for a run on fake
+The last four hold runs that ended ok. Times are in seconds. `provenance` is `predicted` for a run on fake
 tensors, whose bytes and states the engine counted without computing anything; such a run has no steps.
 """
 
@@ -19,9 +21,10 @@ import pandas as pd
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import state_bytes
+from lowband.cost.peers import peer_sent_bytes
 from lowband.report.files import write_csv
 from lowband.spec.machine import SELF, WORLD
-from lowband.spec.records import Environment, Outcome, RunFolder, StepRecord
+from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
 from lowband.spec.run import RunSpec
 
 Row = dict[str, Any]
@@ -43,6 +46,7 @@ def collect(runs: list[Path], out: Path) -> None:
     step_rows: list[Row] = []
     byte_rows: list[Row] = []
     state_rows: list[Row] = []
+    outside_rows: list[Row] = []
     for path in runs:
         folder = RunFolder(path)
         spec = RunSpec.read_json(folder.spec)
@@ -51,6 +55,8 @@ def collect(runs: list[Path], out: Path) -> None:
         steps = list(folder.read_steps()) if is_ok and folder.steps.exists() else []
         run_rows.append(_keys(spec) | _run(spec, outcome, steps) | _environment(folder))
         step_rows += [_keys(spec) | row for row in _steps(spec, steps)]
+        if is_ok:
+            outside_rows += [_keys(spec) | row for row in _outside(outcome)]
         if is_ok and spec.engine == "lowband":  # a peer's bytes and states are not counted from inside
             byte_rows += [_keys(spec) | row for row in _bytes(spec, outcome)]
             state_rows += [_keys(spec) | row for row in _states(spec, outcome, folder)]
@@ -58,6 +64,7 @@ def collect(runs: list[Path], out: Path) -> None:
     write_csv(pd.DataFrame(step_rows, columns=[*KEYS, *STEP_COLUMNS]), out / "steps.csv")
     write_csv(pd.DataFrame(byte_rows, columns=[*KEYS, *BYTE_COLUMNS]), out / "bytes.csv")
     write_csv(pd.DataFrame(state_rows, columns=[*KEYS, *STATE_COLUMNS]), out / "states.csv")
+    write_csv(pd.DataFrame(outside_rows, columns=[*KEYS, *OUTSIDE_COLUMNS]), out / "outside.csv")
 
 
 def _outcome(folder: RunFolder) -> Outcome:
@@ -111,6 +118,9 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
         "real_share": max(shares[spec.warmup_steps :], default=None),
         "interface_bytes": outcome.interface_bytes,
         "ledger_bytes": sum(sent.bytes for step in steps for sent in step.sent) or None,
+        "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
+        "closed_form_outside_bytes": None if spec.scheme.is_quantized else peer_sent_bytes(spec),
+        "notes": outcome.notes,
         "weights_sha256": outcome.weights_sha256,
         "wall_s": outcome.wall_s,
         "measurement_version": outcome.measurement_version,
@@ -184,6 +194,14 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
                 "closed_form_bytes": closed[key],
                 "difference_bytes": abs(counted[key] - closed[key]),
             }
+
+
+OUTSIDE_COLUMNS = ["level", "collective", "wire", "outside_bytes"]
+
+
+def _outside(outcome: Outcome) -> Iterator[Row]:
+    for sent in outcome.outside:
+        yield {**sent.model_dump(exclude={"bytes"}), "outside_bytes": sent.bytes}
 
 
 STATE_COLUMNS = ["state", "measured_bytes", "closed_form_bytes", "difference_bytes"]

@@ -17,7 +17,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "parity": ("runs", "loss"),
     "convergence": ("steps",),
     "convergence_curves": ("steps",),
-    "peers": ("runs",),
+    "peers": ("runs", "steps", "outside"),
+    "peer_bytes": ("runs",),
     "box": ("runs",),
     "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
 }
@@ -27,6 +28,7 @@ SUITE_OF = {
     "convergence": "convergence",
     "convergence_curves": "convergence",
     "peers": "peers",
+    "peer_bytes": "peers",
     "box": "box",
     "box_ratios": "box",
 }

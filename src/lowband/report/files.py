@@ -11,10 +11,12 @@ from lowband.spec.records import write_whole
 _TYPES = {
     **dict.fromkeys(("is_quantized", "is_warmup"), bool),
     **dict.fromkeys(("seq_len", "global_batch", "repeat", "ranks", "step"), int),
-    **dict.fromkeys(("counted_bytes", "closed_form_bytes", "measured_bytes", "difference_bytes"), float),
+    **dict.fromkeys(
+        ("counted_bytes", "closed_form_bytes", "measured_bytes", "difference_bytes", "outside_bytes"), float
+    ),
     **dict.fromkeys(("step_time_s", "exposed_comm_time_s", "hidden_comm_time_s", "tokens_per_s"), float),
     **dict.fromkeys(("loss", "loss_difference"), float),
-    **dict.fromkeys(("weights_sha256", "data_sha256", "commit"), str),
+    **dict.fromkeys(("weights_sha256", "data_sha256", "commit", "notes", "cause"), str),
 }
 
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lowband.engine.api import engine_of, no_sync
+from lowband.engine.api import engine_of
+from lowband.peers.trainer import Trainer
 from lowband.run.loop import state_peaks
 from lowband.run.prepare import prepare
 from lowband.spec.records import Outcome, StateBytes
@@ -24,11 +25,11 @@ def count(spec: RunSpec) -> Outcome:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.ranks)
     try:
         with FakeTensorMode():
-            model = prepare(spec, torch.device("cpu")).model
-            optimizer = torch.optim.AdamW(model.parameters())
+            trainer = prepare(spec, torch.device("cpu"))
+            model, optimizer = trainer.model, trainer.optimizer
             for _ in range(STEPS):
                 engine_of(model).ledger.take()
-                _step(spec, model, optimizer)
+                _step(spec, trainer)
             return Outcome(
                 status="ok",
                 steps=STEPS,
@@ -41,11 +42,11 @@ def count(spec: RunSpec) -> Outcome:
         dist.destroy_process_group()
 
 
-def _step(spec: RunSpec, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _step(spec: RunSpec, trainer: Trainer) -> None:
     tokens = torch.zeros(spec.micro_batch, spec.seq_len, dtype=torch.long)
-    with no_sync(model):
+    with trainer.no_sync():
         for _ in range(spec.accumulation - 1):
-            model(tokens, tokens).backward()
-    model(tokens, tokens).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+            trainer.backward(trainer.model(tokens, tokens))
+    trainer.backward(trainer.model(tokens, tokens))
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()

@@ -12,9 +12,11 @@ from lowband.box.links import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
 from lowband.model.data import Corpus, batch
+from lowband.peers.trainer import Trainer
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
+from lowband.run.outside import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
-from lowband.run.prepare import Prepared, prepare
+from lowband.run.prepare import prepare
 from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 
@@ -32,10 +34,10 @@ def train_rank(
     Raises Diverged or Overloaded, on every rank at the same step.
     """
     is_first = dist.get_rank() == 0
-    prepared = prepare(spec, device)
-    model = prepared.model
+    trainer = prepare(spec, device)
+    model, optimizer = trainer.model, trainer.optimizer
     engine = engine_of(model) if spec.engine == "lowband" else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    outside = Outside(spec.levels, engine.lane if engine else None)
     clock = StepClock(engine.lane if engine else None, device)
     checkpointer = _checkpointer(spec, folder)
     resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
@@ -45,11 +47,11 @@ def train_rank(
     sent_before = sent_bytes() if is_shaped else 0
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
-        with paced or nullcontext():
-            loss = _backward(spec, corpus, prepared, step, device)
-        grad_norm = prepared.clip_grad_norm(spec.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        # The first step gathers no updated weights; later ones of the warm-up are steady and not timed.
+        with outside if step == spec.warmup_steps > 1 else nullcontext():
+            with paced or nullcontext():
+                loss = _backward(spec, corpus, trainer, step, device)
+            grad_norm = trainer.step(spec.grad_clip)
         times = clock.stop()
         real_share = paced.take_real_share() if paced else math.nan
         sent = engine.ledger.take() if engine else []
@@ -69,11 +71,12 @@ def train_rank(
     if checkpointer is not None:
         checkpointer.wait()
     counted = sent_bytes() - sent_before if is_shaped else None
-    outcome = _outcome(spec, prepared, optimizer, device, line.sent)
+    outcome = _outcome(spec, trainer, device, line.sent)
     return outcome.model_copy(
         update={
             "resumed_from": resumed_from,
             "checkpoint_stall_s": stall_s,
+            "outside": outside.sent,
             "interface_bytes": counted,
         }
     )
@@ -102,7 +105,7 @@ def _resume(checkpointer: Checkpointer | None, model: nn.Module, optimizer: torc
 
 
 def _backward(
-    spec: RunSpec, corpus: Corpus, prepared: Prepared, step: int, device: torch.device
+    spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
 ) -> torch.Tensor:
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
     total = torch.zeros((), device=device)
@@ -113,10 +116,10 @@ def _backward(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
         is_last = micro == spec.accumulation - 1
-        with nullcontext() if is_last else prepared.no_sync():
-            loss = prepared.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        with nullcontext() if is_last else trainer.no_sync():
+            loss = trainer.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
             loss = loss / spec.accumulation
-            loss.backward()
+            trainer.backward(loss)
         total += loss.detach()
     return total
 
@@ -163,13 +166,12 @@ def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
 
 def _outcome(
     spec: RunSpec,
-    prepared: Prepared,
-    optimizer: torch.optim.Optimizer,
+    trainer: Trainer,
     device: torch.device,
     sent: tuple[Sent, ...],
 ) -> Outcome:
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
-    states = state_peaks(prepared.model, optimizer) if spec.engine == "lowband" else {}
+    states = state_peaks(trainer.model, trainer.optimizer) if spec.engine == "lowband" else {}
     held = _all_gather([float(peak) for peak in states.values()], device)
     return Outcome(
         status="ok",
@@ -180,7 +182,8 @@ def _outcome(
             StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),
         sent=sent,
-        weights_sha256=_sha256(prepared.full_state()),
+        notes=trainer.notes,
+        weights_sha256=_sha256(trainer.full_state()),
     )
 
 

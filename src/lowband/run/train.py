@@ -16,6 +16,7 @@ import torch.distributed as dist
 from lowband.box.network import SHAPED, join
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
+from lowband.peers import deepspeed
 from lowband.run.count import count
 from lowband.run.environment import code_version, describe, host, source_sha256
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
@@ -49,6 +50,14 @@ def train(spec_path: Path, links: str) -> Outcome:
     folder = RunFolder(spec_path.parent)
     if spec.device == "fake":
         return _count(spec, folder)
+    try:
+        spec.check_engine()
+        if spec.engine == "deepspeed":
+            deepspeed.load("cuda" if torch.cuda.device_count() >= spec.ranks else "cpu")
+    except UserError as error:
+        folder.start()
+        folder.write_outcome(Outcome(status="not run", cause=str(error), steps=0))
+        return Outcome.read_json(folder.outcome)
     corpus = read_corpus(spec.text)
     if corpus.vocab > spec.model.vocab:
         raise UserError(

@@ -24,7 +24,9 @@ from lowband.spec.strict import Strict, read_text
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
 MEASUREMENT_VERSION = 1
 
-Status = Literal["ok", "oom", "timeout", "nan", "overloaded", "error"]
+CONTROL = "control"  # collective of norms and flags, which are no part of a state
+
+Status = Literal["ok", "oom", "timeout", "nan", "overloaded", "error", "not run"]
 
 
 class Sent(Strict):
@@ -83,11 +85,15 @@ class Outcome(Strict):
     )
     peak_memory_bytes_min: int = 0
     sent: tuple[Sent, ...] = Field(default=(), description="of rank 0 in the last step")
+    outside: tuple[Sent, ...] = Field(
+        default=(), description="of rank 0 in the last warm-up step, counted from outside of the engine"
+    )
     states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
     interface_bytes: int | None = Field(
         default=None,
         description="in a box: what rank 0's interface sent in all steps, by the kernel's counter",
     )
+    notes: str = Field(default="", description="what a reader of the run must know: `shimmed`")
     weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from lowband.errors import UserError
 from lowband.spec.machine import Levels, Machine
 from lowband.spec.model import ModelSpec
+from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
 from lowband.spec.strict import Strict
 
@@ -19,7 +20,7 @@ class RunSpec(Strict):
     run_id: str = Field(description="readable and unique; a name, never parsed")
     suite: str
     repeat: PositiveInt
-    engine: Literal["lowband", "fsdp2", "ddp"] = "lowband"
+    engine: Engine = "lowband"
     machine: Machine
     model: ModelSpec
     scheme: Scheme
@@ -63,6 +64,14 @@ class RunSpec(Strict):
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def check_engine(self) -> None:
+        """Raises UserError, with the reason, if the engine is a peer that has no counterpart of this run."""
+        if self.engine == "lowband":
+            return
+        peer_arguments(self.engine, self.scheme, self.levels)
+        if self.engine == "ddp" and self.compute_dtype != "fp32":
+            raise UserError("no counterpart: it keeps no fp32 master weights", where="bf16 under DDP")
 
     @property
     def levels(self) -> Levels:

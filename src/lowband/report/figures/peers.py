@@ -10,7 +10,8 @@ RATIOS = {"step_time_ratio": "step time, ours / {peer}", "memory_ratio": "peak m
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["peer", "model", "compute_dtype", "ranks", "scheme", *RATIOS]]
+    ran = table[table["step_time_ratio"].notna()]
+    return ran[["peer", "notes", "model", "compute_dtype", "ranks", "scheme", *RATIOS]]
 
 
 def draw(df: pd.DataFrame) -> Figure:

@@ -1,0 +1,87 @@
+"""Tables inside of documents, written from results: between `<!-- name:begin -->` and `<!-- name:end -->`."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lowband.errors import UserError
+from lowband.report.files import read_table
+from lowband.report.tables import peers
+from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
+from lowband.spec.records import write_if_changed
+from lowband.spec.strict import read_text
+
+
+def write_documents(root: Path) -> None:
+    """Write every block of BLOCKS into its document. Raises UserError for a document without the block."""
+    for name, (document, build) in BLOCKS.items():
+        path = root / document
+        text = read_text(path)
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise UserError(f"no block '{name}'", where=path, allowed=f"{begin.strip()} ... {end}")
+        block = begin + "\n".join(build(root)) + "\n" + end
+        before, after = text.split(begin)[0], text.split(end)[1]
+        write_if_changed(path, before + block + after)
+
+
+def _markdown(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _counterparts(_root: Path) -> list[str]:
+    rows = []
+    for form, row in TABLE.items():
+        cells = []
+        for peer in PEERS:
+            cell = row[peer]
+            if isinstance(cell, Has):
+                said = ", ".join(f"`{key}: {value}`" for key, value in cell.arguments.items())
+                cells.append(said.replace("'", "") or "yes")
+            else:
+                cells.append(f"none: {cell.reason}")
+        rows.append([f"`{form}`" if form != "other" else "all others, as `hier3`", *cells])
+    return _markdown(["placement", *(PEER_NAMES[peer] for peer in PEERS)], rows)
+
+
+def _faults(root: Path) -> list[str]:
+    faults = read_table(root / "results/reference/peers/faults.csv").fillna("").astype(str)
+    faults.insert(0, "of", faults.pop("peer") + " " + faults.pop("version"))
+    rows = faults.to_numpy(dtype=str).tolist()
+    return _markdown(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
+
+
+def _peers(root: Path) -> list[str]:
+    folder = root / "results" / "reference" / "peers"
+    table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
+    rows = [_peer_row(row) for _, row in table.iterrows()]
+    columns = ["peer", "scheme", "ranks", "dtype", "ours (ms)", "peer (ms)", "step ratio", "memory ratio"]
+    return _markdown([*columns, "sent, ours (MB)", "sent, peer (MB)", "loss difference", ""], rows)
+
+
+def _peer_row(row: "pd.Series[Any]") -> list[str]:
+    point = [PEER_NAMES[row["peer"]], row["scheme"], str(row["ranks"]), row["compute_dtype"]]
+    if row["status"] != "ok":
+        return [*point, *[""] * 7, f"{row['status']}: {row['cause']}"]
+    return [
+        *point,
+        f"{1e3 * row['step_time_s_ours']:.0f}",
+        f"{1e3 * row['step_time_s_peer']:.0f}",
+        f"{row['step_time_ratio']:.2f}",
+        f"{row['memory_ratio']:.2f}",
+        f"{row['outside_bytes_ours'] / 1e6:.2f}",
+        f"{row['outside_bytes_peer'] / 1e6:.2f}",
+        f"{row['loss_difference']:.1e}",
+        "" if pd.isna(row["notes"]) else str(row["notes"]),
+    ]
+
+
+# block -> document and what it holds
+BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+    "counterparts": ("docs/peers.md", _counterparts),
+    "faults": ("docs/peers.md", _faults),
+    "peers": ("docs/benchmarks.md", _peers),
+}

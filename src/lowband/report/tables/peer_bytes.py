@@ -1,0 +1,21 @@
+"""Whether each engine sent what its scheme says: bytes per rank and step, counted from outside, and closed
+form.
+
+ratio             counted over closed form
+difference_bytes  of the two, absolute
+Schemes with quantized wires have no closed form here: engines differ in their scales.
+"""
+
+import pandas as pd
+
+from lowband.report.tables import POINT
+
+
+def build(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per point and engine, over the runs that were counted. Repeats send the same."""
+    counted = runs[runs["outside_bytes"].notna()]
+    columns = ["outside_bytes", "closed_form_outside_bytes"]
+    df = counted.groupby([*POINT, "is_quantized"], sort=False)[columns].max().reset_index()
+    df["ratio"] = df["outside_bytes"] / df["closed_form_outside_bytes"]
+    df["difference_bytes"] = (df["outside_bytes"] - df["closed_form_outside_bytes"]).abs()
+    return df

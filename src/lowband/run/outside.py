@@ -1,0 +1,165 @@
+"""Bytes sent, counted from outside of the engine: where torch dispatches a collective, whoever has called it.
+
+The same for our engine and for every peer; it asks no engine anything. Every operator pays for being watched,
+so only one step of the warm-up is.
+
+[Note: what is counted] The bytes that a rank has to send, as a mean over its group of n ranks, whatever
+algorithm the back end picks: (n-1) x input of an all-gather, (n-1)/n x input of a reduce-scatter or
+all-to-all, twice that of an all-reduce, (n-1)/n of a broadcast's or reduce's tensor. gloo's reduce-scatter
+sends twice its share.
+[Note: level of a group] The innermost level that holds the whole group. A collective of all ranks at once
+counts whole as `world`, although part of it stays inside of nodes.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lowband.engine.lane import Lane
+from lowband.spec.machine import Levels
+from lowband.spec.records import CONTROL, Sent
+
+CONTROL_BYTES = 4096  # up to here an all-reduce or a broadcast is of norms or flags, not of a state
+
+# c10d's and functional operators -> collective, and which argument is sent (0 for in-place ones)
+_OPERATORS = {
+    "_allgather_base_": ("all_gather", 1),
+    "allgather_": ("all_gather", 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 1),
+    "all_gather_into_tensor": ("all_gather", 0),
+    "all_gather_into_tensor_out": ("all_gather", 0),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor": ("reduce_scatter", 0),
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "all_reduce": ("all_reduce", 0),
+    "all_reduce_": ("all_reduce", 0),
+    "alltoall_base_": ("all_to_all", 1),
+    "alltoall_": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 0),
+    "broadcast_": ("broadcast", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "send": ("send", 0),
+}
+_SILENT = {
+    "_wrap_tensor_autograd",
+    "barrier",
+    "monitored_barrier_",
+    "wait_tensor",
+    "recv_",
+    "recv_any_source_",
+}
+
+_SHARE: dict[str, Callable[[int, int], int]] = {
+    "all_gather": lambda size, n: (n - 1) * size,
+    "reduce_scatter": lambda size, n: (n - 1) * size // n,
+    "all_to_all": lambda size, n: (n - 1) * size // n,
+    "all_reduce": lambda size, n: 2 * (n - 1) * size // n,
+    "broadcast": lambda size, n: (n - 1) * size // n,
+    "reduce": lambda size, n: (n - 1) * size // n,
+    "send": lambda size, n: size,
+}
+
+
+class Outside:
+    """A context in which this rank's collectives are counted, also those that a lane runs on its thread."""
+
+    def __init__(self, levels: Levels, lane: Lane | None) -> None:
+        self._levels, self._lane = levels, lane
+        self._here, self._there = _Watch(levels), _Watch(levels)
+
+    def __enter__(self) -> "Outside":
+        self._here.start()
+        if self._lane is not None and self._has_own_thread():
+            self._lane.submit(self._there.start).wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lane is not None and self._has_own_thread():
+            self._lane.submit(self._there.stop).wait()
+        self._here.stop()
+
+    def _has_own_thread(self) -> bool:
+        """Whether the lane's work runs on a thread of its own: a dispatch mode watches one thread."""
+        threads: set[int] = {threading.get_ident()}
+        if self._lane is not None:
+            self._lane.submit(lambda: threads.add(threading.get_ident())).wait()
+        return len(threads) > 1
+
+    @property
+    def sent(self) -> tuple[Sent, ...]:
+        """By level, collective and dtype on the wire."""
+        return tuple(
+            Sent(level=level, collective=collective, wire=wire, bytes=count)
+            for (level, collective, wire), count in sorted((self._here.counts + self._there.counts).items())
+        )
+
+
+class _Watch(TorchDispatchMode):
+    """Counts one thread's collectives. Raises RuntimeError for one that it does not know."""
+
+    def __init__(self, levels: Levels) -> None:
+        super().__init__()
+        self._levels = levels
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+
+    def start(self) -> None:
+        self.__enter__()
+
+    def stop(self) -> None:
+        self.__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:  # let it become plain tensors and collectives first; those come here too
+            return NotImplemented
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._count(func._overloadpacket.__name__, args)
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, operator: str, args: tuple[Any, ...]) -> None:
+        if operator in _SILENT:
+            return
+        if operator not in _OPERATORS:
+            raise RuntimeError(f"a collective that is not counted: {operator}")
+        collective, place = _OPERATORS[operator]
+        tensors = [t for t in tree_leaves(args[place]) if isinstance(t, torch.Tensor)]
+        ranks = dist.get_process_group_ranks(_group(args))
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        if len(ranks) == 1 or size == 0:
+            return
+        is_small = collective in ("all_reduce", "broadcast") and size <= CONTROL_BYTES
+        is_control = is_small or tensors[0].dtype == torch.float64  # norms are summed in fp64, states never
+        name = CONTROL if is_control else collective
+        wire = str(tensors[0].dtype).removeprefix("torch.")
+        self.counts[level_of(ranks, self._levels), name, wire] += _SHARE[collective](size, len(ranks))
+
+
+def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
+    """c10d's operators carry the group, functional ones its name."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(value)
+            except (RuntimeError, TypeError):
+                continue  # a reduce op
+        if isinstance(value, dist.ProcessGroup):
+            return value
+    name = next(value for value in reversed(args) if isinstance(value, str))
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def level_of(ranks: Iterable[int], levels: Levels) -> str:
+    """See [Note: level of a group]."""
+    ranks = list(ranks)
+    places = zip(levels.names, levels.sizes, strict=True)
+    return next(name for name, size in places if len({rank // size for rank in ranks}) == 1)

@@ -1,0 +1,100 @@
+"""A scheme in a peer's words, and a user's DeepSpeed configuration as a scheme."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lowband.errors import UserError
+from lowband.spec.machine import SELF, WORLD, Levels, read_machine
+from lowband.spec.peers import QUANTIZED, peer_arguments
+from lowband.spec.scheme import Scheme, read_scheme
+from lowband.spec.strict import read_text
+
+
+def export_scheme(root: Path, name: str, cluster: str, ranks: int, peer: str) -> str:
+    """JSON: DeepSpeed's `zero_optimization`, or FSDP2's mesh shape and `reshard_after_forward`.
+
+    Raises UserError, with the reason, where the peer has no counterpart.
+    """
+    scheme = read_scheme(root / "config" / "schemes.yaml", name)
+    levels = Levels.fit(read_machine(root, cluster).sizes, ranks)
+    scheme.check(levels)
+    arguments = peer_arguments(peer, scheme, levels)
+    return json.dumps({"zero_optimization": arguments} if peer == "deepspeed" else arguments, indent=2)
+
+
+def import_scheme(root: Path, path: Path, cluster: str, ranks: int) -> str:
+    """A user's DeepSpeed JSON as an entry for config/schemes.yaml, named after the file."""
+    try:
+        config = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+    if not isinstance(config, dict):
+        raise UserError("is no mapping of keys to values", where=path)
+    levels = Levels.fit(read_machine(root, cluster).sizes, ranks)
+    scheme = scheme_of_deepspeed(config, levels, str(path))
+    entry = scheme.model_dump(exclude_defaults=True, exclude={"name"})
+    return yaml.safe_dump({path.stem: entry}, sort_keys=False).rstrip()
+
+
+def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> Scheme:
+    """The scheme that a user's DeepSpeed configuration asks for.
+
+    Keys that say how fast and not what is sharded are left out. Raises UserError for what no scheme says.
+    """
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        raise UserError("zero_optimization is no mapping of keys to values", where=where)
+    refused = sorted(key for key in zero if key in _NO_SCHEME and zero[key] not in (None, False, 0))
+    if refused:
+        raise UserError(f"zero_optimization.{refused[0]} has no counterpart here", where=where)
+    unknown = sorted(set(zero) - _PLACING - _TUNING - _NO_SCHEME)
+    if unknown:
+        raise UserError(
+            f"zero_optimization.{unknown[0]} is not known", where=where, allowed=sorted(_PLACING | _TUNING)
+        )
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise UserError(f"zero_optimization.stage is {stage!r}", where=where, allowed="0, 1, 2, 3")
+    shard = _group_level(zero, "mics_shard_size", levels, where) or WORLD
+    secondary = _group_level(zero, "zero_hpz_partition_size", levels, where)
+    wires = {key: wire for name, means in QUANTIZED.items() if zero.get(name) for key, wire in means.items()}
+    if stage != 3 and (wires or secondary or shard != WORLD):
+        raise UserError(f"hpZ, MiCS and quantized collectives take stage 3, not {stage}", where=where)
+    places = {
+        "weights": shard if stage == 3 else SELF,
+        "grads": shard if stage >= 2 else SELF,
+        "optim": shard if stage >= 1 else SELF,
+    }
+    scheme = Scheme.parse({"name": "imported", **places, "secondary": secondary, **wires}, where)
+    scheme.check(levels)
+    return scheme
+
+
+def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> str | None:
+    """The level whose groups have as many ranks as `key` says; None for one rank or no such key."""
+    size = zero.get(key)
+    if size in (None, -1, 0, 1):
+        return None
+    for name, ranks in zip(levels.names, levels.sizes, strict=True):
+        if ranks == size:
+            return name
+    raise UserError(f"zero_optimization.{key}: no level of {size!r} ranks", where=where, allowed=levels.sizes)
+
+
+_PLACING = {"stage", "zero_hpz_partition_size", "mics_shard_size", *QUANTIZED}
+_NO_SCHEME = {
+    "cpu_offload", "cpu_offload_param", "offload_optimizer", "offload_param", "zenflow", "zeropp_loco_param",
+    "zero_quantized_nontrainable_weights", "mics_hierarchical_params_gather",
+}  # fmt: skip
+_TUNING = {
+    "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "elastic_checkpoint",
+    "ignore_unused_parameters", "load_from_fp32_weights", "memory_efficient_linear", "overlap_comm",
+    "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
+    "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
+    "use_multi_rank_bucket_allreduce",
+}  # fmt: skip

@@ -1,0 +1,172 @@
+"""Which peer engine can run which scheme, and with which of its own arguments: one table, for runs,
+export and import.
+
+What counts is a placement's form on the ranks at hand: on 4 ranks a node of 4 is the world, and `hsdp` is
+`zero3`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lowband.errors import UserError
+from lowband.spec.machine import SELF, Levels
+from lowband.spec.scheme import Scheme
+
+Engine = Literal["lowband", "ddp", "fsdp2", "deepspeed"]
+PEERS = ("ddp", "fsdp2", "deepspeed")
+PEER_NAMES = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Has:
+    """A counterpart: the peer's own arguments. `<shard>`, `<replicas>`, `<secondary>`, `<world>` stand for
+    ranks."""
+
+    arguments: Arguments
+
+
+@dataclass(frozen=True)
+class Lacks:
+    """No counterpart, and why."""
+
+    reason: str
+
+
+_HOLDS_TOGETHER = Lacks("it keeps weights and gradients where it keeps the optimizer state")
+_SHARDS_NOTHING = Lacks("it shards nothing")
+_NO_MICS = Lacks("MiCS, its sharding inside a group, is gone since 0.19.7")
+_FLAT = ["<world>"]
+
+# form -> peer -> what it has. A form is (weights, secondary, grads, optim), each on one rank (self), on a
+# level between (inner), or on all ranks (world).
+TABLE: dict[str, dict[str, Has | Lacks]] = {
+    "ddp": {
+        "ddp": Has({}),
+        "fsdp2": Lacks("it shards parameters between steps"),
+        "deepspeed": Has({"stage": 0}),
+    },
+    "zero1": {
+        "ddp": _SHARDS_NOTHING,
+        "fsdp2": Lacks("it keeps gradients where it keeps the optimizer state"),
+        "deepspeed": Has({"stage": 1}),
+    },
+    "zero2": {
+        "ddp": _SHARDS_NOTHING,
+        "fsdp2": Has({"mesh_shape": _FLAT, "reshard_after_forward": False}),
+        "deepspeed": Has({"stage": 2}),
+    },
+    "zero3": {
+        "ddp": _SHARDS_NOTHING,
+        "fsdp2": Has({"mesh_shape": _FLAT, "reshard_after_forward": True}),
+        "deepspeed": Has({"stage": 3}),
+    },
+    "hpz": {
+        "ddp": _SHARDS_NOTHING,
+        "fsdp2": Has({"mesh_shape": _FLAT, "reshard_after_forward": "<secondary>"}),
+        "deepspeed": Has({"stage": 3, "zero_hpz_partition_size": "<secondary>"}),
+    },
+    "hsdp": {
+        "ddp": _SHARDS_NOTHING,
+        "fsdp2": Has({"mesh_shape": ["<replicas>", "<shard>"], "reshard_after_forward": True}),
+        "deepspeed": _NO_MICS,
+    },
+    "other": {"ddp": _SHARDS_NOTHING, "fsdp2": _HOLDS_TOGETHER, "deepspeed": _HOLDS_TOGETHER},
+}
+
+FORMS: dict[tuple[str, str, str, str], str] = {
+    ("self", "none", "self", "self"): "ddp",
+    ("self", "none", "self", "world"): "zero1",
+    ("self", "none", "world", "world"): "zero2",
+    ("world", "none", "world", "world"): "zero3",
+    ("world", "inner", "world", "world"): "hpz",
+    ("inner", "none", "inner", "inner"): "hsdp",
+}
+
+# DeepSpeed's switches on the forms zero3 and hpz, and the wires that they mean. Its weights travel in INT8 in
+# the backward too, also inside the secondary's group, where the ZeRO++ paper and our `zeropp` send them
+# whole: such a scheme counts as its counterpart, and its bytes inside the node differ.
+QUANTIZED: dict[str, dict[str, str]] = {
+    "zero_quantized_weights": {"forward_gather": "int8", "backward_gather": "int8"},
+    "zero_quantized_gradients": {"grad_reduce": "int4"},
+}
+COLLECTIVES = (
+    "forward_gather", "backward_gather", "grad_reduce", "boundary_reduce", "replica_reduce", "update_gather",
+)  # fmt: skip
+
+
+def form_of(scheme: Scheme, levels: Levels) -> str:
+    """The row of TABLE that a scheme's placement is on these levels."""
+
+    def place(level: str | None) -> str:
+        if level is None:
+            return "none"
+        if level == SELF or levels.size(level) == 1 < levels.world:
+            return "self"
+        return "world" if levels.size(level) == levels.world else "inner"
+
+    # A secondary shard over as many ranks as the weights saves nothing and is not kept.
+    is_kept = scheme.secondary is not None and levels.size(scheme.secondary) < levels.size(scheme.weights)
+    secondary = scheme.secondary if is_kept else None
+    key = (place(scheme.weights), place(secondary), place(scheme.grads), place(scheme.optim))
+    form = FORMS.get(key, "other")
+    one_group = len({levels.size(x) for x in (scheme.weights, scheme.grads, scheme.optim)}) == 1
+    return form if form != "hsdp" or one_group else "other"
+
+
+def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
+    """The peer's arguments for a scheme: FSDP2's mesh, DeepSpeed's `zero_optimization`, nothing for DDP.
+
+    Raises UserError where it has no counterpart.
+    """
+    where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
+    form = form_of(scheme, levels)
+    cell = TABLE[form][peer]
+    if isinstance(cell, Lacks):
+        raise UserError(f"no counterpart: {cell.reason}", where=where)
+    ranks = {
+        "<world>": levels.world,
+        "<shard>": levels.size(scheme.optim),
+        "<replicas>": levels.world // levels.size(scheme.optim),
+        "<secondary>": levels.size(scheme.backward_level),
+    }
+    filled = {key: _fill(value, ranks) for key, value in cell.arguments.items()}
+    return {**filled, **_switches(peer, scheme, levels, form, where)}
+
+
+def _fill(value: Any, ranks: dict[str, int]) -> Any:
+    if isinstance(value, list):
+        return [ranks[name] for name in value]
+    return ranks[value] if isinstance(value, str) else value
+
+
+def _switches(peer: str, scheme: Scheme, levels: Levels, form: str, where: str) -> Arguments:
+    """DeepSpeed's switches for the wires that are not native."""
+    wires = {name: getattr(scheme, name) for name in COLLECTIVES if getattr(scheme, name) != "native"}
+    if not wires:
+        return {}
+    if peer != "deepspeed":
+        raise UserError("no counterpart: it has no quantized collectives", where=where)
+    if form not in ("zero3", "hpz"):
+        raise UserError("no counterpart: it quantizes only what is sharded over all ranks", where=where)
+    if "grad_reduce" in wires and ranks_per_node(scheme, levels) == levels.world:
+        what = f"no counterpart: its quantized gradients take more than one node of {levels.world} ranks"
+        raise UserError(what, where=where)
+    if form == "hpz" and wires.get("forward_gather") == "int8":
+        wires.setdefault("backward_gather", "int8")
+    switches = [name for name, means in QUANTIZED.items() if means.items() <= wires.items()]
+    rest = wires.items() - {pair for name in switches for pair in QUANTIZED[name].items()}
+    if rest:
+        name, wire = min(rest)
+        known = [", ".join(f"{wire} {name}" for name, wire in means.items()) for means in QUANTIZED.values()]
+        raise UserError(f"no counterpart: {name} in {wire}", where=where, allowed=" or ".join(known))
+    return dict.fromkeys(switches, True)
+
+
+def ranks_per_node(scheme: Scheme, levels: Levels) -> int:
+    """What DeepSpeed's two-hop gradient reduction takes for a node: the secondary's group, else the widest
+    level inside the world."""
+    if scheme.secondary is not None:
+        return levels.size(scheme.secondary)
+    return levels.sizes[-2]

@@ -1,0 +1,70 @@
+"""Logs of other projects: written by us in their formats, with a malformed line in each.
+
+All fixtures are of one run: gpt-20b on 8 ranks, 16 sequences of 2048 tokens in 2 s: 2048 tokens/s per rank.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from lowband.__main__ import main
+from lowband.report.files import read_table
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+# By hand: 44 x (12 x 6144^2 + 13 x 6144) + 2 x 6144 + 50432 x 6144 weights that multiply; attention on top.
+MODEL_FLOP_PER_S = 2048 * (6 * 20_244_713_472 + 12 * 44 * 6144 * 2048)
+
+
+def imported(tmp_path: Path, log: Path, form: str, *more: str):
+    out = tmp_path / f"{form}.csv"
+    arguments = ["--format", form, "--model", "gpt-20b", "--seq-len", "2048", "--ranks", "8", *more]
+    assert main(["import-log", str(log), *arguments, "--root", str(ROOT), "--out", str(out)]) == 0
+    return read_table(out).set_index("step")
+
+
+@pytest.mark.parametrize(
+    ("form", "step", "more", "malformed"),
+    [
+        ("megatron-lm", 3, (), {4: "elapsed time per iteration (ms) is '20x0.0'", 6: "is cut off"}),
+        ("megatron-deepspeed", 1, ("--recompute",), {3: "iteration is 'two'"}),
+        ("deepspeed", 10, (), {3: "is cut off or of another version"}),
+        ("torchtitan", 1, (), {4: "is cut off"}),
+        ("mllog", 10, (), {4: "JSONDecodeError"}),
+    ],
+)
+def test_every_format_tells_the_same_rate(tmp_path, capsys, form, step, more, malformed) -> None:
+    table = imported(tmp_path, LOGS / f"{form}.log", form, *more)
+    row = table.loc[step]
+    assert row["tokens_per_s"] == 8 * 2048
+    assert row["model_flop_per_s_per_rank"] == MODEL_FLOP_PER_S
+    if form in ("megatron-lm", "megatron-deepspeed", "torchtitan"):
+        assert row["reported_over_convention"] == pytest.approx(1, abs=1e-4)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(malformed)
+    for line, (number, what) in zip(told, malformed.items()):
+        assert line.startswith(f"{LOGS / form}.log:{number}: malformed, skipped: {what}")
+
+
+def test_what_a_log_does_not_tell_is_empty(tmp_path) -> None:
+    skipped = imported(tmp_path, LOGS / "megatron-lm.log", "megatron-lm").loc[3]
+    assert skipped[["loss", "grad_norm"]].isna().all()
+    titan = imported(tmp_path, LOGS / "torchtitan.log", "torchtitan")
+    assert titan["step_time_s"].isna().all()
+    assert titan.loc[10, "reported_over_convention"] != titan.loc[10, "reported_over_convention"]
+    assert titan.loc[1, "peak_memory_bytes"] == 24 * 2**30
+    losses = imported(tmp_path, LOGS / "mllog.log", "mllog")["loss"]
+    assert list(losses.items()) == [(10, 9.125), (30, 8.0)]
+
+
+def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:
+    row = imported(tmp_path, LOGS / "megatron-deepspeed.log", "megatron-deepspeed").loc[1]
+    assert row["reported_over_convention"] == pytest.approx(4 / 3, abs=1e-4)
+
+
+def test_a_log_without_steps_is_refused(tmp_path, capsys) -> None:
+    arguments = ["--format", "mllog", "--model", "gpt-20b", "--seq-len", "2048", "--ranks", "8"]
+    log = LOGS / "deepspeed.log"
+    assert main(["import-log", str(log), *arguments, "--root", str(ROOT), "--out", str(tmp_path / "x")]) == 2
+    assert "no step of a mllog log" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,118 @@
+"""Which peer runs which scheme, and the way to a peer's words and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lowband.__main__ import main
+from lowband.errors import UserError
+from lowband.spec.exchange import scheme_of_deepspeed
+from lowband.spec.machine import Levels
+from lowband.spec.peers import FORMS, PEERS, TABLE, form_of, peer_arguments
+from lowband.spec.scheme import read_scheme
+
+ROOT = Path(__file__).parents[2]
+SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
+LEVELS = Levels.fit({"package": 2, "node": 4}, 8)
+
+
+def scheme(name: str):
+    return read_scheme(ROOT / "config" / "schemes.yaml", name)
+
+
+def test_every_form_has_a_word_on_every_peer() -> None:
+    assert set(TABLE) == {*FORMS.values(), "other"}
+    assert all(set(row) == set(PEERS) for row in TABLE.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "form"),
+    [
+        ("hpz", 8, "hpz"),
+        ("hpz", 4, "zero3"),  # a node of 4 is the world: no secondary shard is kept
+        ("hsdp", 8, "hsdp"),
+        ("hsdp", 4, "zero3"),
+        ("zero3", 1, "zero3"),
+        ("ddp", 1, "ddp"),
+        ("hier3-exact", 8, "other"),
+        ("hier3-exact", 2, "zero3"),  # a package of 2 is the world
+    ],
+)
+def test_the_form_is_that_on_the_ranks_at_hand(name: str, ranks: int, form: str) -> None:
+    assert form_of(scheme(name), Levels.fit({"package": 2, "node": 4}, ranks)) == form
+
+
+def test_fsdp2_meshes() -> None:
+    assert peer_arguments("fsdp2", scheme("hsdp"), LEVELS)["mesh_shape"] == [2, 4]
+    assert peer_arguments("fsdp2", scheme("hpz"), LEVELS) == {"mesh_shape": [8], "reshard_after_forward": 4}
+    assert peer_arguments("fsdp2", scheme("zero2"), LEVELS)["reshard_after_forward"] is False
+
+
+@pytest.mark.parametrize(
+    ("peer", "name", "reason"),
+    [
+        ("fsdp2", "zeropp", "it has no quantized collectives"),
+        ("fsdp2", "hier3-exact", "it keeps weights and gradients where it keeps the optimizer state"),
+        ("deepspeed", "hier3", "it keeps weights and gradients where it keeps the optimizer state"),
+        ("deepspeed", "hsdp", "MiCS, its sharding inside a group, is gone since 0.19.7"),
+        ("ddp", "zero1", "it shards nothing"),
+    ],
+)
+def test_a_refusal_says_why(peer: str, name: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as error:
+        peer_arguments(peer, scheme(name), LEVELS)
+    assert "\n" not in str(error.value)
+
+
+def test_quantized_gradients_take_two_nodes() -> None:
+    with pytest.raises(UserError, match="more than one node of 4 ranks"):
+        peer_arguments("deepspeed", scheme("zeropp"), Levels.fit({"package": 2, "node": 4}, 4))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_come_back_from_deepspeed(name: str) -> None:
+    """Placement and wires, but for one: under qwZ DeepSpeed sends the backward's weights in INT8 too."""
+    before = scheme(name)
+    try:
+        zero = peer_arguments("deepspeed", before, LEVELS)
+    except UserError:
+        return
+    config = json.loads(json.dumps({"zero_optimization": zero}))
+    after = scheme_of_deepspeed(config, LEVELS, "test")
+    assert peer_arguments("deepspeed", after, LEVELS) == zero
+    same = {"name": name, "known_as": before.known_as}
+    if name == "zeropp":
+        assert after.backward_gather == "int8"
+        same["backward_gather"] = "native"
+    assert after.model_copy(update=same) == before
+
+
+def test_a_users_configuration_becomes_a_scheme(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "mine.json"
+    zero = {"stage": 3, "mics_shard_size": 4, "overlap_comm": True, "reduce_bucket_size": 500000000}
+    path.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": zero}))
+    assert main(["spec", "--from", str(path), "--ranks", "8", "--root", str(ROOT)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == {
+        "mine": {"weights": "node", "grads": "node", "optim": "node"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
+        ({"stage": 4}, "stage is 4 (allowed: 0, 1, 2, 3)"),
+        ({"stage": 3, "zero_hpz_partition_size": 3}, "no level of 3 ranks (allowed: 1, 2, 4, 8)"),
+        ({"stage": 2, "zero_quantized_weights": True}, "take stage 3, not 2"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param has no counterpart here"),
+        ({"stage": 3, "zero_hpz_partitionsize": 4}, "zero_hpz_partitionsize is not known"),
+    ],
+)
+def test_what_no_scheme_says_is_refused(tmp_path: Path, capsys, zero: dict, said: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    assert main(["spec", "--from", str(path), "--ranks", "8", "--root", str(ROOT)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
