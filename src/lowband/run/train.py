@@ -13,7 +13,7 @@ import torch
 import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
 import torch.distributed as dist
 
-from lowband.box.network import SHAPED, join
+from lowband.box.network import OWN, SHAPED, join
 from lowband.errors import UserError
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.peers import deepspeed
@@ -39,7 +39,7 @@ class Job:
     links: str
 
 
-def train(spec_path: Path, links: str) -> Outcome:
+def train(spec_path: Path, links: str = OWN) -> Outcome:
     """Run the spec: as one rank or a node's ranks under torchrun or srun, else all ranks here.
 
     links: how the ranks are joined, for the record; `network.SHAPED`: by a box's links
