@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lowband.errors import UserError
+from lowband.spec.fact import Fact
 from lowband.spec.strict import Strict, read_yaml
 
 SELF, WORLD = "self", "world"  # the level of one rank; the level of all ranks
@@ -18,6 +20,19 @@ class Link(Strict):
 
     gigabytes_per_s: PositiveFloat = Field(description="10^9 bytes per second, one direction, per rank")
     source: str = Field(min_length=1, description="where the number stands")
+    efficiency: Fact | None = Field(
+        default=None, description="share of the rate that large messages reach; none: all of it"
+    )
+    efficiency_by_groups: dict[PositiveInt, PositiveFloat] = Field(
+        default={},
+        description="groups that a collective joins (nodes, at the level world) -> factor on the efficiency, "
+        "interpolated in their logarithm; {}: 1. Its source is that of the efficiency",
+    )
+    latency_us: Fact | None = Field(default=None, description="of one step of a collective; none: 0")
+    cards: PositiveInt | None = Field(
+        default=None,
+        description="network cards that the ranks of one inner group share; none: a rank has its own",
+    )
 
 
 class Level(Strict):
@@ -37,6 +52,33 @@ class Device(Strict):
         default={}, description="10^12 FLOP/s by dtype; {}: unknown"
     )
     source: str = Field(min_length=1)
+    memory_gigabytes_per_s: Fact | None = Field(
+        default=None, description="10^9 bytes per second; none: work bound by memory takes no time"
+    )
+    memory_efficiency: Fact | None = Field(default=None, description="share of it reached; none: all of it")
+    matmul_efficiency: Fact | None = Field(
+        default=None, description="share of the peak that large matrix products reach; none: all of it"
+    )
+    attention_efficiency: Fact | None = Field(
+        default=None, description="share of the peak that a fused attention kernel reaches; none: as matmuls"
+    )
+    kernel_us: Fact | None = Field(default=None, description="fixed time of one kernel; none: 0")
+    framework_gib: Fact | None = Field(
+        default=None, description="memory that the runtime takes for itself; none: 0"
+    )
+
+
+class Stack(Strict):
+    """The software whose runs on this machine are predicted. None: our engine, perfectly overlapped."""
+
+    name: str
+    collectives: Literal["hops", "flat"] = Field(
+        default="hops", description="hops: one per level; flat: one ring over all ranks"
+    )
+    overlap: Fact | None = Field(
+        default=None, description="share of what could hide behind the computation that does; none: all"
+    )
+    collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
 
 
 class Machine(Strict):
@@ -46,6 +88,7 @@ class Machine(Strict):
     description: str
     device: Device
     levels: tuple[Level, ...] = Field(min_length=1, description="inner to outer")
+    stack: Stack | None = None
 
     @field_validator("levels")
     @classmethod
@@ -63,6 +106,13 @@ class Machine(Strict):
     def sizes(self) -> dict[str, int]:
         """Sizes of the inner levels, inner to outer, without world."""
         return {level.name: level.size for level in self.levels if level.size is not None}
+
+    def link(self, level: str) -> Link:
+        """The link of a level. Raises UserError if its rate is not known."""
+        for known in self.levels:
+            if known.name == level and known.link is not None:
+                return known.link
+        raise UserError(f"the link of level '{level}' has no rate", where=f"slurm/{self.name}/machine.yaml")
 
 
 def read_machine(root: Path, cluster: str) -> Machine:
