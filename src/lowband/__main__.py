@@ -1,10 +1,15 @@
 """The command line: parsing only. `python -m lowband COMMAND --help` tells what each takes."""
 
 import argparse
+import csv
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 from lowband.errors import UserError
+
+RECOMPUTE = ["none", "selective", "op", "full"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,9 +66,91 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("--figures", type=Path, required=True)
     summary.set_defaults(run=_summary)
 
+    _add_predictor(commands)
+
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_predictor(commands: Any) -> None:
+    predict = commands.add_parser("predict", help="time and memory of a scheme on a cluster, item by item")
+    _add_job(predict)
+    predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
+    predict.add_argument("--micro-batch", nargs="+", type=int, default=[1], help="sequences per pass")
+    predict.add_argument("--accumulation", nargs="+", type=int, default=[1], help="passes per step")
+    predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
+    predict.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    predict.add_argument("--pp", type=int, default=1, help="pipeline stages")
+    predict.add_argument("--interleave", type=int, default=1, help="virtual stages per rank")
+    predict.add_argument("--schedule", choices=["1f1b", "breadth-first"], default="1f1b")
+    out = predict.add_mutually_exclusive_group()
+    out.add_argument("--json", action="store_true", help="an object, or an array of a grid's")
+    out.add_argument("--csv", action="store_true")
+    predict.set_defaults(run=_predict)
+
+    validate = commands.add_parser("validate", help="published runs beside their predictions -> tables")
+    validate.add_argument("--out", type=Path, required=True)
+    validate.add_argument("--root", type=Path, default=Path())
+    validate.set_defaults(run=_validate)
+
+    calibrate = commands.add_parser("calibrate", help="a cluster's fitted constants, fitted anew (minutes)")
+    calibrate.add_argument("cluster")
+    calibrate.add_argument("--root", type=Path, default=Path())
+    calibrate.set_defaults(run=_calibrate)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """What `predict` and `plan` share. A list makes a grid."""
+    several = parser.prog.endswith("predict")
+    parser.add_argument("--cluster", required=True, help="a folder of slurm/, or a machine file")
+    parser.add_argument(
+        "--model",
+        required=True,
+        nargs="+" if several else None,
+        help="a name of config/models.yaml, or a file",
+    )
+    parser.add_argument("--gpus", required=True, type=int, nargs="+" if several else None, help="ranks")
+    parser.add_argument(
+        "--seq", type=int, nargs="+" if several else None, help="default: the model's longest"
+    )
+    parser.add_argument(
+        "--stack", choices=["machine", "engine"], default="machine",
+        help="the software that the machine file describes, or our engine with all of its overlap",
+    )  # fmt: skip
+    parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    import json
+
+    from lowband.cost import show
+    from lowband.cost.command import Grid
+
+    names = {field.name for field in dataclasses.fields(Grid)}
+    values = {key: value for key, value in vars(options).items() if key in names}
+    records = Grid(**{**values, "seq": options.seq or [None]}).records()
+    if options.json:
+        print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
+    elif options.csv:
+        writer = csv.DictWriter(sys.stdout, show.flat(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(show.flat(record) for record in records)
+    else:
+        print("\n\n".join(show.text(record) for record in records))
+
+
+def _validate(options: argparse.Namespace) -> None:
+    from lowband.report.predicted.write import write_predicted
+
+    write_predicted(options.root, options.out)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from lowband.report.predicted.validate import fit
+
+    for place, value in fit(options.root, options.cluster).items():
+        print(f"{place}: {value:g}")
 
 
 def _spec(options: argparse.Namespace) -> None:

@@ -23,9 +23,9 @@ Recompute = Literal["none", "selective", "op", "full"]
 Attention = Literal["flash", "plain"]
 HALF = 2  # bytes of a 16-bit value
 
-# Per logit at the loss: 16-bit logits, their fp32 copy, and the fp32 gradient (PyTorch's cross entropy in
-# fp32 after a 16-bit head, as in torchtitan and Megatron-LM without fusion).
-LOGIT_BYTES = 2 + 4 + 4
+# Per logit at the loss: 16-bit logits, their fp32 copy, log-softmax's output and the fp32 gradient (PyTorch's
+# cross entropy on a 16-bit head's output, not compiled).
+LOGIT_BYTES = 2 + 4 + 4 + 4
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,27 @@ def seconds(fact: Fact | None, case: Case) -> float:
     return 0.0 if fact is None else fact.at(ends[case]) * MICRO
 
 
+def _between(known: Mapping[int, float], count: int) -> float:
+    """The factor at a count, interpolated in the count's logarithm; 1 where nothing is known."""
+    if not known:
+        return 1.0
+    counts = sorted(known)
+    return float(np.interp(math.log2(count), [math.log2(n) for n in counts], [known[n] for n in counts]))
+
+
 @dataclass(frozen=True)
 class Network:
     """A machine's links as the formulas want them.
 
     faster: level -> factor on the rate of its link, for a grid of what-ifs
+    shards: whether these are the sharding's collectives, which reach the share that the stack states; those
+            of tensor and pipeline parallelism reach what the link does
     """
 
     machine: Machine
     case: Case = "value"
     faster: Mapping[str, Num] = field(default_factory=dict)
+    shards: bool = True
 
     @property
     def base_s(self) -> float:
@@ -65,12 +76,12 @@ class Network:
     def rate(self, level: str, groups: int) -> Num:
         """Bytes per second that a rank sends over a level in a collective that joins so many groups."""
         link = self.machine.link(level)
-        by_groups = 1.0
-        if link.efficiency_by_groups:
-            known = sorted(link.efficiency_by_groups.items())
-            xs, ys = [math.log2(n) for n, _ in known], [factor for _, factor in known]
-            by_groups = float(np.interp(math.log2(groups), xs, ys))
-        own = link.gigabytes_per_s * GIGA * share(link.efficiency, self.case) * by_groups
+        own = link.gigabytes_per_s * GIGA * share(link.efficiency, self.case)
+        own *= _between(link.efficiency_by_groups, groups)
+        by_cards = {cards: share(fact, self.case) for cards, fact in link.efficiency_by_cards.items()}
+        own *= _between(by_cards, link.cards or 1)
+        if self.shards and self.machine.stack is not None:
+            own *= share(self.machine.stack.efficiency.get(level), self.case)
         return own * self.faster.get(level, 1.0)
 
     def hop_s(self, hop: Hop, sent: Num) -> Num:

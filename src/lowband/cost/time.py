@@ -7,6 +7,7 @@ reduces a unit's gradient while the backward goes on. With L blocks on a rank, f
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
 
+with the host's time for the unit in f and in b, and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: the engine's lane
 
 The first micro-batch's forward also gathers updated weights, the last one's backward reduces out to the
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowband.cost.bytes import Transfer, transfers, unit_numels
-from lowband.cost.collectives import Case, Network, share
+from lowband.cost.collectives import Case, Network, seconds, share
 from lowband.cost.compute import Computer, work
 from lowband.cost.job import Job
 from lowband.cost.numbers import Num, join
@@ -35,7 +36,7 @@ from lowband.spec.machine import SELF, WORLD, Levels
 EVERY_PASS = ("forward_gather", "backward_gather", "grad_reduce")
 ONCE = ("boundary_reduce", "replica_reduce", "update_gather")
 ITEMS = (
-    "forward", "recompute", "backward", "optimizer", "tensor_parallel", "pipeline_exchange", "bubble",
+    "forward", "recompute", "backward", "optimizer", "host", "tensor_parallel", "pipeline_exchange", "bubble",
     *(f"exposed_{name}" for name in (*EVERY_PASS, *ONCE)),
 )  # fmt: skip
 
@@ -58,21 +59,24 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
         job.sequence_parallel, job.dropout,
     )  # fmt: skip
-    overlap = share(job.machine.stack.overlap if job.machine.stack else None, case)
+    stack = job.machine.stack
+    overlap = share(stack.overlap if stack else None, case)
+    host = seconds(stack.unit_us if stack else None, case)
     numels = unit_numels(job.model, job.levels, job.tp, job.pp)
     root = _lane(job, network, computer, numels[0], is_root=True)
     block = _lane(job, network, computer, numels[1], is_root=False)
     blocks, passes = job.model.layers // job.pp, job.accumulation
-    tp_s = _all_reduce_s(job, network)
+    other = Network(job.machine, case, job.faster, shards=False)
+    tp_s = _all_reduce_s(job, other)
     tp_again = 2 * tp_s if job.recompute == "full" else 0.0
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
 
-    def add(name: str, seconds: Num) -> None:
-        items[name] = items[name] + seconds
+    def add(name: str, time: Num) -> None:
+        items[name] = items[name] + time
 
     def forward(gathers: Iterable[str], times: Num) -> None:
         g, g_root = _sum(block, gathers), _sum(root, gathers)
-        busy = w.forward + 2 * tp_s
+        busy = w.forward + 2 * tp_s + host
         exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
         _tell(
             add,
@@ -82,7 +86,7 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
 
     def backward(reductions: Iterable[str], times: Num) -> None:
         g, r, r_root = block.get("backward_gather", 0.0), _sum(block, reductions), _sum(root, reductions)
-        busy = w.backward + w.recompute + 2 * tp_s + tp_again
+        busy = w.backward + w.recompute + 2 * tp_s + tp_again + host
         exposed = join(w.head_backward, g, overlap) - w.head_backward
         exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
         lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in reductions}
@@ -97,16 +101,17 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
     add("forward", passes * (blocks * w.forward + w.head_forward))
     add("backward", passes * (blocks * w.backward + w.head_backward))
     add("recompute", passes * blocks * w.recompute)
+    add("host", passes * blocks * 2 * host)
     add("tensor_parallel", passes * blocks * (4 * tp_s + tp_again))
-    exchange = _exchange_s(job, network)
+    exchange = _exchange_s(job, other)
     add("pipeline_exchange", passes * exchange)
     add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))
     if job.pp > 1:
-        chunk = blocks * (w.forward + w.backward + w.recompute + 4 * tp_s + tp_again)
+        chunk = blocks * (w.forward + w.backward + w.recompute + 4 * tp_s + tp_again + 2 * host)
         add("bubble", (job.pp - 1) / job.interleave * (chunk + exchange))
     total: Num = 0.0
-    for seconds in items.values():
-        total = total + seconds
+    for item in items.values():
+        total = total + item
     often = {
         name: passes if name in EVERY_PASS and job.schedule == "1f1b" else 1 for name in (*EVERY_PASS, *ONCE)
     }
@@ -135,9 +140,9 @@ def _sum(lane: Lane, names: Iterable[str]) -> Num:
 def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
     """Exposed seconds to the collectives in proportion to their time in the lane."""
     whole = _sum(lane, lane)
-    for name, seconds in lane.items():
-        if np.any(seconds):
-            add(f"exposed_{name}", exposed * (seconds / whole))
+    for name, time in lane.items():
+        if np.any(time):
+            add(f"exposed_{name}", exposed * (time / whole))
 
 
 def _all_reduce_s(job: Job, network: Network) -> Num:

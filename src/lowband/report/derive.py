@@ -16,6 +16,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "convergence": ("steps",),
     "convergence_curves": ("steps",),
     "peers": ("runs",),
+    "accuracy": ("validation",),
 }
 
 # Tables of a suite that is no part of a reproduction: from its shipped raw tables in results/reference/

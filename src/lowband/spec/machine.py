@@ -29,6 +29,9 @@ class Link(Strict):
         "interpolated in their logarithm; {}: 1. Its source is that of the efficiency",
     )
     latency_us: Fact | None = Field(default=None, description="of one step of a collective; none: 0")
+    efficiency_by_cards: dict[PositiveInt, Fact] = Field(
+        default={}, description="cards in use -> factor on the efficiency, likewise"
+    )
     cards: PositiveInt | None = Field(
         default=None,
         description="network cards that the ranks of one inner group share; none: a rank has its own",
@@ -79,6 +82,13 @@ class Stack(Strict):
         default=None, description="share of what could hide behind the computation that does; none: all"
     )
     collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
+    efficiency: dict[str, Fact] = Field(
+        default={}, description="level -> share of what its link reaches that the sharding's collectives do"
+    )
+    unit_us: Fact | None = Field(
+        default=None,
+        description="time on the host of one unit's pass (hooks, allocation) that nothing hides; none: 0",
+    )
 
 
 class Machine(Strict):
@@ -103,6 +113,20 @@ class Machine(Strict):
         return levels
 
     @property
+    def facts(self) -> dict[str, Fact]:
+        """Every constant with a source, by its place: device.<key>, <level>.<key>, stack.<key>."""
+        found = _facts("device", self.device)
+        for level in self.levels:
+            if level.link is not None:
+                found |= _facts(level.name, level.link)
+                by_cards = level.link.efficiency_by_cards.items()
+                found |= {f"{level.name}.efficiency_by_cards.{cards}": fact for cards, fact in by_cards}
+        if self.stack is not None:
+            found |= _facts("stack", self.stack)
+            found |= {f"stack.efficiency.{level}": fact for level, fact in self.stack.efficiency.items()}
+        return found
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the inner levels, inner to outer, without world."""
         return {level.name: level.size for level in self.levels if level.size is not None}
@@ -113,6 +137,11 @@ class Machine(Strict):
             if known.name == level and known.link is not None:
                 return known.link
         raise UserError(f"the link of level '{level}' has no rate", where=f"slurm/{self.name}/machine.yaml")
+
+
+def _facts(place: str, part: Strict) -> dict[str, Fact]:
+    values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
+    return {key: value for key, value in values.items() if isinstance(value, Fact)}
 
 
 def read_machine(root: Path, cluster: str) -> Machine:
