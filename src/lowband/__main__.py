@@ -89,6 +89,20 @@ def _add_predictor(commands: Any) -> None:
     out.add_argument("--csv", action="store_true")
     predict.set_defaults(run=_predict)
 
+    plan = commands.add_parser("plan", help="the fastest placement, wires, batches and degrees that fit")
+    _add_job(plan)
+    plan.add_argument("--global-batch", type=int, help="sequences per step (default: 4 a rank)")
+    plan.add_argument("--tp", nargs="+", type=int, help="degrees to try (default: powers of 2 in a node)")
+    plan.add_argument("--pp", nargs="+", type=int, help="stages to try (default: powers of 2 to 16)")
+    plan.add_argument(
+        "--write", metavar="NAME", help="add the best scheme and a suite of this name to config/"
+    )
+    plan.set_defaults(run=_plan)
+
+    bench = commands.add_parser("bench-predict", help="how fast the predictor is here, as JSON")
+    bench.add_argument("--root", type=Path, default=Path())
+    bench.set_defaults(run=_bench_predict)
+
     validate = commands.add_parser("validate", help="published runs beside their predictions -> tables")
     validate.add_argument("--out", type=Path, required=True)
     validate.add_argument("--root", type=Path, default=Path())
@@ -138,6 +152,30 @@ def _predict(options: argparse.Namespace) -> None:
         writer.writerows(show.flat(record) for record in records)
     else:
         print("\n\n".join(show.text(record) for record in records))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from lowband.cost import plan_files
+    from lowband.cost.command import machine_of, model_of
+    from lowband.cost.plan import plan
+
+    model = model_of(options.root, options.model)
+    found = plan(
+        machine_of(options.root, options.cluster, options.stack), model, options.gpus,
+        options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
+    )  # fmt: skip
+    print(plan_files.report(found))
+    if options.write:
+        for path in plan_files.write(found.ranked[0], options.write, options.root):
+            print(f"written: {path}")
+
+
+def _bench_predict(options: argparse.Namespace) -> None:
+    import json
+
+    from lowband.cost.bench import bench
+
+    print(json.dumps(bench(options.root), indent=2))
 
 
 def _validate(options: argparse.Namespace) -> None:

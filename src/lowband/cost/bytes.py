@@ -11,6 +11,7 @@ ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.spec.machine import SELF, WORLD, Hop, Levels
@@ -35,6 +36,12 @@ def unit_numels(model: ModelSpec, levels: Levels, tp: int = 1, pp: int = 1) -> l
     head = ("head.weight", "final_norm.weight", "final_norm.bias") if pp > 1 else ()
     root = numel(shape for name, shape in model.root_shapes().items() if name not in head)
     return [root, *[numel(model.block_shapes().values())] * (model.layers // pp)]
+
+
+@cache
+def stage_numels(model: ModelSpec, levels: Levels, tp: int, pp: int) -> tuple[int, ...]:
+    """`unit_numels`, kept: a search asks for the same ones again and again."""
+    return tuple(unit_numels(model, levels, tp, pp))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lowband.cost.activations import kept_bytes_per_token
-from lowband.cost.bytes import unit_numels
+from lowband.cost.bytes import stage_numels
 from lowband.cost.job import Job
 from lowband.cost.memory import state_bytes
 from lowband.cost.numbers import Num
@@ -24,7 +24,7 @@ def memory_items(job: Job) -> dict[str, Num]:
     worth, breadth-first all), but with the last stage's logits.
     """
     levels = job.levels
-    numels = unit_numels(job.model, levels, job.tp, job.pp)
+    numels = stage_numels(job.model, levels, job.tp, job.pp)
     once, more = (
         state_bytes(numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, passes)
         for passes in (1, 2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from lowband.cost.activations import Attention, Recompute
@@ -73,7 +74,7 @@ class Job:
         """Data-parallel ranks, over which the scheme is placed."""
         return self.ranks // (self.tp * self.pp)
 
-    @property
+    @cached_property
     def levels(self) -> Levels:
         """Levels of the data-parallel ranks."""
         inner = {}

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowband.cost.bytes import Transfer, transfers, unit_numels
+from lowband.cost.bytes import Transfer, stage_numels, transfers
 from lowband.cost.collectives import Case, Network, seconds, share
 from lowband.cost.compute import Computer, work
 from lowband.cost.job import Job
@@ -62,7 +62,7 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
     stack = job.machine.stack
     overlap = share(stack.overlap if stack else None, case)
     host = seconds(stack.unit_us if stack else None, case)
-    numels = unit_numels(job.model, job.levels, job.tp, job.pp)
+    numels = stage_numels(job.model, job.levels, job.tp, job.pp)
     root = _lane(job, network, computer, numels[0], is_root=True)
     block = _lane(job, network, computer, numels[1], is_root=False)
     blocks, passes = job.model.layers // job.pp, job.accumulation

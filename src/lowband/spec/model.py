@@ -91,7 +91,11 @@ class ModelSpec(Strict):
     @property
     def parameters(self) -> int:
         """Exact number of parameters; a tied head counts once."""
-        return sum(math.prod(shape) for unit in self.unit_shapes() for shape in unit)
+        root, block = (
+            sum(math.prod(shape) for shape in shapes.values())
+            for shapes in (self.root_shapes(), self.block_shapes())
+        )
+        return root + self.layers * block
 
 
 def _affine(name: str, weight: tuple[int, ...], bias: bool) -> dict[str, tuple[int, ...]]:

@@ -15,5 +15,7 @@ def build(validation: pd.DataFrame) -> pd.DataFrame:
         rows=("row", "size"), mean_error_percent=("error", "mean"), max_error_percent=("error", "max")
     )
     out = rows.reset_index()
-    absent = {column: "-" for column in EXPERIMENT if column not in out}
-    return out.assign(**{**absent, "provenance": "predicted", "suite": "validation", "seq_len": 0})
+    for column in EXPERIMENT:
+        if column not in out:
+            out.insert(0, column, {"provenance": "predicted", "suite": "validation"}.get(column, "-"))
+    return out.assign(seq_len=0)
