@@ -9,6 +9,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.derive import SUITE_OF, TABLES
 from lowband.report.figures import FIGURES
+from lowband.report.predicted.write import PREDICTED
 from lowband.spec.suites import expand as expand_suites
 
 
