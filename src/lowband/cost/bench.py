@@ -1,5 +1,6 @@
 """How fast the predictor is on this machine, as `lowband bench-predict` measures it."""
 
+import os
 import platform
 import time
 from pathlib import Path
@@ -31,9 +32,9 @@ def bench(root: Path) -> dict[str, Any]:
         np.arange(1, 17), 2 ** np.arange(8), np.linspace(0.1, 2, 20), indexing="ij"
     )
     points = 0
-    seconds = []
+    seconds, wall = [], []
     for _ in range(REPEATS):
-        start, points = time.process_time(), 0
+        start, start_wall, points = time.process_time(), time.perf_counter(), 0
         for scheme in schemes:
             for ranks in RANKS:
                 job = Job(
@@ -41,6 +42,7 @@ def bench(root: Path) -> dict[str, Any]:
                 )
                 points += np.size(predict(job, interval=False).step_time_s)
         seconds.append(time.process_time() - start)
+        wall.append(time.perf_counter() - start_wall)
     one = Job(machine, model, schemes[-1], 384, 1, 2048, 4)
     start = time.process_time()
     for _ in range(200):
@@ -56,6 +58,8 @@ def bench(root: Path) -> dict[str, Any]:
         "cores": 1,
         "grid_points": points,
         "grid_predictions_per_s": points / min(seconds),
+        "grid_predictions_per_wall_s": points / min(wall),
+        "load_average": os.getloadavg()[0],
         "single_predictions_per_s": 1 / single,
         "calculon_predictions_per_s": CALCULON_PER_S,
         "plan": "gpt-175b on 512 GPUs of selene-2021, sequence 2048, global batch 1024",

@@ -11,9 +11,7 @@ MARKS = {"calibration": ("o", "white", "0.2"), "held out": ("o", "0.2", "0.2")}
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["source", "row", "use", "published", "predicted"]].assign(
-        ratio=table["predicted"] / table["published"]
-    )
+    return table[["source", "row", "use", "published", "predicted", "error_percent"]]
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -28,8 +26,8 @@ def draw(df: pd.DataFrame) -> Figure:
         # Rows of a source lie side by side, in their order.
         within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
         axes.plot(
-            place - 0.3 + 0.6 * within.to_numpy(), rows["ratio"], linestyle="", marker=marker, markersize=3.5,
-            markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=0.7, label=use,
+            place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, linestyle="",
+            marker=marker, markersize=3.5, markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=0.7, label=use,
         )  # fmt: skip
     axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
     axes.set_ylabel("predicted / published")
