@@ -27,7 +27,8 @@ def draw(df: pd.DataFrame) -> Figure:
         within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
         axes.plot(
             place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, linestyle="",
-            marker=marker, markersize=3.5, markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=0.7, label=use,
+            marker=marker, markersize=3.5, markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=0.7,
+            label=use,
         )  # fmt: skip
     axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
     axes.set_ylabel("predicted / published")
