@@ -6,6 +6,7 @@ which a constant of that machine's file was fitted are named there (`calibrated_
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,14 @@ class Setting:
     reported: Any  # a pandas.DataFrame, whose rows have no static types
 
     def scheme(self, name: str) -> Scheme:
-        return read_scheme(self.root / "config" / "schemes.yaml", name)
+        return _scheme(self.root / "config" / "schemes.yaml", name)
 
     def model(self, name: str) -> ModelSpec:
-        return read_model(self.root / "config" / "models.yaml", name)
+        return _model(self.root / "config" / "models.yaml", name)
+
+
+# A fit asks for the same ones thousands of times; reading YAML would take nearly all of its time.
+_scheme, _model = cache(read_scheme), cache(read_model)
 
 
 @dataclass(frozen=True)

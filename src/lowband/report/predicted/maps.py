@@ -26,6 +26,8 @@ NODE_RANKS = 8
 SCALE_SCHEMES = ("zero1", "zero3", "hpz", "zeropp", "hsdp", "hier3")
 SCALE_RANKS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 37632, 75264)
 SLOWER = (1, 10)
+LARGEST_RANKS = (8, 64, 384, 3072)
+MOST_LAYERS = 4096
 
 
 def _setting(root: Path) -> Setting:
@@ -101,6 +103,27 @@ def scale(root: Path) -> pd.DataFrame:
     fitting = df["tflops_per_gpu"].where(df["fits"])
     df["wins"] = fitting == fitting.groupby([df["slower"], df["ranks"]]).transform("max")
     return df
+
+
+def largest(root: Path) -> pd.DataFrame:
+    """The largest GPT of the 20B model's width that fits a GCD, per scheme: only its depth changes."""
+    setting = _setting(root)
+    found = []
+    for scheme in SCALE_SCHEMES:
+        for ranks in LARGEST_RANKS:
+            job = at_point(setting, scheme, ranks)
+            fitting, too_many = 0, MOST_LAYERS
+            while too_many - fitting > 1:
+                layers = (fitting + too_many) // 2
+                deeper = replace(job, model=job.model.model_copy(update={"layers": layers}))
+                if predict(deeper, interval=False).fits:
+                    fitting = layers
+                else:
+                    too_many = layers
+            model = job.model.model_copy(update={"layers": fitting})
+            parameters = model.parameters if fitting else 0
+            found.append({"scheme": scheme, "ranks": ranks, "layers": fitting, "parameters": parameters})
+    return pd.DataFrame(found)
 
 
 def machine_facts(machine: Machine) -> pd.DataFrame:

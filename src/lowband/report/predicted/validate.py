@@ -9,8 +9,8 @@ import pandas as pd
 from lowband.report.predicted import SOURCES
 from lowband.spec.machine import Machine, read_machine
 
-SPAN = (0.01, 1.0)  # an efficiency's range; times in microseconds are searched up to TIME_US
-TIME_US = 60_000.0
+SPANS = {"_us": (0.0, 60_000.0), "_gib": (0.0, 16.0)}  # where a constant is searched, by its unit
+SPAN = (0.01, 1.0)  # an efficiency
 ROUNDS, TRIES = 7, 7
 
 
@@ -89,7 +89,7 @@ def _descend(
     least = _error(root, cluster, with_facts(machine, best), rows)
     for i in range(2 * ROUNDS):
         for place in places:
-            low, high = (0.0, TIME_US) if place.endswith("_us") else SPAN
+            low, high = next((span for unit, span in SPANS.items() if place.endswith(unit)), SPAN)
             reach = (high - low) / 2 ** (i / 2 + 1)
             for value in np.linspace(max(low, best[place] - reach), min(high, best[place] + reach), TRIES):
                 trial = {**best, place: float(value)}

@@ -6,11 +6,11 @@ import pandas as pd
 
 from lowband.report.files import write_csv
 from lowband.report.predicted import SOURCES
-from lowband.report.predicted.maps import frontier_map, machine_facts, scale
+from lowband.report.predicted.maps import frontier_map, largest, machine_facts, scale
 from lowband.report.predicted.validate import validate
 from lowband.spec.machine import read_machine
 
-PREDICTED = ("validation", "frontier_map", "scale", "constants")  # the tables, by name
+PREDICTED = ("validation", "frontier_map", "scale", "largest", "constants")  # the tables, by name
 
 
 def write_predicted(root: Path, out: Path) -> None:
@@ -19,4 +19,5 @@ def write_predicted(root: Path, out: Path) -> None:
     write_csv(validate(root), out / "validation.csv")
     write_csv(frontier_map(root), out / "frontier_map.csv")
     write_csv(scale(root), out / "scale.csv")
+    write_csv(largest(root), out / "largest.csv")
     write_csv(pd.concat([machine_facts(read_machine(root, c)) for c in clusters]), out / "constants.csv")
