@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from lowband.commands import box, peers, predict
 from lowband.errors import UserError
 
 
@@ -76,51 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("--figures", type=Path, required=True)
     summary.set_defaults(run=_summary)
 
-    box = commands.add_parser("box", help="a scale model of a machine: a Slurm cluster on shaped links")
-    verbs = box.add_subparsers(metavar="VERB", required=True)
-    for verb, text in (
-        ("up", "bring up a box that stays (root)"),
-        ("down", "take it down, and what a killed one has left"),
-        ("status", "which box is up"),
-        ("run", "run a command in a box of its own (any user)"),
-    ):
-        parsed = verbs.add_parser(verb, help=text)
-        if verb in ("up", "run"):
-            parsed.add_argument("--cluster", default="frontier-box", help="a folder of slurm/")
-        if verb == "run":
-            parsed.add_argument("command", nargs="+", help="after --")
-        parsed.set_defaults(run=_box, verb=verb)
-
-    _add_peer_commands(commands)
+    box.add(commands)
+    peers.add(commands)
+    predict.add(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
     return parser
-
-
-def _add_peer_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    log = commands.add_parser("import-log", help="another project's log -> a tidy CSV")
-    log.add_argument("log", type=Path)
-    log.add_argument(
-        "--format",
-        required=True,
-        choices=("megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"),
-    )
-    log.add_argument("--model", required=True, help="a name in config/models.yaml")
-    log.add_argument("--seq-len", type=int, required=True)
-    log.add_argument("--ranks", type=int, required=True)
-    log.add_argument("--recompute", action="store_true", help="activations were recomputed")
-    log.add_argument("--out", type=Path, required=True, help="the CSV")
-    log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
-    log.set_defaults(run=_import_log)
-
-    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
-    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
-    documents.set_defaults(run=_documents)
-
-    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
-    faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
-    faults.set_defaults(run=_faults)
 
 
 def _spec(options: argparse.Namespace) -> None:
@@ -189,43 +152,6 @@ def _summary(options: argparse.Namespace) -> None:
     from lowband.report.claims import summary
 
     print(summary(options.tables / "claims.csv", options.tables, options.figures))
-
-
-def _box(options: argparse.Namespace) -> int:
-    from lowband.box import cluster
-
-    if options.verb == "run":
-        return cluster.run(Path(), options.cluster, options.command)
-    if options.verb == "up":
-        print(cluster.up(Path(), options.cluster))
-    else:
-        print(cluster.down() if options.verb == "down" else cluster.status())
-    return 0
-
-
-def _import_log(options: argparse.Namespace) -> None:
-    from lowband.report.foreign import Run, import_log
-    from lowband.spec.model import read_model
-
-    model = read_model(options.root / "config" / "models.yaml", options.model)
-    run = Run(model, options.seq_len, options.ranks, options.recompute)
-    for message in import_log(options.log, options.format, run, options.out):
-        print(message, file=sys.stderr)
-
-
-def _documents(options: argparse.Namespace) -> None:
-    from lowband.report.documents import write_documents
-
-    write_documents(options.root)
-
-
-def _faults(options: argparse.Namespace) -> None:
-    import pandas as pd
-
-    from lowband.peers.faults import find_faults
-    from lowband.report.files import write_csv
-
-    write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")
 
 
 def _doctor(_options: argparse.Namespace) -> None:

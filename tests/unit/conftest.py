@@ -7,8 +7,10 @@ from report_runs import smoke_specs, write_run
 
 from lowband.report.collect import collect
 from lowband.report.derive import SUITE_OF, TABLES, write_table
+from lowband.report.predicted.write import write_predicted
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results" / "reference"
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +23,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for spec in smoke_specs()
     ]
     collect(runs, folder)
+    write_predicted(ROOT, folder)
     for name in TABLES:
         shipped = REFERENCE / SUITE_OF[name] if name in SUITE_OF else folder
         write_table(name, shipped, folder)

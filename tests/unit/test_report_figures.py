@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lowband.report.derive import TABLES, write_table
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.figures.style import looks
 from lowband.report.files import read_table
+from lowband.report.predicted.write import PREDICTED
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -40,7 +42,9 @@ def test_says_what_it_was_drawn_from(name: str, tables: Path, tmp_path: Path) ->
     assert set(drawn) <= set(source)
 
 
-def test_nothing_measured_is_said_in_the_figure(tmp_path: Path) -> None:
+def test_nothing_measured_is_said_in_the_figure(tables: Path, tmp_path: Path) -> None:
+    for predicted in PREDICTED:  # what no run is needed for
+        shutil.copy(tables / f"{predicted}.csv", tmp_path)
     collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
     for table in TABLES:
         write_table(table, tmp_path)

@@ -9,6 +9,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.derive import SUITE_OF, TABLES, source_path
 from lowband.report.figures import FIGURES
+from lowband.report.predicted.write import PREDICTED
 from lowband.spec.job import read_job
 from lowband.spec.suites import expand as expand_suites
 

@@ -9,23 +9,58 @@ ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.machine import SELF, WORLD, Hop, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
-from lowband.spec.wire import DTYPE_BYTES, Wire, message_bytes
+from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, Wire, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
 
-Counts = Counter[tuple[str, str, str]]
+
+def unit_numels(model: ModelSpec, levels: Levels, tp: int = 1, pp: int = 1) -> list[int]:
+    """Elements per unit, padding included: the root's, then each block's.
+
+    levels: of the ranks that share a part of the model
+    tp, pp: ranks over which matrices are split by rows, and blocks by stage. With pp the stage is the first,
+            which has the embeddings and keeps the most activations.
+    """
+
+    def numel(shapes: Iterable[tuple[int, ...]]) -> int:
+        parts = [(-(-shape[0] // tp), *shape[1:]) if len(shape) == 2 else shape for shape in shapes]
+        return UnitLayout.of(parts, levels.world).numel
+
+    head = ("head.weight", "final_norm.weight", "final_norm.bias") if pp > 1 else ()
+    root = numel(shape for name, shape in model.root_shapes().items() if name not in head)
+    return [root, *[numel(model.block_shapes().values())] * (model.layers // pp)]
 
 
-def unit_numels(model: ModelSpec, levels: Levels) -> list[int]:
-    """Elements per unit, padding included: the root's, then each block's."""
-    return [UnitLayout.of(shapes, levels.world).numel for shapes in model.unit_shapes()]
+@cache
+def stage_numels(model: ModelSpec, levels: Levels, tp: int, pp: int) -> tuple[int, ...]:
+    """`unit_numels`, kept: a search asks for the same ones again and again."""
+    return tuple(unit_numels(model, levels, tp, pp))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One hop of one unit's collective, as one rank sees it.
+
+    sent_bytes:       what it sends, to hop.count - 1 partners together
+    quantized_values: values that it encodes and decodes around the hop
+    once_per_step:    at the accumulation boundary; else in every micro-batch
+    """
+
+    collective: str
+    hop: Hop
+    wire: Wire
+    sent_bytes: int
+    quantized_values: int
+    once_per_step: bool
 
 
 def sent_bytes(
@@ -39,24 +74,16 @@ def sent_bytes(
 ) -> dict[tuple[str, str, str], int]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes.
 
-    units: elements per unit, padding included, the root's first; the root stays gathered from forward to
-           backward, so it is not gathered again
+    units: elements per unit, padding included, the root's first
     is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
     A step counts the gather of the weights that the step before it has updated.
     """
-    counts: Counts = Counter()
-    backward = scheme.secondary if keeps_secondary(scheme, levels) and scheme.secondary else scheme.weights
+    counts: Counter[tuple[str, str, str]] = Counter()
     for unit, numel in enumerate(units):
-        step = _Step(scheme, levels, numel, counts)
-        step.gather("forward_gather", SELF, scheme.weights, compute_dtype, accumulation)
-        if unit > 0:
-            step.gather("backward_gather", SELF, backward, compute_dtype, accumulation)
-        step.reduce("grad_reduce", SELF, scheme.grads, reduce_dtype, accumulation)
-        step.reduce("boundary_reduce", scheme.grads, scheme.optim, reduce_dtype, 1)
-        step.reduce("replica_reduce", scheme.optim, WORLD, reduce_dtype, 1)
-        step.gather("replica_reduce", scheme.optim, WORLD, reduce_dtype, 1)
-        if keeps_weights_copy(scheme, levels, compute_dtype == "fp32"):
-            step.gather("update_gather", scheme.weights, scheme.optim, compute_dtype, 1)
+        for t in transfers(numel, unit == 0, scheme, levels, compute_dtype, reduce_dtype):
+            counts[t.hop.level, t.collective, t.wire] += t.sent_bytes * (
+                1 if t.once_per_step else accumulation
+            )
     if is_clipped:
         held = NORM_BYTES
         for hop in reversed(levels.hops(SELF, WORLD)):
@@ -65,26 +92,56 @@ def sent_bytes(
     return dict(counts)
 
 
-class _Step:
-    """Counts one unit's collectives."""
+def transfers(
+    numel: int, is_root: bool, scheme: Scheme, levels: Levels, compute_dtype: str, reduce_dtype: str
+) -> list[Transfer]:
+    """Every hop of one unit's collectives in a step, in their order.
 
-    def __init__(self, scheme: Scheme, levels: Levels, numel: int, counts: Counts) -> None:
-        self._scheme, self._levels, self._numel, self._counts = scheme, levels, numel, counts
+    numel: elements of the unit, padding included
+    The root stays gathered from forward to backward, so it is not gathered again.
+    """
+    backward = scheme.secondary if keeps_secondary(scheme, levels) and scheme.secondary else scheme.weights
+    unit = _Unit(scheme, levels, numel)
+    hops = [*unit.gather("forward_gather", SELF, scheme.weights, compute_dtype)]
+    if not is_root:
+        hops += unit.gather("backward_gather", SELF, backward, compute_dtype)
+    hops += unit.reduce("grad_reduce", SELF, scheme.grads, reduce_dtype)
+    hops += unit.reduce("boundary_reduce", scheme.grads, scheme.optim, reduce_dtype, once=True)
+    hops += unit.reduce("replica_reduce", scheme.optim, WORLD, reduce_dtype, once=True)
+    hops += unit.gather("replica_reduce", scheme.optim, WORLD, reduce_dtype, once=True)
+    if keeps_weights_copy(scheme, levels, compute_dtype == "fp32"):
+        hops += unit.gather("update_gather", scheme.weights, scheme.optim, compute_dtype, once=True)
+    return hops
 
-    def gather(self, name: str, inner: str, outer: str, dtype: str, passes: int) -> None:
+
+class _Unit:
+    """One unit's collectives."""
+
+    def __init__(self, scheme: Scheme, levels: Levels, numel: int) -> None:
+        self._scheme, self._levels, self._numel = scheme, levels, numel
+
+    def gather(self, name: str, inner: str, outer: str, dtype: str, once: bool = False) -> Iterator[Transfer]:
+        """Outermost hop first; encoded by its owner before it, decoded by everyone after the last."""
         wire = self._wire(name, dtype)
-        held = self._message(self._numel // self._levels.size(outer), wire, dtype)
-        for hop in reversed(self._levels.hops(inner, outer)):
-            self._counts[hop.level, name, wire] += passes * (hop.count - 1) * held
+        values = self._numel // self._levels.size(outer)
+        held = self._message(values, wire, dtype)
+        hops = list(reversed(self._levels.hops(inner, outer)))
+        for i, hop in enumerate(hops):
+            touched = values if i == 0 else 0
+            touched += self._numel // self._levels.size(inner) if i == len(hops) - 1 else 0
+            quantized = touched if wire in WIRE_BITS else 0
+            yield Transfer(name, hop, wire, (hop.count - 1) * held, quantized, once)
             held *= hop.count
 
-    def reduce(self, name: str, inner: str, outer: str, dtype: str, passes: int) -> None:
+    def reduce(self, name: str, inner: str, outer: str, dtype: str, once: bool = False) -> Iterator[Transfer]:
+        """Innermost hop first; each hop encodes what it sends and decodes what it receives."""
         wire = self._wire(name, dtype)
         numel = self._numel // self._levels.size(inner)
         for hop in self._levels.hops(inner, outer):
+            quantized = 2 * numel if wire in WIRE_BITS else 0
             numel //= hop.count
             sent = (hop.count - 1) * self._message(numel, wire, dtype)
-            self._counts[hop.level, name, wire] += passes * sent
+            yield Transfer(name, hop, wire, sent, quantized, once)
 
     def _wire(self, name: str, dtype: str) -> Wire:
         """A cast to the native dtype is no cast."""

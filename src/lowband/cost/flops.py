@@ -3,12 +3,18 @@
 Letters: N parameters, L layers, H hidden, T sequence length, V vocabulary.
 """
 
+from lowband.cost.numbers import Num
 from lowband.spec.model import ModelSpec
 
 MODEL_CONVENTION = (
     "6 (N - position and input embeddings) + 12 L H T per token; no recomputation; "
     "attention not halved for causality"
 )
+HARDWARE_CONVENTION = (
+    "model FLOPs + the forward of what is recomputed: 2 a weight and 4 H T a layer (full), 4 H T a layer "
+    "(selective), 2 every other weight of a block (op); attention not halved for causality"
+)
+BACKWARD_MATMUL = 2  # a product of the forward has two in the backward
 
 
 def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
@@ -21,3 +27,30 @@ def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     if model.positions == "learned":
         lookups += model.seq_len * model.hidden
     return 6 * (model.parameters - lookups) + 12 * model.layers * model.hidden * seq_len
+
+
+def block_matmul_flops_per_token(model: ModelSpec) -> int:
+    """Forward of one block's matrices: 2 a weight."""
+    return 2 * sum(s[0] * s[1] for s in model.block_shapes().values() if len(s) == 2)
+
+
+def attention_flops_per_token(model: ModelSpec, seq_len: Num) -> Num:
+    """Forward of one block's two attention products, not halved for causality: 4 H T."""
+    return 4 * model.hidden * seq_len
+
+
+def head_flops_per_token(model: ModelSpec) -> int:
+    """Forward of the output layer."""
+    return 2 * model.hidden * model.vocab
+
+
+def hardware_flops_per_token(model: ModelSpec, seq_len: int, recompute: str) -> float:
+    """FLOPs of the products that run (for HFU): HARDWARE_CONVENTION.
+
+    recompute: none | selective | op | full. Source: equation 3 of Narayanan et al. (arXiv 2104.04473)
+    for full; appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
+    """
+    attention = attention_flops_per_token(model, seq_len)
+    block = block_matmul_flops_per_token(model)
+    again = {"none": 0, "selective": attention, "op": block / 2, "full": block + attention}[recompute]
+    return float(model_flops_per_token(model, seq_len) + model.layers * again)

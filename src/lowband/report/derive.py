@@ -21,6 +21,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "peer_bytes": ("runs",),
     "box": ("runs",),
     "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
+    "accuracy": ("validation",),
 }
 
 # Tables of a suite that is no part of a reproduction: from its shipped raw tables in results/reference/

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
+from lowband.spec.fact import Fact
 from lowband.spec.strict import Strict, read_yaml
 
 SELF, WORLD = "self", "world"  # the level of one rank; the level of all ranks
@@ -18,6 +20,22 @@ class Link(Strict):
 
     gigabytes_per_s: PositiveFloat = Field(description="10^9 bytes per second, one direction, per rank")
     source: str = Field(min_length=1, description="where the number stands")
+    efficiency: Fact | None = Field(
+        default=None, description="share of the rate that large messages reach; none: all of it"
+    )
+    efficiency_by_groups: dict[PositiveInt, PositiveFloat] = Field(
+        default={},
+        description="groups that a collective joins (nodes, at the level world) -> factor on the efficiency, "
+        "interpolated in their logarithm; {}: 1. Its source is that of the efficiency",
+    )
+    latency_us: Fact | None = Field(default=None, description="of one step of a collective; none: 0")
+    efficiency_by_cards: dict[PositiveInt, Fact] = Field(
+        default={}, description="cards in use -> factor on the efficiency, likewise"
+    )
+    cards: PositiveInt | None = Field(
+        default=None,
+        description="network cards that the ranks of one inner group share; none: a rank has its own",
+    )
 
 
 class Level(Strict):
@@ -37,6 +55,40 @@ class Device(Strict):
         default={}, description="10^12 FLOP/s by dtype; {}: unknown"
     )
     source: str = Field(min_length=1)
+    memory_gigabytes_per_s: Fact | None = Field(
+        default=None, description="10^9 bytes per second; none: work bound by memory takes no time"
+    )
+    memory_efficiency: Fact | None = Field(default=None, description="share of it reached; none: all of it")
+    matmul_efficiency: Fact | None = Field(
+        default=None, description="share of the peak that large matrix products reach; none: all of it"
+    )
+    attention_efficiency: Fact | None = Field(
+        default=None, description="share of the peak that a fused attention kernel reaches; none: as matmuls"
+    )
+    kernel_us: Fact | None = Field(default=None, description="fixed time of one kernel; none: 0")
+    framework_gib: Fact | None = Field(
+        default=None, description="memory that the runtime takes for itself; none: 0"
+    )
+
+
+class Stack(Strict):
+    """The software whose runs on this machine are predicted. None: our engine, perfectly overlapped."""
+
+    name: str
+    collectives: Literal["hops", "flat"] = Field(
+        default="hops", description="hops: one per level; flat: one ring over all ranks"
+    )
+    overlap: Fact | None = Field(
+        default=None, description="share of what could hide behind the computation that does; none: all"
+    )
+    collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
+    efficiency: dict[str, Fact] = Field(
+        default={}, description="level -> share of what its link reaches that the sharding's collectives do"
+    )
+    unit_us: Fact | None = Field(
+        default=None,
+        description="time on the host of one unit's pass (hooks, allocation) that nothing hides; none: 0",
+    )
 
 
 class Box(Strict):
@@ -58,6 +110,7 @@ class Machine(Strict):
     box: Box | None = Field(default=None, description="none: the machine itself")
     device: Device
     levels: tuple[Level, ...] = Field(min_length=1, description="inner to outer")
+    stack: Stack | None = None
 
     @field_validator("levels")
     @classmethod
@@ -80,6 +133,20 @@ class Machine(Strict):
         return self
 
     @property
+    def facts(self) -> dict[str, Fact]:
+        """Every constant with a source, by its place: device.<key>, <level>.<key>, stack.<key>."""
+        found = _facts("device", self.device)
+        for level in self.levels:
+            if level.link is not None:
+                found |= _facts(level.name, level.link)
+                by_cards = level.link.efficiency_by_cards.items()
+                found |= {f"{level.name}.efficiency_by_cards.{cards}": fact for cards, fact in by_cards}
+        if self.stack is not None:
+            found |= _facts("stack", self.stack)
+            found |= {f"stack.efficiency.{level}": fact for level, fact in self.stack.efficiency.items()}
+        return found
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the inner levels, inner to outer, without world."""
         return {level.name: level.size for level in self.levels if level.size is not None}
@@ -97,6 +164,18 @@ class Machine(Strict):
         rate = world.link.gigabytes_per_s * factor
         link = world.link.model_copy(update={"gigabytes_per_s": rate})
         return self.model_copy(update={"levels": (*inner, world.model_copy(update={"link": link}))})
+
+    def link(self, level: str) -> Link:
+        """The link of a level. Raises UserError if its rate is not known."""
+        for known in self.levels:
+            if known.name == level and known.link is not None:
+                return known.link
+        raise UserError(f"the link of level '{level}' has no rate", where=f"slurm/{self.name}/machine.yaml")
+
+
+def _facts(place: str, part: Strict) -> dict[str, Fact]:
+    values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
+    return {key: value for key, value in values.items() if isinstance(value, Fact)}
 
 
 def read_machine(root: Path, cluster: str) -> Machine:

@@ -10,7 +10,8 @@ from lowband.spec.strict import Strict, read_named
 
 
 class ModelSpec(Strict):
-    """A decoder-only GPT as in GPT-NeoX and Megatron-LM: pre-norm, MLP of 4 x hidden, biases everywhere."""
+    """A decoder-only transformer. The defaults are the GPT of GPT-NeoX and Megatron-LM: pre-norm, MLP of
+    4 x hidden, biases everywhere. Only that can be trained here (`model.gpt`); the others are predicted."""
 
     name: str
     layers: PositiveInt
@@ -20,12 +21,18 @@ class ModelSpec(Strict):
     seq_len: PositiveInt = Field(description="longest sequence; also the number of learned positions")
     positions: Literal["learned", "rotary"] = "learned"
     tied_head: bool = Field(default=True, description="whether the output layer is the embedding")
+    kv_heads: PositiveInt | None = Field(default=None, description="none: as heads")
+    mlp_hidden: PositiveInt | None = Field(default=None, description="none: 4 x hidden")
+    gated: bool = Field(default=False, description="whether the MLP has a third matrix, its gate (SwiGLU)")
+    biases: bool = Field(default=True, description="false: none in matrices and norms (Llama)")
     source: str = Field(min_length=1, description="where the shape stands, or 'ours'")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSpec":
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) is no multiple of heads ({self.heads})")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) is no multiple of kv_heads ({self.kv_heads})")
         if self.positions == "rotary" and self.hidden // self.heads % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.hidden // self.heads}")
         return self
@@ -36,28 +43,45 @@ class ModelSpec(Strict):
         shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab, h)}
         if self.positions == "learned":
             shapes["positions.weight"] = (self.seq_len, h)
-        shapes |= {"final_norm.weight": (h,), "final_norm.bias": (h,)}
+        shapes |= _affine("final_norm", (h,), self.biases)
         if not self.tied_head:
             shapes["head.weight"] = (self.vocab, h)
         return shapes
 
     def block_shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameters of one transformer block, likewise."""
-        h = self.hidden
-        return {
-            "attention_norm.weight": (h,),
-            "attention_norm.bias": (h,),
-            "attention.qkv.weight": (3 * h, h),
-            "attention.qkv.bias": (3 * h,),
-            "attention.out.weight": (h, h),
-            "attention.out.bias": (h,),
-            "mlp_norm.weight": (h,),
-            "mlp_norm.bias": (h,),
-            "mlp.up.weight": (4 * h, h),
-            "mlp.up.bias": (4 * h,),
-            "mlp.down.weight": (h, 4 * h),
-            "mlp.down.bias": (h,),
-        }
+        h, f = self.hidden, self.mlp_width
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in (
+            ("attention_norm", (h,)),
+            ("attention.qkv", (h + 2 * self.kv_hidden, h)),
+            ("attention.out", (h, h)),
+            ("mlp_norm", (h,)),
+            *([("mlp.gate", (f, h))] if self.gated else []),
+            ("mlp.up", (f, h)),
+            ("mlp.down", (h, f)),
+        ):
+            shapes |= _affine(name, shape, self.biases)
+        return shapes
+
+    @property
+    def is_gpt(self) -> bool:
+        """Whether `model.gpt` builds it."""
+        return (
+            self.kv_hidden == self.hidden
+            and self.mlp_width == 4 * self.hidden
+            and not self.gated
+            and self.biases
+        )
+
+    @property
+    def mlp_width(self) -> int:
+        return 4 * self.hidden if self.mlp_hidden is None else self.mlp_hidden
+
+    @property
+    def kv_hidden(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.hidden // self.heads * (self.heads if self.kv_heads is None else self.kv_heads)
 
     def unit_shapes(self) -> list[list[tuple[int, ...]]]:
         """Shapes per unit as the engine gathers them: the root's, then each block's."""
@@ -67,7 +91,16 @@ class ModelSpec(Strict):
     @property
     def parameters(self) -> int:
         """Exact number of parameters; a tied head counts once."""
-        return sum(math.prod(shape) for unit in self.unit_shapes() for shape in unit)
+        root, block = (
+            sum(math.prod(shape) for shape in shapes.values())
+            for shapes in (self.root_shapes(), self.block_shapes())
+        )
+        return root + self.layers * block
+
+
+def _affine(name: str, weight: tuple[int, ...], bias: bool) -> dict[str, tuple[int, ...]]:
+    """A weight, and the bias of its first dimension."""
+    return {f"{name}.weight": weight, **({f"{name}.bias": weight[:1]} if bias else {})}
 
 
 def read_model(path: Path, name: str) -> ModelSpec:

@@ -47,6 +47,8 @@ class RunSpec(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> "RunSpec":
+        if not self.model.is_gpt:
+            raise ValueError(f"model '{self.model.name}' can be predicted, not trained: it is no plain GPT")
         if self.seq_len > self.model.seq_len:
             raise ValueError(f"seq_len ({self.seq_len}) is over the model's longest ({self.model.seq_len})")
         if self.warmup_steps >= self.steps:

@@ -76,6 +76,24 @@ FIGURES: dict[str, Entry] = {
         "clock; medians over repeats, gloo on loopback. Below 1 ours is ahead. DeepSpeed's zeropp runs with "
         "a torch quantizer in the place of its own, which has no CPU code. Shipped measurements.",
     ),
+    "validation": Entry(
+        "validation",
+        "Predicted over published, for every published row, by source. Open: rows on which a constant of the "
+        "machine file was fitted; filled: held out. Grey band: 5 %. Predicted, not measured." + _READING,
+    ),
+    "frontier_map": Entry(
+        "frontier_map",
+        "Where the ratios of arXiv 2501.04266 hold (both within 5 %: hatched), over the batch per GCD and "
+        "what a node's cards reach, without overlap and with the fitted rate in a node. Colours: the ratios. "
+        "Cross: the point used. With published rates in a node, or with full overlap, they "
+        "hold nowhere. Predicted, not measured." + _READING,
+    ),
+    "scale": Entry(
+        "scale",
+        "Predicted TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs of Frontier, with its links between "
+        "nodes and with ten times slower ones. Bands: constants at their intervals' ends. What does not "
+        "fit the memory is left out." + _READING,
+    ),
 }
 
 

@@ -1,0 +1,56 @@
+"""import-log, documents, faults: what others have run and written."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    log = commands.add_parser("import-log", help="another project's log -> a tidy CSV")
+    log.add_argument("log", type=Path)
+    log.add_argument(
+        "--format",
+        required=True,
+        choices=("megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"),
+    )
+    log.add_argument("--model", required=True, help="a name in config/models.yaml")
+    log.add_argument("--seq-len", type=int, required=True)
+    log.add_argument("--ranks", type=int, required=True)
+    log.add_argument("--recompute", action="store_true", help="activations were recomputed")
+    log.add_argument("--out", type=Path, required=True, help="the CSV")
+    log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
+    log.set_defaults(run=_import_log)
+
+    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
+    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
+    documents.set_defaults(run=_documents)
+
+    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
+    faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
+    faults.set_defaults(run=_faults)
+
+
+def _import_log(options: argparse.Namespace) -> None:
+    from lowband.report.foreign import Run, import_log
+    from lowband.spec.model import read_model
+
+    model = read_model(options.root / "config" / "models.yaml", options.model)
+    run = Run(model, options.seq_len, options.ranks, options.recompute)
+    for message in import_log(options.log, options.format, run, options.out):
+        print(message, file=sys.stderr)
+
+
+def _documents(options: argparse.Namespace) -> None:
+    from lowband.report.documents import write_documents
+
+    write_documents(options.root)
+
+
+def _faults(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.peers.faults import find_faults
+    from lowband.report.files import write_csv
+
+    write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")

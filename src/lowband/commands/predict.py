@@ -1,0 +1,128 @@
+"""predict, plan, validate, calibrate, bench-predict: the performance model."""
+
+import argparse
+import csv
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+RECOMPUTE = ["none", "selective", "op", "full"]
+
+
+def add(commands: Any) -> None:
+    predict = commands.add_parser("predict", help="time and memory of a scheme on a cluster, item by item")
+    _add_job(predict)
+    predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
+    predict.add_argument("--micro-batch", nargs="+", type=int, default=[1], help="sequences per pass")
+    predict.add_argument("--accumulation", nargs="+", type=int, default=[1], help="passes per step")
+    predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
+    predict.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    predict.add_argument("--pp", type=int, default=1, help="pipeline stages")
+    predict.add_argument("--interleave", type=int, default=1, help="virtual stages per rank")
+    predict.add_argument("--schedule", choices=["1f1b", "breadth-first"], default="1f1b")
+    out = predict.add_mutually_exclusive_group()
+    out.add_argument("--json", action="store_true", help="an object, or an array of a grid's")
+    out.add_argument("--csv", action="store_true")
+    predict.set_defaults(run=_predict)
+
+    plan = commands.add_parser("plan", help="the fastest placement, wires, batches and degrees that fit")
+    _add_job(plan)
+    plan.add_argument("--global-batch", type=int, help="sequences per step (default: 4 a rank)")
+    plan.add_argument("--tp", nargs="+", type=int, help="degrees to try (default: powers of 2 in a node)")
+    plan.add_argument("--pp", nargs="+", type=int, help="stages to try (default: powers of 2 to 16)")
+    plan.add_argument(
+        "--write", metavar="NAME", help="add the best scheme and a suite of this name to config/"
+    )
+    plan.set_defaults(run=_plan)
+
+    bench = commands.add_parser("bench-predict", help="how fast the predictor is here, as JSON")
+    bench.add_argument("--root", type=Path, default=Path())
+    bench.set_defaults(run=_bench_predict)
+
+    validate = commands.add_parser("validate", help="published runs beside their predictions -> tables")
+    validate.add_argument("--out", type=Path, required=True)
+    validate.add_argument("--root", type=Path, default=Path())
+    validate.set_defaults(run=_validate)
+
+    calibrate = commands.add_parser("calibrate", help="a cluster's fitted constants, fitted anew (minutes)")
+    calibrate.add_argument("cluster")
+    calibrate.add_argument("--root", type=Path, default=Path())
+    calibrate.set_defaults(run=_calibrate)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """What `predict` and `plan` share. A list makes a grid."""
+    several = parser.prog.endswith("predict")
+    parser.add_argument("--cluster", required=True, help="a folder of slurm/, or a machine file")
+    parser.add_argument(
+        "--model",
+        required=True,
+        nargs="+" if several else None,
+        help="a name of config/models.yaml, or a file",
+    )
+    parser.add_argument("--gpus", required=True, type=int, nargs="+" if several else None, help="ranks")
+    parser.add_argument(
+        "--seq", type=int, nargs="+" if several else None, help="default: the model's longest"
+    )
+    parser.add_argument(
+        "--stack", choices=["machine", "engine"], default="machine",
+        help="the software that the machine file describes, or our engine with all of its overlap",
+    )  # fmt: skip
+    parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    import json
+
+    from lowband.cost import show
+    from lowband.cost.command import Grid
+
+    names = {field.name for field in dataclasses.fields(Grid)}
+    values = {key: value for key, value in vars(options).items() if key in names}
+    records = Grid(**{**values, "seq": options.seq or [None]}).records()
+    if options.json:
+        print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
+    elif options.csv:
+        writer = csv.DictWriter(sys.stdout, show.flat(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(show.flat(record) for record in records)
+    else:
+        print("\n\n".join(show.text(record) for record in records))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from lowband.cost import plan_files
+    from lowband.cost.command import machine_of, model_of
+    from lowband.cost.plan import plan
+
+    model = model_of(options.root, options.model)
+    found = plan(
+        machine_of(options.root, options.cluster, options.stack), model, options.gpus,
+        options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
+    )  # fmt: skip
+    print(plan_files.report(found))
+    if options.write:
+        for path in plan_files.write(found.ranked[0], options.write, options.root):
+            print(f"written: {path}")
+
+
+def _bench_predict(options: argparse.Namespace) -> None:
+    import json
+
+    from lowband.cost.bench import bench
+
+    print(json.dumps(bench(options.root), indent=2))
+
+
+def _validate(options: argparse.Namespace) -> None:
+    from lowband.report.predicted.write import write_predicted
+
+    write_predicted(options.root, options.out)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from lowband.report.predicted.validate import fit
+
+    for place, value in fit(options.root, options.cluster).items():
+        print(f"{place}: {value:g}")

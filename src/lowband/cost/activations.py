@@ -1,0 +1,65 @@
+"""Bytes of activations that one rank keeps from forward to backward, in closed form, 16-bit.
+
+Per token and block, with h hidden, k width of keys (and of values), f MLP width, a heads, T sequence length:
+
+    norm inputs 2h + 2h   qkv input 2h   qkv output 2(h + 2k)   attention output 2h   up input 2h
+    MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product
+    plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp)
+    dropout masks: h + h
+
+With biases and dropout that is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
+parallelism divides what lies between its two exchanges; sequence parallelism the rest as well. Recomputation
+keeps: full - a block's input; selective - all but plain attention's 5 a T; op - a block's input, attention's
+output and the outputs of every other matrix product, as torchtitan's selective `op` policy does.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lowband.cost.numbers import Num
+from lowband.spec.model import ModelSpec
+
+Recompute = Literal["none", "selective", "op", "full"]
+Attention = Literal["flash", "plain"]
+HALF = 2  # bytes of a 16-bit value
+
+# Per logit at the loss: 16-bit logits, their fp32 copy, log-softmax's output and the fp32 gradient (PyTorch's
+# cross entropy on a 16-bit head's output, not compiled).
+LOGIT_BYTES = 2 + 4 + 4 + 4
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes per token. `block`: kept of each block; `working`: of the block that runs, while recomputed."""
+
+    block: Num
+    working: Num
+    head: float
+
+
+def kept_bytes_per_token(
+    model: ModelSpec,
+    seq_len: Num,
+    recompute: Recompute,
+    attention: Attention,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    dropout: bool = False,
+) -> Kept:
+    """See the module's formulas. tp: ranks of tensor parallelism."""
+    h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
+    outside = tp if sequence_parallel else 1  # what tensor parallelism alone does not divide
+    between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
+    replicated = HALF * 4 * h + (2 * h if dropout else 0)
+    core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tp
+    everything = replicated / outside + between / tp + core
+    block_input = HALF * h / outside
+    if recompute == "none":
+        block: Num = everything
+    elif recompute == "selective":
+        block = everything - (core if attention == "plain" else 0)
+    elif recompute == "op":
+        block = block_input + HALF * (h + h + k + f) / tp + HALF * h / outside
+    else:
+        block = block_input
+    return Kept(block, everything - block, LOGIT_BYTES * model.vocab / tp)

@@ -1,0 +1,115 @@
+"""Seconds of a collective: base + steps x latency + bytes / rate, hop by hop or as one flat ring.
+
+    hops   sum over hops of   base + (n - 1) latency(level) + bytes / rate(level, groups)
+    flat   base + sum over levels of steps(level) latency(level) + all bytes / min(rate(level) x ranks inside)
+
+rate is the link's rate x its efficiency x that for the number of groups joined. A flat ring crosses a level's
+boundary once per inner group, so the inner group's ranks share their cards for it: its rate there is that of
+all of them together. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x product of the
+counts outside. Message size enters through the latency: half the rate is reached at latency x rate bytes a
+step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and Gropp 2005); the
+latencies by level are those of NCCL's and RCCL's own tuners.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from lowband.cost.bytes import Transfer
+from lowband.cost.numbers import Num
+from lowband.spec.fact import Bound, Fact
+from lowband.spec.machine import Hop, Machine
+
+Case = Literal["slow", "value", "fast"]  # every constant at the end of its interval that makes it so
+MICRO, GIGA = 1e-6, 1e9
+
+
+def share(fact: Fact | None, case: Case) -> float:
+    """An efficiency: all of it where none is stated; low is slow."""
+    ends: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
+    return 1.0 if fact is None else fact.at(ends[case])
+
+
+def seconds(fact: Fact | None, case: Case) -> float:
+    """A time in microseconds, in seconds: none where none is stated; high is slow."""
+    ends: dict[Case, Bound] = {"slow": "high", "value": "value", "fast": "low"}
+    return 0.0 if fact is None else fact.at(ends[case]) * MICRO
+
+
+def _between(known: Mapping[int, float], count: int) -> float:
+    """The factor at a count, interpolated in the count's logarithm; 1 where nothing is known."""
+    if not known:
+        return 1.0
+    counts = sorted(known)
+    return float(np.interp(math.log2(count), [math.log2(n) for n in counts], [known[n] for n in counts]))
+
+
+@dataclass(frozen=True)
+class Network:
+    """A machine's links as the formulas want them.
+
+    faster: level -> factor on the rate of its link, for a grid of what-ifs
+    shards: whether these are the sharding's collectives, which reach the share that the stack states; those
+            of tensor and pipeline parallelism reach what the link does
+    """
+
+    machine: Machine
+    case: Case = "value"
+    faster: Mapping[str, Num] = field(default_factory=dict)
+    shards: bool = True
+
+    @property
+    def base_s(self) -> float:
+        stack = self.machine.stack
+        return seconds(stack.collective_us if stack else None, self.case)
+
+    @property
+    def is_flat(self) -> bool:
+        return self.machine.stack is not None and self.machine.stack.collectives == "flat"
+
+    def latency_s(self, level: str) -> float:
+        return seconds(self.machine.link(level).latency_us, self.case)
+
+    def rate(self, level: str, groups: int) -> Num:
+        """Bytes per second that a rank sends over a level in a collective that joins so many groups."""
+        link = self.machine.link(level)
+        own = link.gigabytes_per_s * GIGA * share(link.efficiency, self.case)
+        own *= _between(link.efficiency_by_groups, groups)
+        by_cards = {cards: share(fact, self.case) for cards, fact in link.efficiency_by_cards.items()}
+        own *= _between(by_cards, link.cards or 1)
+        if self.shards and self.machine.stack is not None:
+            own *= share(self.machine.stack.efficiency.get(level), self.case)
+        return own * self.faster.get(level, 1.0)
+
+    def hop_s(self, hop: Hop, sent: Num) -> Num:
+        """One hop in which each rank sends `sent` bytes in all."""
+        return (
+            self.base_s + (hop.count - 1) * self.latency_s(hop.level) + sent / self.rate(hop.level, hop.count)
+        )
+
+    def ring_s(self, hops: Sequence[Hop], sent: Num) -> Num:
+        """One flat ring over all partners of the hops (inner first); each rank sends `sent` bytes."""
+        steps = self.base_s
+        outside = 1
+        for hop in reversed(hops):
+            steps += (hop.count - 1) * outside * self.latency_s(hop.level)
+            outside *= hop.count
+        rates = [self.rate(hop.level, hop.count) * hop.stride / hops[0].stride for hop in hops]
+        slowest = rates[0]
+        for rate in rates[1:]:
+            slowest = np.minimum(slowest, rate)
+        return steps + sent / slowest
+
+    def collective_s(self, parts: Sequence[Transfer]) -> Num:
+        """The hops of one collective of one unit. A quantized reduction is never flat."""
+        gathers = parts[0].collective.endswith("_gather")
+        if self.is_flat and len(parts) > 1 and (gathers or parts[0].quantized_values == 0):
+            hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
+            return self.ring_s(hops, sum(part.sent_bytes for part in parts))
+        total: Num = 0.0
+        for part in parts:
+            total = total + self.hop_s(part.hop, part.sent_bytes)
+        return total

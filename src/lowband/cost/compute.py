@@ -1,0 +1,140 @@
+"""Seconds that one rank computes: matrix products, attention, work bound by memory, kernels' fixed time.
+
+    products   FLOPs / (peak x matmul efficiency)
+    attention  FLOPs / (peak x attention efficiency); a fused kernel skips what causality masks (half)
+    memory     bytes read and written / (memory rate x memory efficiency)
+    kernels    number x fixed time
+
+Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
+additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
+plain attention 13 a T (scores written and read, softmax, dropout). The backward of these moves twice that.
+The loss moves 24 bytes a logit: 16-bit to fp32, soft-max, gradient. Adam moves 34 bytes a parameter: the
+gradient twice (norm, step), master weights and two moments in and out, 16-bit weights out.
+"""
+
+from dataclasses import dataclass
+
+from lowband.cost.activations import Attention, Recompute
+from lowband.cost.collectives import GIGA, Case, seconds, share
+from lowband.cost.flops import (
+    BACKWARD_MATMUL,
+    attention_flops_per_token,
+    block_matmul_flops_per_token,
+    head_flops_per_token,
+)
+from lowband.cost.numbers import Num
+from lowband.errors import UserError
+from lowband.spec.machine import Machine
+from lowband.spec.model import ModelSpec
+
+LOSS_BYTES = 24
+ADAM_BYTES = 34
+KERNELS = {"flash": 12, "plain": 18}  # of a block's forward, without fusion
+BACKWARD_ATTENTION = {
+    "flash": 2.5,
+    "plain": 2.0,
+}  # FlashAttention-2 (arXiv 2307.08691): five products for two
+BACKWARD_MEMORY = 2
+QUANTIZED_BYTES = 2 + 1  # a value read in 16 bits and its code written, or the other way round
+
+
+@dataclass(frozen=True)
+class Computer:
+    """A device as the formulas want it."""
+
+    machine: Machine
+    dtype: str
+    case: Case = "value"
+
+    @property
+    def _peak(self) -> float:
+        peak = self.machine.device.peak_tflops.get(self.dtype)
+        if peak is None:
+            raise UserError(
+                f"device.peak_tflops has no {self.dtype}",
+                where=f"slurm/{self.machine.name}/machine.yaml",
+                allowed=self.machine.device.peak_tflops or "a rate by dtype",
+            )
+        return peak * 1e12
+
+    def matmul_s(self, flops: Num) -> Num:
+        return flops / (self._peak * share(self.machine.device.matmul_efficiency, self.case))
+
+    def attention_s(self, flops: Num, kind: Attention) -> Num:
+        """flops: not halved for causality."""
+        device = self.machine.device
+        if kind == "plain" or device.attention_efficiency is None:
+            return self.matmul_s(flops / (2 if kind == "flash" else 1))
+        return flops / 2 / (self._peak * share(device.attention_efficiency, self.case))
+
+    def memory_s(self, moved: Num) -> Num:
+        device = self.machine.device
+        if device.memory_gigabytes_per_s is None:
+            return 0 * moved
+        rate = share(device.memory_gigabytes_per_s, self.case) * GIGA
+        return moved / (rate * share(device.memory_efficiency, self.case))
+
+    def kernels_s(self, count: float) -> float:
+        return count * seconds(self.machine.device.kernel_us, self.case)
+
+    def quantize_s(self, values: Num) -> Num:
+        return self.memory_s(QUANTIZED_BYTES * values)
+
+    def adam_s(self, parameters: Num) -> Num:
+        return self.memory_s(ADAM_BYTES * parameters)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of one micro-batch: of one block, and of what follows the last (norm, output layer, loss)."""
+
+    forward: Num
+    backward: Num
+    recompute: Num
+    head_forward: Num
+    head_backward: Num
+
+
+def work(
+    computer: Computer,
+    model: ModelSpec,
+    micro_batch: Num,
+    seq_len: Num,
+    recompute: Recompute,
+    attention: Attention,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    dropout: bool = False,
+) -> Work:
+    """One micro-batch of `micro_batch` sequences on one rank of `tp`."""
+    tokens = micro_batch * seq_len
+    h, k, f = model.hidden, model.kv_hidden, model.mlp_width
+    outside = tp if sequence_parallel else 1
+    products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tp)
+    core = computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tp, attention)
+    scores = computer.memory_s(
+        tokens * 13 * model.heads * seq_len / tp if attention == "plain" else 0.0 * tokens
+    )
+    moved = (8 + (14 if dropout else 12)) * h / outside + (
+        4 * (h + 2 * k) + (8 if model.gated else 4) * f
+    ) / tp
+    rest = computer.memory_s(tokens * moved)
+    kernels = computer.kernels_s(KERNELS[attention])
+    forward = products + core + scores + rest + kernels
+    again: dict[str, Num] = {
+        "none": 0.0,
+        "selective": core + scores if attention == "plain" else 0.0,
+        "op": products / 2 + rest,
+        "full": forward,
+    }
+    head = computer.matmul_s(tokens * head_flops_per_token(model) / tp)
+    loss = computer.memory_s(tokens * LOSS_BYTES * model.vocab / tp)
+    return Work(
+        forward=forward,
+        backward=BACKWARD_MATMUL * products
+        + BACKWARD_ATTENTION[attention] * core
+        + BACKWARD_MEMORY * (scores + rest + kernels),
+        recompute=again[recompute],
+        head_forward=head + loss / 3,
+        head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
+    )

@@ -1,0 +1,167 @@
+"""Seconds of one optimizer step, term by term, with overlap as the engine does it.
+
+The engine (engine/engine.py) has one lane for collectives, gathers the next unit while one computes, and
+reduces a unit's gradient while the backward goes on. With L blocks on a rank, forward f and backward b of one
+(recomputation included), gathers G, g and reduction r of one, that makes, for one micro-batch,
+
+    forward   G_root + G + (L - 1) join(f, G) + f + head
+    backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
+
+with the host's time for the unit in f and in b, and
+    join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: the engine's lane
+
+The first micro-batch's forward also gathers updated weights, the last one's backward reduces out to the
+optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication; it is
+told by collective in proportion to the lane's time for each.
+
+Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in what
+is recomputed fully), not hidden. A pipeline of p stages, v of them on a rank, takes p - 1 further passes of a
+micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
+activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all micro-batches through a
+stage in turn, so a unit is gathered and reduced once a step, not once a micro-batch.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowband.cost.bytes import Transfer, stage_numels, transfers
+from lowband.cost.collectives import Case, Network, seconds, share
+from lowband.cost.compute import Computer, work
+from lowband.cost.job import Job
+from lowband.cost.numbers import Num, join
+from lowband.spec.machine import SELF, WORLD, Levels
+
+EVERY_PASS = ("forward_gather", "backward_gather", "grad_reduce")
+ONCE = ("boundary_reduce", "replica_reduce", "update_gather")
+ITEMS = (
+    "forward", "recompute", "backward", "optimizer", "host", "tensor_parallel", "pipeline_exchange", "bubble",
+    *(f"exposed_{name}" for name in (*EVERY_PASS, *ONCE)),
+)  # fmt: skip
+
+Lane = dict[str, Num]  # collective -> seconds in the lane, of one unit
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """items: seconds by ITEMS, adding up to `total`; lane: seconds by collective, hidden or not."""
+
+    total: Num
+    items: dict[str, Num]
+    lane: dict[str, Num]
+
+
+def step_time(job: Job, case: Case = "value") -> StepTime:
+    """One optimizer step of `job`, every constant of the machine taken at `case`."""
+    network, computer = Network(job.machine, case, job.faster), Computer(job.machine, job.compute_dtype, case)
+    w = work(
+        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
+        job.sequence_parallel, job.dropout,
+    )  # fmt: skip
+    stack = job.machine.stack
+    overlap = share(stack.overlap if stack else None, case)
+    host = seconds(stack.unit_us if stack else None, case)
+    numels = stage_numels(job.model, job.levels, job.tp, job.pp)
+    root = _lane(job, network, computer, numels[0], is_root=True)
+    block = _lane(job, network, computer, numels[1], is_root=False)
+    blocks, passes = job.model.layers // job.pp, job.accumulation
+    other = Network(job.machine, case, job.faster, shards=False)
+    tp_s = _all_reduce_s(job, other)
+    tp_again = 2 * tp_s if job.recompute == "full" else 0.0
+    items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
+
+    def add(name: str, time: Num) -> None:
+        items[name] = items[name] + time
+
+    def forward(gathers: Iterable[str], times: Num) -> None:
+        g, g_root = _sum(block, gathers), _sum(root, gathers)
+        busy = w.forward + 2 * tp_s + host
+        exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
+        _tell(
+            add,
+            exposed * times,
+            {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in gathers},
+        )
+
+    def backward(reductions: Iterable[str], times: Num) -> None:
+        g, r, r_root = block.get("backward_gather", 0.0), _sum(block, reductions), _sum(root, reductions)
+        busy = w.backward + w.recompute + 2 * tp_s + tp_again + host
+        exposed = join(w.head_backward, g, overlap) - w.head_backward
+        exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
+        lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in reductions}
+        _tell(add, exposed * times, {"backward_gather": blocks * g, **lane})
+
+    # The first forward of a step gathers updated weights, the last backward carries gradients out.
+    forward(["forward_gather", "update_gather"], 1)
+    backward(["grad_reduce", "boundary_reduce", "replica_reduce"], 1)
+    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once a step
+        forward(["forward_gather"], passes - 1)
+        backward(["grad_reduce"], passes - 1)
+    add("forward", passes * (blocks * w.forward + w.head_forward))
+    add("backward", passes * (blocks * w.backward + w.head_backward))
+    add("recompute", passes * blocks * w.recompute)
+    add("host", passes * blocks * 2 * host)
+    add("tensor_parallel", passes * blocks * (4 * tp_s + tp_again))
+    exchange = _exchange_s(job, other)
+    add("pipeline_exchange", passes * exchange)
+    add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))
+    if job.pp > 1:
+        chunk = blocks * (w.forward + w.backward + w.recompute + 4 * tp_s + tp_again + 2 * host)
+        add("bubble", (job.pp - 1) / job.interleave * (chunk + exchange))
+    total: Num = 0.0
+    for item in items.values():
+        total = total + item
+    often = {
+        name: passes if name in EVERY_PASS and job.schedule == "1f1b" else 1 for name in (*EVERY_PASS, *ONCE)
+    }
+    lane = {n: often[n] * (root.get(n, 0.0) + blocks * block.get(n, 0.0)) for n in often}
+    return StepTime(total, items, lane)
+
+
+def _lane(job: Job, network: Network, computer: Computer, numel: int, is_root: bool) -> Lane:
+    """Seconds of each collective of one unit: messages and quantization."""
+    parts: dict[str, list[Transfer]] = {}
+    for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
+        parts.setdefault(t.collective, []).append(t)
+    return {
+        name: network.collective_s(hops) + computer.quantize_s(sum(hop.quantized_values for hop in hops))
+        for name, hops in parts.items()
+    }
+
+
+def _sum(lane: Lane, names: Iterable[str]) -> Num:
+    total: Num = 0.0
+    for name in names:
+        total = total + lane.get(name, 0.0)
+    return total
+
+
+def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
+    """Exposed seconds to the collectives in proportion to their time in the lane."""
+    whole = _sum(lane, lane)
+    for name, time in lane.items():
+        if np.any(time):
+            add(f"exposed_{name}", exposed * (time / whole))
+
+
+def _all_reduce_s(job: Job, network: Network) -> Num:
+    """One all-reduce of a micro-batch's activations, 16-bit, over the tensor-parallel ranks: a flat ring."""
+    if job.tp == 1:
+        return 0.0
+    hops = Levels.fit(job.machine.sizes, job.tp).hops(SELF, WORLD)
+    sent = 2 * (job.tp - 1) / job.tp * 2 * job.micro_batch * job.seq_len * job.model.hidden
+    return network.ring_s(hops, sent)
+
+
+def _exchange_s(job: Job, network: Network) -> Num:
+    """Activations of a micro-batch to the next stage and gradients back, for each stage that a rank has.
+
+    Each tensor-parallel rank sends its part (scatter/gather, arXiv 2104.04473, section 4.1).
+    """
+    if job.pp == 1:
+        return 0.0
+    level = job.stage_level()
+    moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.tp
+    one = network.base_s + network.latency_s(level) + moved / network.rate(level, 2)
+    return 2 * job.interleave * one

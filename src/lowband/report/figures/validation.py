@@ -1,0 +1,37 @@
+"""Predicted over published, one column of points per source; calibration rows open, held-out rows filled."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
+
+BAND = 0.05
+MARKS = {"calibration": ("o", "white", "0.2"), "held out": ("o", "0.2", "0.2")}
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    return table[["source", "row", "use", "published", "predicted", "error_percent"]]
+
+
+def draw(df: pd.DataFrame) -> Figure:
+    sources = list(dict.fromkeys(df["source"]))
+    figure = canvas(TWO_COLUMNS, 2.9)
+    axes = figure.subplots()
+    axes.axhspan(1 - BAND, 1 + BAND, color="0.9", zorder=0)
+    axes.axhline(1, color="0.3", linestyle=":", linewidth=0.8)
+    for use, (marker, fill, edge) in MARKS.items():
+        rows = df[df["use"] == use]
+        place = rows["source"].map(sources.index).to_numpy(dtype=float)
+        # Rows of a source lie side by side, in their order.
+        within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
+        axes.plot(
+            place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, linestyle="",
+            marker=marker, markersize=3.5, markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=0.7,
+            label=use,
+        )  # fmt: skip
+    axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
+    axes.set_ylabel("predicted / published")
+    axes.grid(axis="x", visible=False)
+    legend_above(figure, axes, columns=2)
+    return figure

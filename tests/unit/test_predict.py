@@ -1,0 +1,164 @@
+"""The predictor: closed forms by hand, monotonic in its links, and the planner against brute force."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowband.cost.bytes import sent_bytes, stage_numels, transfers
+from lowband.cost.collectives import Network
+from lowband.cost.command import Grid, machine_of, model_of, scheme_of
+from lowband.cost.job import Job
+from lowband.cost.plan import KNOBS, RECOMPUTE, jobs, plan
+from lowband.cost.predict import predict
+from lowband.cost.time import step_time
+from lowband.errors import UserError
+from lowband.spec.machine import SELF, WORLD, Levels, Machine
+from lowband.spec.strict import read_yaml
+
+ROOT = Path(__file__).parents[2]
+SCHEMES = sorted(read_yaml(ROOT / "config" / "schemes.yaml"))
+FRONTIER = machine_of(ROOT, "frontier")
+
+
+def job(scheme: str = "hier3", machine: Machine = FRONTIER, **changes: object) -> Job:
+    given_ = {"ranks": 64, "micro_batch": 1, "seq_len": 2048, "accumulation": 4, **changes}
+    return Job(machine, model_of(ROOT, "gpt-20b"), scheme_of(ROOT, scheme), **given_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
+    one = job(scheme)
+    numels = stage_numels(one.model, one.levels, 1, 1)
+    total = sum(
+        t.sent_bytes * (1 if t.once_per_step else 4)
+        for i, n in enumerate(numels)
+        for t in transfers(n, i == 0, one.scheme, one.levels, "bf16", "bf16")
+    )
+    assert total == sum(sent_bytes(numels, one.scheme, one.levels, "bf16", "bf16", 4).values())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("pp", [1, 4])
+def test_time_items_add_up(scheme: str, pp: int) -> None:
+    step = step_time(job(scheme, pp=pp, tp=2))
+    assert sum(step.items.values()) == pytest.approx(step.total)
+    assert all(seconds >= -1e-12 for seconds in step.items.values())
+
+
+def test_a_ring_by_hand() -> None:
+    """16 ranks on 2 nodes of Frontier, 1 GB: the package's, node's and NICs' steps, and the slowest rate."""
+    network = Network(FRONTIER, shards=False)
+    hops = Levels.fit({"package": 2, "node": 8}, 16).hops(SELF, WORLD)
+    sent = 1e9 * 15 / 16
+    slowest = min(200e9 * 0.737, 50e9 * 0.78 * 2, 12.5e9 * 0.75 * 8)
+    steps = 8 * 1 * 3.6e-6 + 2 * 3 * 3.6e-6 + 1 * 19.8e-6
+    assert network.ring_s(hops, sent) == pytest.approx(17e-6 + steps + sent / slowest)
+
+
+def test_without_overlap_every_lane_second_is_exposed() -> None:
+    """Frontier's stack hides nothing: exposed time is the lane's, collective by collective."""
+    step = step_time(job("zero3"))
+    for name, seconds in step.lane.items():
+        assert step.items[f"exposed_{name}"] == pytest.approx(seconds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scheme=st.sampled_from(SCHEMES),
+    level=st.sampled_from(["package", "node", "world"]),
+    factor=st.floats(1, 50),
+    overlap=st.floats(0, 1),
+    ranks=st.sampled_from([8, 16, 64, 384]),
+    tp=st.sampled_from([1, 2, 8]),
+)
+def test_more_bandwidth_is_never_slower(
+    scheme: str, level: str, factor: float, overlap: float, ranks: int, tp: int
+) -> None:
+    assert FRONTIER.stack is not None
+    fact = FRONTIER.facts["stack.overlap"].model_copy(update={"value": overlap, "low": None, "high": None})
+    machine = FRONTIER.model_copy(update={"stack": FRONTIER.stack.model_copy(update={"overlap": fact})})
+    base = job(scheme, machine, ranks=ranks, tp=tp)
+    before = step_time(base).total
+    assert step_time(replace(base, faster={level: factor})).total <= before * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
+def test_a_grid_is_its_points(scheme: str) -> None:
+    batches, passes = np.array([1, 2, 8]), np.array([4, 1, 2])
+    grid = predict(job(scheme, micro_batch=batches, accumulation=passes))
+    for i in range(3):
+        one = predict(job(scheme, micro_batch=int(batches[i]), accumulation=int(passes[i])))
+        assert grid.step_time_s[i] == pytest.approx(float(one.step_time_s), rel=1e-12)
+        assert grid.peak_memory_bytes[i] == pytest.approx(float(one.peak_memory_bytes), rel=1e-12)
+        assert one.step_time_fast_s <= one.step_time_s <= one.step_time_slow_s
+
+
+def test_pipeline_bubble_by_hand() -> None:
+    """(p - 1) / (v m) of the blocks' time, where nothing is sent (Narayanan et al., section 2.2)."""
+    machine = Machine.model_validate(
+        {
+            "name": "bare", "description": "peak only",
+            "device": {"name": "d", "peak_tflops": {"bf16": 100}, "source": "made up"},
+            "levels": [{"name": "world", "link": {"gigabytes_per_s": 1e9, "source": "made up"}}],
+        }
+    )  # fmt: skip
+    step = step_time(job("ddp", machine, ranks=4, pp=4, interleave=11, accumulation=8, recompute="none"))
+    head = 3 * 2048 * 2 * 6144 * 50432 / 100e12 * 8
+    blocks = step.items["forward"] + step.items["backward"] - head
+    assert step.items["bubble"] == pytest.approx(3 / (11 * 8) * blocks, rel=1e-6)
+
+
+def test_the_planner_equals_brute_force() -> None:
+    model = model_of(ROOT, "gpt-1m")
+    found = plan(FRONTIER, model, 16, 128, 64, [1, 2], [1, 2])
+    brute = []
+    for batches in jobs(FRONTIER, model, 16, 128, 64, [1, 2], [1, 2]):
+        for b, a in zip(batches.micro_batch, batches.accumulation):
+            p = predict(replace(batches, micro_batch=int(b), accumulation=int(a)), interval=False)
+            if p.fits:
+                brute.append(float(p.step_time_s))
+    assert found.ranked[0].step_time_s == pytest.approx(min(brute), rel=1e-12)
+    assert len(found.ranked) == len(brute)
+    # What it claims to cover: every ordered placement of 4 levels, and both ways to recompute.
+    placements = {c.knobs[:4] for c in found.ranked if c.job.tp == c.job.pp == 1}
+    names = [SELF, "package", "node", WORLD]
+    assert placements == {
+        (names[i], inner, names[j], names[k])
+        for i in range(4)
+        for j in range(i, 4)
+        for k in range(j, 4)
+        for inner in (None, *names[:i])
+    }
+    assert {c.knobs[KNOBS.index("recompute")] for c in found.ranked} == set(RECOMPUTE)
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    text = (ROOT / "slurm" / "frontier" / "machine.yaml").read_text()
+    for good, bad, words in (
+        ("gigabytes_per_s: 12.5", "gigabytes_per_s: -12.5", "gigabytes_per_s"),
+        ('source: "RCCL tuner: base latency (links_and_latency.csv)"', "", "source"),
+        ("low: 0.6, high: 0.9", "low: 0.8, high: 0.9", "low <= value <= high"),
+    ):
+        file = tmp_path / "machine.yaml"
+        file.write_text(text.replace(good, bad, 1))
+        with pytest.raises(UserError, match=words):
+            machine_of(ROOT, str(file))
+    with pytest.raises(UserError, match=r"GiB short per rank \(optim"):
+        plan(FRONTIER, model_of(ROOT, "gpt-1t"), 16, 2048, 64, [1], [1])
+    with pytest.raises(UserError, match="do not divide over tp"):
+        job(tp=3)
+
+
+def test_one_json_object() -> None:
+    [record] = Grid(
+        ROOT, "frontier", ["gpt-20b"], ["hier3"], [384], [1], [4], [2048], ["full"]
+    ).records()  # fmt: skip
+    assert {"step_time_s", "tflops_per_gpu", "hfu_tflops_per_gpu", "tokens_per_s_per_gpu", "fits"} <= set(
+        record
+    )
+    assert sum(record["time_s"].values()) == pytest.approx(record["step_time_s"])
+    assert record["interval"]["step_time_s"][0] <= record["step_time_s"]

@@ -1,0 +1,25 @@
+# Published rows and machine files -> tables of predictions. No run is needed: seconds.
+
+
+rule predict:
+    input:
+        reported=sorted(Path("results/reported").glob("*.csv")),
+        machines=sorted(Path("slurm").glob("*/machine.yaml")),
+        config=["config/models.yaml", "config/schemes.yaml"],
+        code=sorted(
+            [
+                *Path("src/lowband/cost").glob("*.py"),
+                *Path("src/lowband/report/predicted").glob("*.py"),
+            ]
+        ),
+    output:
+        expand(f"{TABLES_DIR}/{{table}}.csv", table=PREDICTED),
+    log:
+        f"{LOGS_DIR}/predict.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        out=lambda wildcards, output: Path(output[0]).parent,
+    shell:
+        "python -m lowband validate --out {params.out} > {log} 2>&1"
