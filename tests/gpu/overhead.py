@@ -1,8 +1,8 @@
 """What the engine costs on one rank: `python tests/gpu/overhead.py` runs the gpu tests, then measures.
 
-It prints one JSON line: step times of a GPT under the engine (zero3) and of the bare module in the same dtype,
-with the same fused AdamW, taken in turns in one process; medians and their ratio. It needs torch, pytest,
-numpy, pydantic and PyYAML. `--device cpu` only tries the program out.
+It prints one JSON line: step times of a GPT under the engine (zero3) and of the bare module in the same
+dtype, with the same fused AdamW, taken in turns in one process; medians and their ratio. It needs torch,
+pytest, numpy, pydantic and PyYAML. `--device cpu` only tries the program out.
 """
 
 import argparse
