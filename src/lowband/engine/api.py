@@ -1,6 +1,7 @@
 """The library: shard a module in place, clip, and get the whole state back."""
 
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -86,7 +87,10 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine.put_shards()
     for unit in engine.units:
         whole = unit.master.new_empty(unit.layout.numel)
-        unit.collectives.gather(unit.master, whole, SELF, engine.scheme.optim, "state_dict")
+        # On the lane: a forward that failed half-way may have left a gather there.
+        engine.lane.submit(
+            partial(unit.collectives.gather, unit.master, whole, SELF, engine.scheme.optim, "state_dict")
+        ).wait()
         if engine.topology.rank == 0:
             for shard_, shape, (start, stop) in zip(
                 unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True

@@ -88,12 +88,12 @@ class StreamLane(Lane):
 
     def __init__(self, device: torch.device, overlap: bool = True) -> None:
         super().__init__(overlap)
-        self._stream = torch.cuda.Stream(device)
+        self._device, self._stream = device, torch.cuda.Stream(device)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
         self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
 
     def _start(self, work: Callable[[], None]) -> Handle:
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         start = torch.cuda.Event(enable_timing=True)
         done = torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._stream), torch.no_grad():
@@ -114,7 +114,7 @@ class StreamLane(Lane):
 
     def take_times(self) -> tuple[float, float]:
         self._is_timed = True
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         for start, done, busy in self._spans:
             seconds = max(0.0, start.elapsed_time(done)) / 1e3
             if busy:
@@ -130,7 +130,7 @@ class _OnStream:
         self._lane, self._done = lane, done
 
     def wait(self) -> None:
-        here = torch.cuda.current_stream()
+        here = torch.cuda.current_stream(self._lane._device)
         reached = torch.cuda.Event(enable_timing=True)
         reached.record(here)
         here.wait_event(self._done)

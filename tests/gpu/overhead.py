@@ -1,0 +1,97 @@
+"""What the engine costs on one rank: `python tests/gpu/overhead.py` runs the gpu tests, then measures.
+
+It prints one JSON line: step times of a GPT under the engine (zero3) and of the bare module in the same
+dtype, with the same fused AdamW, taken in turns in one process; medians and their ratio. It needs torch,
+pytest, numpy, pydantic and PyYAML. `--device cpu` only tries the program out.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+import lowband  # noqa: E402
+from lowband.model.gpt import GPT, Block  # noqa: E402
+from lowband.spec.model import ModelSpec  # noqa: E402
+from lowband.spec.scheme import read_scheme  # noqa: E402
+
+WARMUP, TURNS, STEPS_A_TURN = 5, 8, 5
+# On a CPU only whether it runs.
+SHAPES = {
+    "cuda": ({"layers": 12, "hidden": 1536, "heads": 12, "seq_len": 1024}, 8),
+    "cpu": ({"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64}, 2),
+}
+
+
+def stepper(spec: ModelSpec, batch: int, device: torch.device, dtype: torch.dtype, is_sharded: bool):
+    """One training step of the bare module, or of the sharded one."""
+    with device:
+        model = GPT(spec, seed=1)
+        tokens = torch.randint(0, spec.vocab, (batch, spec.seq_len))
+    if is_sharded:
+        zero3 = read_scheme(ROOT / "config" / "schemes.yaml", "zero3")
+        model = lowband.shard(model, zero3, lowband.Topology({}), Block, dtype)
+    else:
+        model = model.to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        model(tokens, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Callable[[], None], device: torch.device, steps: int) -> float:
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return (time.perf_counter() - start) / steps
+
+
+def measure(device: torch.device, dtype: torch.dtype) -> dict[str, float | str]:
+    shape, batch = SHAPES[device.type]
+    spec = ModelSpec(name="overhead", vocab=32768, source="ours", **shape)
+    steps = {name: stepper(spec, batch, device, dtype, name == "engine") for name in ("bare", "engine")}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        seconds(step, device, WARMUP)
+    for _ in range(TURNS):
+        for name, step in steps.items():
+            times[name].append(seconds(step, device, STEPS_A_TURN))
+    bare, ours = statistics.median(times["bare"]), statistics.median(times["engine"])
+    row = {"dtype": str(dtype), "parameters": spec.parameters, "bare_s": bare, "engine_s": ours}
+    return row | {"engine_over_bare": ours / bare}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=SHAPES, default="cuda")
+    device = torch.device(parser.parse_args().device, 0)
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", str(ROOT / "tests" / "gpu")], cwd=ROOT)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
+    )
+    rows = [measure(device, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    print(json.dumps({"device": name, "torch": torch.__version__, "overhead": rows}))
+    dist.destroy_process_group()
+    return tests.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
