@@ -11,7 +11,7 @@ from lowband.__main__ import main
 from lowband.report.files import read_table
 
 ROOT = Path(__file__).parents[2]
-LOGS = ROOT / "tests" / "fixtures" / "logs"
+LOGS = ROOT / "tests" / "fixtures" / "foreign"
 # By hand: 44 x (12 x 6144^2 + 13 x 6144) + 2 x 6144 + 50432 x 6144 weights that multiply; attention on top.
 MODEL_FLOP_PER_S = 2048 * (6 * 20_244_713_472 + 12 * 44 * 6144 * 2048)
 
