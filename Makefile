@@ -3,6 +3,8 @@
 # make smoke       the same path as reproduce, in under two minutes
 # make check       lint, format, types
 # make install     the set-up alone
+# make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
+# make box-deps    what a box needs, from Debian's packages (root; the only target that installs outside this folder)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce           more cores for the workflow's light jobs
@@ -13,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
 
-.PHONY: install reproduce smoke test check format clean
+.PHONY: install reproduce smoke test check format clean box box-deps
 
 install: $(VENV)/.installed
 
@@ -43,6 +45,14 @@ check: install
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 	$(BIN)/mypy
+
+box: install
+	$(BIN)/lowband box up
+
+box-deps: # a package must not start its daemons: the box starts its own
+	test -e /usr/sbin/policy-rc.d || { printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; }
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge iproute2
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -38,7 +38,9 @@ def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
         for i, n in enumerate(numels)
         for t in transfers(n, i == 0, one.scheme, one.levels, "bf16", "bf16")
     )
-    assert total == sum(sent_bytes(numels, one.scheme, one.levels, "bf16", "bf16", 4, is_clipped=False).values())
+    assert total == sum(
+        sent_bytes(numels, one.scheme, one.levels, "bf16", "bf16", 4, is_clipped=False).values()
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

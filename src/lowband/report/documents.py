@@ -8,7 +8,7 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.report.files import read_table
-from lowband.report.tables import peers
+from lowband.report.tables import box, peers
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
 from lowband.spec.records import write_if_changed
 from lowband.spec.strict import read_text
@@ -54,6 +54,28 @@ def _faults(root: Path) -> list[str]:
     return _markdown(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
 
 
+def _box(root: Path) -> list[str]:
+    """The core experiment; rates at the machine's scale."""
+    points = box.build(read_table(root / "results" / "reference" / "box" / "runs.csv"))
+    rows = [
+        [
+            f"{row['suite']}", f"{row['outer_link_share']:g}", f"{row['tokens_per_rank']:g}",
+            "yes" if row["overlap"] else "no", f"{row['ranks']}", f"{row['scheme']}", f"{row['repeats']}",
+            f"{row['step_time_s']:.2f} ({row['step_time_min_s']:.2f} to {row['step_time_max_s']:.2f})",
+            f"{row['exposed_comm_time_s']:.2f}",
+            f"{row['model_flop_per_s_per_rank_at_scale'] / 1e12:.1f}",
+            f"{row['over_zero3']:.2f}", f"{row['efficiency']:.2f}", f"{row['real_share']:.2f}",
+            f"{row['interface_over_ledger']:.3f}",
+        ]
+        for _, row in points.iterrows()
+    ]  # fmt: skip
+    columns = [
+        "suite", "outer link", "tokens per rank", "overlap", "ranks", "scheme", "n", "step (s)", "of it waiting",
+        "TFLOPS per rank, at scale", "over zero3", "efficiency", "real share", "interface / ledger",
+    ]  # fmt: skip
+    return _markdown(columns, rows)
+
+
 def _peers(root: Path) -> list[str]:
     folder = root / "results" / "reference" / "peers"
     table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
@@ -84,4 +106,5 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
     "faults": ("docs/peers.md", _faults),
     "peers": ("docs/benchmarks.md", _peers),
+    "box": ("docs/scale-model.md", _box),
 }
