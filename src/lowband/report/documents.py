@@ -70,7 +70,8 @@ def _box(root: Path) -> list[str]:
         for _, row in points.iterrows()
     ]  # fmt: skip
     columns = [
-        "suite", "outer link", "tokens per rank", "overlap", "ranks", "scheme", "n", "step (s)", "of it waiting",
+        "suite", "outer link", "tokens per rank", "overlap", "ranks", "scheme", "n", "step (s)",
+        "of it waiting",
         "TFLOPS per rank, at scale", "over zero3", "efficiency", "real share", "interface / ledger",
     ]  # fmt: skip
     return _markdown(columns, rows)
