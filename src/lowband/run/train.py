@@ -26,7 +26,7 @@ from lowband.run.ranks import Rank, from_environment
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
-M_ARENA_MAX = -8  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _run_rank(rank: Rank, job: Job) -> None:
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
-    _share_one_heap()
+    _share_one_heap(keeps_memory=spec.machine.box is not None)
     device = _device(rank)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
@@ -159,8 +159,11 @@ def _run_rank(rank: Rank, job: Job) -> None:
     dist.destroy_process_group()
 
 
-def _share_one_heap() -> None:
+def _share_one_heap(keeps_memory: bool) -> None:
     """Let all threads of this process take memory from one heap.
+
+    keeps_memory: never give freed memory back. Of a box's many ranks on few cores, giving it back and faulting it
+                  in again took a third of the cores' time.
 
     glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
     tell how the threads of gloo and of an engine took turns, not what they held.
@@ -168,6 +171,9 @@ def _share_one_heap() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
         mallopt(M_ARENA_MAX, 1)
+        if keeps_memory:
+            mallopt(M_MMAP_THRESHOLD, 2**30)
+            mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def _device(rank: Rank) -> torch.device:
