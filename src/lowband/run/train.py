@@ -162,8 +162,8 @@ def _run_rank(rank: Rank, job: Job) -> None:
 def _share_one_heap(keeps_memory: bool) -> None:
     """Let all threads of this process take memory from one heap.
 
-    keeps_memory: never give freed memory back. Of a box's many ranks on few cores, giving it back and faulting
-                  it in again took a third of the cores' time.
+    keeps_memory: never give freed memory back. In a box, giving it back and faulting it in again took a third
+                  of the cores' time.
 
     glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
     tell how the threads of gloo and of an engine took turns, not what they held.
