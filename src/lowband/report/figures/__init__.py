@@ -61,8 +61,8 @@ FIGURES: dict[str, Entry] = {
         "box",
         "Scale model of Frontier, measured: every rate is the machine's divided by one factor, links are "
         "shaped, computation is paced. Left: model TFLOPS per GCD, times the factor; points: median over "
-        "repeats, bars: least and largest. Middle: efficiency. Right: a step on the most ranks. Shipped "
-        "measurements." + _READING,
+        "repeats, bars: least and largest. Middle: efficiency. Right: a step on the most ranks. On 32 ranks "
+        "two CPU cores are short, and part of the waiting is for them. Shipped measurements." + _READING,
     ),
     "box_ratios": Entry(
         "box_ratios",

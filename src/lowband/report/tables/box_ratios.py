@@ -43,5 +43,6 @@ def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     for pair, (metric, scheme) in _GAINS.items():
         row = reported[(reported["metric"] == metric) & (reported["scheme"] == scheme)]
         gain = float(row["value"].iloc[0])
-        parts.append(pd.DataFrame([{"pair": pair, "provenance": "reported", "ratio": 1 + gain / 100}]))
+        reported_row = {"pair": pair, "provenance": "reported", "ranks": int(row["gcds"].iloc[0].split()[0])}
+        parts.append(pd.DataFrame([{**reported_row, "ratio": 1 + gain / 100}]))
     return pd.concat(parts, ignore_index=True)
