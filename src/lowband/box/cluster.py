@@ -18,12 +18,11 @@ import psutil
 
 from lowband.box import links, slurm
 from lowband.box.layout import Layout
-from lowband.box.network import private_command
-from lowband.box.slurm import CONFIGURATION, ETC, STATE
+from lowband.box.network import MACHINE, STATE, private_command
+from lowband.box.slurm import CONFIGURATION, ETC
 from lowband.errors import UserError
 from lowband.spec.machine import Machine, read_machine
 
-CLUSTER = "cluster"  # file in STATE: which cluster's box this is, written when it is whole
 STOP_S = 10.0
 
 
@@ -128,7 +127,7 @@ def _bring_up(machine: Machine, publish: Callable[[], None]) -> str:
     publish()
     links.network_up(layout, with_head=True)
     slurm.start(layout)
-    (STATE / CLUSTER).write_text(machine.name, encoding="ascii")
+    MACHINE.write_text(machine.to_json(), encoding="utf-8")
     rates = ", ".join(
         f"{level.name} {layout.bytes_per_s(i) / 1e3:,.0f} kB/s"
         for i, level in enumerate(machine.levels, start=1)
@@ -152,8 +151,7 @@ def _running() -> str | None:
     """The cluster whose box is up, if its controller lives."""
     if not any("slurmctld" in process.name() for process in _daemons()):
         return None
-    file = STATE / CLUSTER
-    return file.read_text(encoding="ascii") if file.exists() else None
+    return Machine.read_json(MACHINE).name if MACHINE.exists() else None
 
 
 def _daemons() -> Iterator[psutil.Process]:

@@ -8,15 +8,20 @@ process.
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Literal
 
 from lowband.box import links
 from lowband.box.layout import NODE, Layout, Place
+from lowband.errors import UserError
+from lowband.spec.machine import Machine
 from lowband.spec.run import RunSpec
 
 SHAPED = "shaped"
 PLAIN = "plain loopback, not shaped"
 OWN = "the machine's own"
+STATE = Path("/run/lowband-box")  # everything of a Slurm box but its network: configuration, sockets, logs
+MACHINE = STATE / "machine.json"  # whose box it is; written when it is whole
 
 Links = Literal["auto", "private", "plain"]
 
@@ -25,13 +30,19 @@ def connect(spec: RunSpec, wish: Links) -> str:
     """Make or find the links of a run; returns what they are, for the record.
 
     With `auto`, a run of a box's machine that no launcher started is started anew by `private_command`, with
-    `private`, and this function does not return.
+    `private`, and this function does not return. Raises UserError in a Slurm box whose links are not the run's.
     """
     if spec.machine.box is None or spec.device == "fake":
         return OWN
     if "SLURM_STEP_ID" in os.environ:
-        is_in_box = socket.gethostname().startswith(NODE) and links.namespaces()
-        return SHAPED if is_in_box else f"{PLAIN}: a job outside of a box"
+        if not (socket.gethostname().startswith(NODE) and links.namespaces()):
+            return f"{PLAIN}: a job outside of a box"
+        if Machine.read_json(MACHINE).levels != spec.machine.levels:
+            raise UserError(
+                "this box has other links than the run", where=spec.run_id,
+                allowed="a run with outer_link goes without Slurm, on links of its own",
+            )  # fmt: skip
+        return SHAPED
     if wish == "private":
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED

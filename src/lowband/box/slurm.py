@@ -12,9 +12,9 @@ from pathlib import Path
 
 from lowband.box.layout import HEAD_ADDRESS, NODE, Layout
 from lowband.box.links import NAMESPACES
+from lowband.box.network import STATE
 from lowband.errors import UserError
 
-STATE = Path("/run/lowband-box")  # everything of a box but its network: configuration, sockets, logs
 ETC = Path("/etc/slurm")  # where Slurm's commands look: Snakemake's jobs have no SLURM_CONF
 CONFIGURATION = "slurm.conf"
 READY_S = 30.0

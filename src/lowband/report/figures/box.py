@@ -9,18 +9,15 @@ from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, look
 
 SUITE = "box"
 COLUMNS = [
-    "cluster", "model", "tokens_per_rank", "scale", "scheme", "ranks", "repeats", "links", "tflops_per_rank",
-    "tflops_min", "tflops_max", "base_ranks", "efficiency", "compute_time_s", "exposed_comm_time_s",
+    "cluster", "model", "tokens_per_rank", "scale", "scheme", "ranks", "repeats", "links",
+    "model_flop_per_s_per_rank_at_scale", "step_time_s", "step_time_min_s", "step_time_max_s", "base_ranks",
+    "efficiency", "compute_time_s", "exposed_comm_time_s",
 ]  # fmt: skip
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The suite's points, at the machine's scale."""
-    df = table[table["suite"] == SUITE].copy()
-    df["tflops_per_rank"] = df["model_flop_per_s_per_rank_at_scale"] / 1e12
-    df["tflops_min"] = df["tflops_per_rank"] * df["step_time_s"] / df["step_time_max_s"]
-    df["tflops_max"] = df["tflops_per_rank"] * df["step_time_s"] / df["step_time_min_s"]
-    return df[COLUMNS]
+    """The suite's points."""
+    return table.loc[table["suite"] == SUITE, COLUMNS]
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -28,8 +25,9 @@ def draw(df: pd.DataFrame) -> Figure:
     left, middle, right = figure.subplots(1, 3)
     for scheme, look in looks(df["scheme"]).items():
         line = df[df["scheme"] == scheme].sort_values("ranks")
-        value = line["tflops_per_rank"].to_numpy()
-        spread = np.abs(line[["tflops_min", "tflops_max"]].to_numpy().T - value)
+        value = line["model_flop_per_s_per_rank_at_scale"].to_numpy() / 1e12
+        slow_and_fast = line[["step_time_max_s", "step_time_min_s"]].to_numpy().T
+        spread = np.abs(value * line["step_time_s"].to_numpy() / slow_and_fast - value)
         style = {
             "marker": look.marker,
             "linestyle": look.dash,
