@@ -30,7 +30,8 @@ def connect(spec: RunSpec, wish: Links) -> str:
     """Make or find the links of a run; returns what they are, for the record.
 
     With `auto`, a run of a box's machine that no launcher started is started anew by `private_command`, with
-    `private`, and this function does not return. Raises UserError in a Slurm box whose links are not the run's.
+    `private`, and this function does not return. Raises UserError in a Slurm box with other links than the
+    run's.
     """
     if spec.machine.box is None or spec.device == "fake":
         return OWN
