@@ -100,3 +100,18 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     assert lowband("train", f"{run}/spec.json", "--links", "plain", cwd=tree).returncode == 0
     local = json.loads((tree / run / "outcome.json").read_text())
     assert local["weights_sha256"] == through_slurm["weights_sha256"] != ""
+
+
+def test_a_run_with_other_links_than_the_box_is_refused(tree: Path) -> None:
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 30", "steps: 2, outer_link: 0.5")
+    (tree / "config" / "suites" / "faults.yaml").write_text(suite)
+    assert lowband("spec", "--suite", "faults", "--out", "runs", cwd=tree).returncode == 0
+    [spec] = (tree / "runs").glob("*/spec.json")
+    srun = ["srun", "-N1", "-n1", sys.executable, "-m", "lowband", "train", str(spec)]
+    done = lowband(
+        "box", "run", "--cluster", "small-box", "--", "env", "MASTER_ADDR=x", "MASTER_PORT=1", *srun, cwd=tree
+    )
+    assert done.returncode != 0
+    assert "this box has other links than the run" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (spec.parent / "outcome.json").exists()
