@@ -43,5 +43,5 @@ rule train:
         tasks_per_node=srun_tasks_per_node,
         srun=lambda wildcards: JOBS[SPECS[wildcards.run].machine.name].srun,
     shell:
-        "slurm/launch.sh {params.cluster} {resources.nodes} {params.tasks_per_node} {params.srun:q}"
+        "slurm/launch.sh {params.cluster} {resources.nodes} {params.tasks_per_node} '{params.srun}'"
         " python -m lowband train {input.spec} >> {log} 2>&1"

@@ -6,7 +6,10 @@ rule collect:
         trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
         code=f"{REPORT_CODE}/collect.py",
     output:
-        expand(f"{TABLES_DIR}/{{raw}}.csv", raw=["runs", "steps", "bytes", "states", "outside"]),
+        expand(
+            f"{TABLES_DIR}/{{raw}}.csv",
+            raw=["runs", "steps", "bytes", "states", "outside"],
+        ),
     log:
         f"{LOGS_DIR}/collect.log",
     localrule: True
