@@ -18,7 +18,7 @@ PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "results/rep
 MACHINE = """
 like: frontier
 description: four small nodes
-box: {scale: 500000, nodes: 4, tflops: 76.6, source: test}
+box: {scale: 1000000, nodes: 4, tflops: 76.6, source: test}
 levels:
   - {name: package, size: 2, link: {gigabytes_per_s: 200, source: test}}
   - {name: world, link: {gigabytes_per_s: 50, source: test}}
@@ -28,7 +28,7 @@ purpose: jobs that end badly
 cluster: small-box
 repeats: 5
 fixed:
-  {model: gpt-200k, scheme: zero3, ranks: 2, micro_batch: 4, seq_len: 32, steps: 30, warmup_steps: 1,
+  {model: gpt-200k, scheme: zero3, ranks: 2, micro_batch: 2, seq_len: 32, steps: 24, warmup_steps: 1,
   checkpoint_every: 2, time_limit_s: 600}
 """
 
@@ -81,12 +81,12 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     suite = (
         SUITE.replace("repeats: 5", "repeats: 1")
         .replace("ranks: 2", "ranks: 4")
-        .replace("steps: 30", "steps: 3")
+        .replace("steps: 24", "steps: 3")
     )
     (tree / "config" / "suites" / "faults.yaml").write_text(suite.replace("scheme: zero3", "scheme: hsdp2"))
     schemes = tree / "config" / "schemes.yaml"
     schemes.write_text(schemes.read_text() + "\nhsdp2: {weights: package, grads: package, optim: world}\n")
-    run = "results/faults/runs/faults-gpt-200k-hsdp2-n0004-b4-s32-r1"
+    run = "results/faults/runs/faults-gpt-200k-hsdp2-n0004-b2-s32-r1"
     workflow = [
         sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
         "results=faults", "--", "results/faults/tables/runs.csv",
@@ -103,7 +103,7 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
 
 
 def test_a_run_with_other_links_than_the_box_is_refused(tree: Path) -> None:
-    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 30", "steps: 2, outer_link: 0.5")
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 2, outer_link: 0.5")
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
     assert lowband("spec", "--suite", "faults", "--out", "runs", cwd=tree).returncode == 0
     [spec] = (tree / "runs").glob("*/spec.json")
