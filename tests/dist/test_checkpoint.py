@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from test_parity import CLIP, SCHEMES_FILE, SPEC, part_of_batch
 from torch import nn
 
 import lowband
+from lowband.run.group import on_ranks
 import lowband.engine.checkpoint
 from lowband.engine.checkpoint import MANIFEST
 from lowband.errors import UserError

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from ranks import on_ranks
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
+from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from test_parity import CLIP, SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
 
 import lowband
+from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of

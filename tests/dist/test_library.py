@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowband
+from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.states import UnitState

@@ -8,9 +8,9 @@ import reference
 import torch
 import torch.distributed as dist
 import yaml
-from ranks import on_ranks
 
 import lowband
+from lowband.run.group import on_ranks
 from lowband.engine.api import engine_of
 from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block

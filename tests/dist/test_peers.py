@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.cost.peers import peer_sent_bytes
-from lowband.peers.faults import qgz_scale
+from lowband.run.peer_faults import qgz_scale
 from lowband.run.outside import level_of
 from lowband.run.train import train
 from lowband.spec.machine import Levels, Machine
@@ -93,7 +93,7 @@ def test_accumulation_agrees(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_zeropp_runs_shimmed(tmp_path: Path) -> None:
-    """Both quantize, each in its own way, and DeepSpeed's gradients are too large (lowband.peers.faults): the
+    """Both quantize, each in its own way, and DeepSpeed's gradients are too large (lowband.run.peer_faults): the
     losses stay near each other."""
     even = {"model": MODEL.model_copy(update={"hidden": 64, "heads": 4, "vocab": 256})}  # it takes multiples of 8
     _, ours, _ = run(tmp_path, "lowband", "zeropp", 4, **even)

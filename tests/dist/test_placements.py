@@ -6,10 +6,10 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
 
 import lowband
+from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block

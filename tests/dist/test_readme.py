@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import torch
-from ranks import on_ranks
 from torch import nn
 
 import lowband
+from lowband.run.group import on_ranks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ranks import on_ranks
 
+from lowband.run.group import on_ranks
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from ranks import on_ranks
 
+from lowband.run.group import on_ranks
 from lowband.engine.collectives import Collectives
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter

@@ -5,12 +5,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from test_parity import CLIP, EXACT, INNER, QUANTIZED, SCHEMES_FILE, SPEC, STEPS, optimizer_of, part_of_batch
 
 import lowband
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
+from lowband.run.group import on_ranks
 from lowband.spec.scheme import read_scheme
 
 pytestmark = [

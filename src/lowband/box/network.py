@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from lowband.box import links
 from lowband.box.layout import NODE, Layout, Place
@@ -50,10 +50,14 @@ def connect(spec: RunSpec, wish: Links) -> str:
     reason = "as asked" if wish == "plain" else links.missing()
     if reason:
         return f"{PLAIN}: {reason}"
+    return start_privately()
+
+
+def start_privately() -> NoReturn:
+    """Start this command anew, with `--links private`, in a network of its own."""
     sys.stdout.flush()
-    arguments = [sys.executable, "-m", "lowband", *sys.argv[1:], "--links", "private"]
-    command = private_command(arguments)
-    return os.execvp(command[0], command)
+    command = private_command([sys.executable, "-m", "lowband", *sys.argv[1:], "--links", "private"])
+    os.execvp(command[0], command)
 
 
 def private_command(arguments: list[str]) -> list[str]:
@@ -69,8 +73,11 @@ def _this_node() -> int:
 def join(spec: RunSpec, rank: int, local_rank: int) -> None:
     """Make this process a rank of the box: in its place's namespace, on its interface."""
     layout = Layout.of(spec.machine, spec.ranks)
-    # A job may have got any nodes of the box. Its host's name tells: the variables are those of its first
-    # node.
-    place = Place(_this_node(), local_rank) if "SLURM_STEP_ID" in os.environ else layout.place(rank)
+    # A job may have got any nodes of the box: its host's name tells, not the variables of its first node.
+    enter_place(Place(_this_node(), local_rank) if "SLURM_STEP_ID" in os.environ else layout.place(rank))
+
+
+def enter_place(place: Place) -> None:
+    """Move this process to a rank's namespace, and gloo to its interface."""
     links.enter(place.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"

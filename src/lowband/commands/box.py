@@ -1,4 +1,4 @@
-"""box: the scale model of a machine."""
+"""box, bench-comm: the scale model of a machine."""
 
 import argparse
 from pathlib import Path
@@ -21,6 +21,15 @@ def add(commands: Any) -> None:
             parsed.add_argument("command", nargs="+", help="after --")
         parsed.set_defaults(run=_box, verb=verb)
 
+    bench = commands.add_parser("bench-comm", help="time the engine's collectives on a box's links")
+    bench.add_argument("--cluster", default="frontier-box", help="a folder of slurm/ that describes a box")
+    bench.add_argument("--ranks", type=int, required=True)
+    bench.add_argument("--seconds", type=float, default=1.0, help="what one should take by the links' rates")
+    bench.add_argument("--repeats", type=int, default=5)
+    bench.add_argument("--out", type=Path, required=True, help="folder of comm.csv and env.json")
+    bench.add_argument("--links", choices=["private"], help=argparse.SUPPRESS)
+    bench.set_defaults(run=_bench_comm)
+
 
 def _box(options: argparse.Namespace) -> int:
     from lowband.box import cluster
@@ -32,3 +41,34 @@ def _box(options: argparse.Namespace) -> int:
     else:
         print(cluster.down() if options.verb == "down" else cluster.status())
     return 0
+
+
+def _bench_comm(options: argparse.Namespace) -> None:
+    from lowband.box import links
+    from lowband.box.network import start_privately
+    from lowband.errors import UserError
+    from lowband.spec.machine import read_machine
+
+    machine = read_machine(Path(), options.cluster)
+    if machine.box is None:
+        raise UserError(
+            f"'{options.cluster}' describes no box", where="--cluster", allowed="frontier-box, ..."
+        )
+    if options.links is None:
+        reason = links.missing()
+        if reason:
+            raise UserError(f"no shaped links here: {reason}")
+        start_privately()
+
+    import pandas as pd
+    import torch
+
+    from lowband.report.files import write_csv
+    from lowband.run.bench_comm import time_collectives
+    from lowband.run.environment import describe, host
+    from lowband.spec.files import write_whole
+
+    rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
+    write_csv(pd.DataFrame(rows), options.out / "comm.csv")
+    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none: ones"}, "shaped")
+    write_whole(options.out / "env.json", environment.to_json())

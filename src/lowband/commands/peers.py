@@ -50,7 +50,7 @@ def _documents(options: argparse.Namespace) -> None:
 def _faults(options: argparse.Namespace) -> None:
     import pandas as pd
 
-    from lowband.peers.faults import find_faults
     from lowband.report.files import write_csv
+    from lowband.run.peer_faults import find_faults
 
     write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")

@@ -4,22 +4,17 @@ The gradients of one step are read off the weights: plain SGD with a learning ra
 each weight by its gradient. AdamW would hide a wrong scale.
 """
 
-import pickle
-import tempfile
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from lowband.model.gpt import GPT
 from lowband.peers.deepspeed import DeepSpeed, load
-from lowband.run.launch import run_local
+from lowband.run.group import on_ranks
 from lowband.run.outside import Outside
-from lowband.run.ranks import Rank
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
@@ -82,8 +77,9 @@ def find_faults() -> Iterator[Fault]:
 
 def qgz_scale(ranks: int, node: int) -> dict[int, float]:
     """By number of dimensions: the factor between DeepSpeed's gradients under qgZ and exact ones."""
-    exact = _on_ranks(ranks, lambda: _update(_spec(ranks, node, {})))
-    quantized = _on_ranks(ranks, lambda: _update(_spec(ranks, node, {"grad_reduce": "int4"})))
+    exact = on_ranks(ranks, _update, _spec(ranks, node, {}), time_limit_s=TIME_LIMIT_S)[0]
+    spec = _spec(ranks, node, {"grad_reduce": "int4"})
+    quantized = on_ranks(ranks, _update, spec, time_limit_s=TIME_LIMIT_S)[0]
     products: dict[int, list[float]] = {}
     for name, true in exact.items():
         sums = products.setdefault(true.ndim, [0.0, 0.0])
@@ -94,7 +90,7 @@ def qgz_scale(ranks: int, node: int) -> dict[int, float]:
 
 def _stage2_ratio() -> float:
     spec = _spec(2, 1, {"weights": "self"})
-    counted = _on_ranks(2, lambda: _reduced_bytes(spec))
+    counted = on_ranks(2, _reduced_bytes, spec, time_limit_s=TIME_LIMIT_S)[0]
     return counted / (4 * spec.model.parameters * (spec.ranks - 1) / spec.ranks)
 
 
@@ -147,29 +143,6 @@ def _spec(ranks: int, node: int, changes: dict[str, str]) -> RunSpec:
         learning_rate=1, weight_decay=0, grad_clip=1e9, text="random", time_limit_s=TIME_LIMIT_S,
         peer_timeout_s=60,
     )  # fmt: skip
-
-
-def _on_ranks(ranks: int, work: Callable[[], Any]) -> Any:
-    """What `work` returns on rank 0 of a gloo group."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result")
-
-        def rank_main(rank: Rank) -> None:
-            torch.set_num_threads(1)
-            dist.init_process_group(
-                "gloo",
-                init_method=rank.init_method,
-                rank=rank.rank,
-                world_size=rank.world,
-                timeout=timedelta(seconds=60),
-            )
-            found = work()
-            if rank.rank == 0:
-                result.write_bytes(pickle.dumps(found))
-            dist.barrier()
-
-        run_local(ranks, rank_main, TIME_LIMIT_S)
-        return pickle.loads(result.read_bytes())
 
 
 def _load_quantizer() -> None:

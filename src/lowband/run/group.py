@@ -1,6 +1,6 @@
-"""Run a function on several gloo ranks and get what each returns.
+"""Run a function on several gloo ranks of this machine and get what each returns.
 
-The ranks are forked (0.1 s for eight); so the test process itself must never run autograd.
+The ranks are forked (0.1 s for eight); so the calling process itself must never run autograd.
 """
 
 import os
@@ -18,26 +18,35 @@ import torch.distributed as dist
 from lowband.run.launch import run_local
 from lowband.run.ranks import Rank
 
-TIME_LIMIT_S = 120
 
+def on_ranks(
+    ranks: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    time_limit_s: float = 120,
+    enter: Callable[[int], None] = lambda rank: None,
+) -> list[Any]:
+    """`work(*arguments)` on each rank of a gloo group; results by rank.
 
-def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`work(*arguments)` on each rank of a gloo group; results by rank. Raises RankFailure with its error."""
+    enter: called with the rank's number before its group is made, to join a network
+    Raises RankFailure with the first failing rank's error, TimeLimit after `time_limit_s`.
+    """
     with tempfile.TemporaryDirectory() as folder:
 
         def rank_main(rank: Rank) -> None:
+            enter(rank.rank)
             torch.set_num_threads(1)
             dist.init_process_group(
                 "gloo",
                 init_method=rank.init_method,
                 rank=rank.rank,
                 world_size=rank.world,
-                timeout=timedelta(seconds=TIME_LIMIT_S / 2),
+                timeout=timedelta(seconds=time_limit_s / 2),
             )
             result = work(*arguments)
             Path(folder, str(rank.rank)).write_bytes(pickle.dumps(result))
             dist.barrier()
             os._exit(0)  # see run.launch
 
-        run_local(ranks, rank_main, TIME_LIMIT_S)
+        run_local(ranks, rank_main, time_limit_s)
         return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(ranks)]
