@@ -22,10 +22,10 @@ TIMEOUT_S = 60.0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 # Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large
-# ones.
+# ones. All windows are equal and never grow, so that connections which share a link get equal parts of it.
 _SYSCTLS = {
     "tcp_congestion_control": "reno",
-    "tcp_wmem": "4096 16384 65536",
+    "tcp_wmem": "32768 32768 32768",
     "tcp_rmem": "4096 65536 131072",
     "tcp_slow_start_after_idle": "0",
     "tcp_no_metrics_save": "1",

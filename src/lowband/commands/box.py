@@ -66,7 +66,7 @@ def _bench_comm(options: argparse.Namespace) -> None:
     from lowband.report.files import write_csv
     from lowband.run.bench_comm import time_collectives
     from lowband.run.environment import describe, host
-    from lowband.spec.files import write_whole
+    from lowband.spec.records import write_whole
 
     rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
     write_csv(pd.DataFrame(rows), options.out / "comm.csv")

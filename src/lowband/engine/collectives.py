@@ -69,8 +69,8 @@ class Collectives:
             first = start - bound.coordinate * length
             here = out[first : first + count * length]
             if bound.back is not None:
-                parts = here.view(2, length)
-                bound.swap(parts[bound.coordinate], parts[1 - bound.coordinate])
+                parts = here.view(count, length)
+                bound.exchange([parts[bound.coordinate]] * count, parts)
             else:
                 _all_gather(here, out[start : start + length], group=bound.group)
             self.ledger.add(bound.hop.level, name, wire, (count - 1) * length * out.element_size())
@@ -128,7 +128,7 @@ class Collectives:
         received = self._hold(torch.empty_like(messages))
         if bound.back is not None:
             received[bound.coordinate] = messages[bound.coordinate]
-            bound.swap(messages[1 - bound.coordinate], received[1 - bound.coordinate])
+            bound.exchange(messages, received)
         else:
             dist.all_to_all_single(received, messages, group=bound.group)
         self._release(messages)

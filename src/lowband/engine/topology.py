@@ -1,6 +1,6 @@
 """Ranks to process groups: one group per hop between neighbouring levels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,23 +14,30 @@ from lowband.spec.machine import Hop, Levels, read_machine
 class BoundHop:
     """A hop together with this rank's process group for it.
 
-    [Note: pairs on gloo] Between two ranks of a group gloo moves one direction at a time. So a hop between
-    two has a second group of the same ranks, and each direction a connection of its own: half the time on a
-    link.
+    [Note: pairs on gloo] Between two ranks of a group gloo moves one direction at a time. So a hop has a
+    second group of the same ranks: what a rank sends to a later one goes through the first, the rest through
+    the second, and each direction has a connection of its own.
     """
 
     hop: Hop
     group: dist.ProcessGroup
     coordinate: int
-    back: dist.ProcessGroup | None  # of a pair on gloo: for what the second sends to the first
+    back: dist.ProcessGroup | None  # on gloo: for what a rank sends to an earlier one
 
-    def swap(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Send `mine` to the partner of a pair on gloo and receive `theirs`, both at once."""
-        out, back = (self.group, self.back) if self.coordinate == 0 else (self.back, self.group)
-        partner = self.hop.partners(dist.get_rank())[1 - self.coordinate]
-        receiving = dist.irecv(theirs, partner, group=back)
-        sending = dist.isend(mine, partner, group=out)
-        for work in (receiving, sending):
+    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """On gloo: send sent[i] to partner i and receive received[i] from it, all at once.
+
+        The own places of both stay as they are.
+        """
+        works = []
+        for i, partner in enumerate(self.hop.partners(dist.get_rank())):
+            if i != self.coordinate:
+                out, back = (self.group, self.back) if self.coordinate < i else (self.back, self.group)
+                works += [
+                    dist.irecv(received[i], partner, group=back),
+                    dist.isend(sent[i], partner, group=out),
+                ]
+        for work in works:
             if work is not None:
                 work.wait()
 
@@ -55,8 +62,8 @@ class Topology:
         self.rank = dist.get_rank()
         for hop in self.levels.hops("self", "world"):
             group = self._new_group(hop)
-            is_gloo_pair = hop.count == 2 and dist.get_backend(group) == "gloo"
-            back = self._new_group(hop, is_second=True) if is_gloo_pair else None
+            is_gloo = dist.get_backend(group) == "gloo"
+            back = self._new_group(hop, is_second=True) if is_gloo else None
             self._groups[hop.level] = BoundHop(hop, group, hop.coordinate(self.rank), back)
 
     @classmethod
