@@ -18,8 +18,9 @@ rule spec:
 
 
 # The marker is the output, not outcome.json: Snakemake removes the outputs of a failed job, and the cause of a
-# failure is to stay. More threads than any machine has, which becomes all cores, so that no two timed runs share the machine. Under Slurm the job's geometry is
-# here and not in the profile, so that nothing on the command line can take it away.
+# failure is to stay. More threads than any machine has become all cores, so that no two timed runs share the
+# machine. Under Slurm the job's geometry is here and not in the profile, so that nothing on the command line can
+# take it away.
 rule train:
     input:
         spec=f"{RUNS_DIR}/{{run}}/spec.json",

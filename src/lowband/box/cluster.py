@@ -155,9 +155,7 @@ def _running() -> str | None:
 
 
 def _daemons() -> Iterator[psutil.Process]:
-    """Every process that was started with a file of STATE: munged, slurmctld, slurmd, whoever wrote pid
-    files.
-    """
+    """Every process that was started with a file of STATE: munged, slurmctld, slurmd."""
     for process in psutil.process_iter(["cmdline"]):
         if any(str(STATE) in argument for argument in process.info["cmdline"] or []):
             yield process

@@ -13,9 +13,6 @@ from lowband.cost.job import Job
 from lowband.cost.plan import plan
 from lowband.cost.predict import predict
 
-# Published figure of the field: in-process predictions per second and core, Calculon of 2024-02-22, measured
-# on the same kind of machine (AMD EPYC, 2 shared cores).
-CALCULON_PER_S = 662
 SCHEMES = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "hsdp", "hier3-exact", "hier3")
 RANKS = (8, 64, 384, 1024)
 REPEATS = 3
@@ -61,7 +58,6 @@ def bench(root: Path) -> dict[str, Any]:
         "grid_predictions_per_wall_s": points / min(wall),
         "load_average": os.getloadavg()[0],
         "single_predictions_per_s": 1 / single,
-        "calculon_predictions_per_s": CALCULON_PER_S,
         "plan": "gpt-175b on 512 GPUs of selene-2021, sequence 2048, global batch 1024",
         "plan_candidates": len(found.candidates),
         "plan_cpu_s": time.process_time() - start,

@@ -1,9 +1,9 @@
 """Seconds of a collective: base + steps x latency + bytes / rate, hop by hop or as one flat ring.
 
-    hops   sum over hops of   base + (n - 1) latency(level) + bytes / rate(level, groups)
+    hops   sum over hops of   base + (n - 1) latency(level) + bytes / rate(level)
     flat   base + sum over levels of steps(level) latency(level) + all bytes / min(rate(level) x ranks inside)
 
-rate is the link's rate x its efficiency x that for the number of groups joined. A flat ring crosses a level's
+rate is the link's rate x its efficiency. A flat ring crosses a level's
 boundary once per inner group, so the inner group's ranks share their cards for it: its rate there is that of
 all of them together. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x product of the
 counts outside. Message size enters through the latency: half the rate is reached at latency x rate bytes a
@@ -73,11 +73,10 @@ class Network:
     def latency_s(self, level: str) -> float:
         return seconds(self.machine.link(level).latency_us, self.case)
 
-    def rate(self, level: str, groups: int) -> Num:
-        """Bytes per second that a rank sends over a level in a collective that joins so many groups."""
+    def rate(self, level: str) -> Num:
+        """Bytes per second that a rank sends over a level."""
         link = self.machine.link(level)
         own = link.gigabytes_per_s * GIGA * share(link.efficiency, self.case)
-        own *= _between(link.efficiency_by_groups, groups)
         by_cards = {cards: share(fact, self.case) for cards, fact in link.efficiency_by_cards.items()}
         own *= _between(by_cards, link.cards or 1)
         if self.shards and self.machine.stack is not None:
@@ -86,9 +85,7 @@ class Network:
 
     def hop_s(self, hop: Hop, sent: Num) -> Num:
         """One hop in which each rank sends `sent` bytes in all."""
-        return (
-            self.base_s + (hop.count - 1) * self.latency_s(hop.level) + sent / self.rate(hop.level, hop.count)
-        )
+        return self.base_s + (hop.count - 1) * self.latency_s(hop.level) + sent / self.rate(hop.level)
 
     def ring_s(self, hops: Sequence[Hop], sent: Num) -> Num:
         """One flat ring over all partners of the hops (inner first); each rank sends `sent` bytes."""
@@ -97,7 +94,7 @@ class Network:
         for hop in reversed(hops):
             steps += (hop.count - 1) * outside * self.latency_s(hop.level)
             outside *= hop.count
-        rates = [self.rate(hop.level, hop.count) * hop.stride / hops[0].stride for hop in hops]
+        rates = [self.rate(hop.level) * hop.stride / hops[0].stride for hop in hops]
         slowest = rates[0]
         for rate in rates[1:]:
             slowest = np.minimum(slowest, rate)

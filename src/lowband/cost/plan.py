@@ -149,8 +149,7 @@ def jobs(
     pps: Sequence[int] | None = None,
 ) -> Iterator[Job]:
     """The search's jobs; each has all micro-batches as an array."""
-    node = max(machine.sizes.values(), default=1)
-    for tp, pp in itertools.product(tps or _powers(node), pps or _powers(MOST_STAGES)):
+    for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
         if ranks % (tp * pp) or model.layers % pp or model.heads % tp or global_batch % (ranks // (tp * pp)):
             continue
         share = global_batch // (ranks // (tp * pp))

@@ -13,6 +13,7 @@ from lowband.spec.records import write_whole
 from lowband.spec.strict import read_yaml
 
 SHOWN = 10
+STEPS, WARMUP_STEPS = 20, 2  # of the suite it writes
 
 
 def report(plan: Plan) -> str:
@@ -44,7 +45,7 @@ def _why(c: Candidate) -> str:
     return f"{shares or 'nothing but products'}; {float(p.peak_memory_bytes) / GIB:.3g} GiB"
 
 
-def write(best: Candidate, name: str, root: Path, steps: int = 20) -> tuple[Path, Path]:
+def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
     """Add the scheme `name` to config/schemes.yaml and write the suite `name` that runs it.
 
     Raises UserError if the name is taken, or for tensor or pipeline parallelism, which the engine has not.
@@ -65,7 +66,8 @@ def write(best: Candidate, name: str, root: Path, steps: int = 20) -> tuple[Path
     purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}; recompute {job.recompute}"
     fixed = {
         "model": job.model.name, "scheme": name, "ranks": job.ranks, "micro_batch": best.micro_batch,
-        "accumulation": best.accumulation, "seq_len": job.seq_len, "steps": steps, "warmup_steps": 2,
+        "accumulation": best.accumulation, "seq_len": job.seq_len,
+        "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
     }  # fmt: skip
     write_whole(schemes, f"{schemes.read_text(encoding='utf-8').rstrip()}\n\n{_yaml({name: entry})}")

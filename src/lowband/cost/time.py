@@ -163,5 +163,5 @@ def _exchange_s(job: Job, network: Network) -> Num:
         return 0.0
     level = job.stage_level()
     moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.tp
-    one = network.base_s + network.latency_s(level) + moved / network.rate(level, 2)
+    one = network.base_s + network.latency_s(level) + moved / network.rate(level)
     return 2 * job.interleave * one

@@ -13,7 +13,7 @@ AT_ONCE = 2**24  # values; quantizing takes up to 16 bytes for each of them
 
 
 def is_plain(wire: Wire, dtype: torch.dtype) -> bool:
-    """Whether a tensor of this dtype travels as it is."""
+    """Whether a tensor of this dtype travels as it is: a cast to its own dtype is no cast."""
     return wire == "native" or _CAST.get(wire) == dtype
 
 

@@ -1,1 +1,1 @@
-"""Other engines behind the calls of `run.prepare.Prepared`, so that they are measured as ours is."""
+"""Other engines behind the calls of `peers.trainer.Trainer`, so that they are measured as ours is."""

@@ -23,14 +23,10 @@ class Link(Strict):
     efficiency: Fact | None = Field(
         default=None, description="share of the rate that large messages reach; none: all of it"
     )
-    efficiency_by_groups: dict[PositiveInt, PositiveFloat] = Field(
-        default={},
-        description="groups that a collective joins (nodes, at the level world) -> factor on the efficiency, "
-        "interpolated in their logarithm; {}: 1. Its source is that of the efficiency",
-    )
     latency_us: Fact | None = Field(default=None, description="of one step of a collective; none: 0")
     efficiency_by_cards: dict[PositiveInt, Fact] = Field(
-        default={}, description="cards in use -> factor on the efficiency, likewise"
+        default={},
+        description="cards in use -> factor on the efficiency, interpolated in their logarithm; {}: 1",
     )
     cards: PositiveInt | None = Field(
         default=None,
@@ -92,9 +88,7 @@ class Stack(Strict):
 
 
 class Box(Strict):
-    """A scale model of a machine on one computer: ranks compute and links carry at the machine's rate /
-    scale.
-    """
+    """A scale model of a machine on one computer: computation and links at the machine's rates / scale."""
 
     scale: PositiveFloat = Field(description="one factor, for computation and for every link")
     nodes: PositiveInt = Field(description="groups of the level below world, at most")

@@ -1,5 +1,4 @@
-"""Whether each engine sent what its scheme says: bytes per rank and step, counted from outside, and closed
-form.
+"""Whether each engine sent what its scheme says: bytes per rank and step, as counted and in closed form.
 
 ratio             counted over closed form
 difference_bytes  of the two, absolute
