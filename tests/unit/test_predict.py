@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from lowband.cost.bytes import sent_bytes, stage_numels, transfers
 from lowband.cost.collectives import Network
 from lowband.cost.command import Grid, machine_of, model_of, scheme_of
+from lowband.cost.flops import attention_flops_per_token, block_matmul_flops_per_token, head_flops_per_token
 from lowband.cost.job import Job
 from lowband.cost.plan import KNOBS, RECOMPUTE, jobs, plan
 from lowband.cost.predict import predict
+from lowband.cost.scale_model import box_step_s
 from lowband.cost.time import step_time
 from lowband.errors import UserError
 from lowband.spec.machine import SELF, WORLD, Levels, Machine
 from lowband.spec.strict import read_yaml
+from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = sorted(read_yaml(ROOT / "config" / "schemes.yaml"))
@@ -164,3 +167,20 @@ def test_one_json_object() -> None:
     )
     assert sum(record["time_s"].values()) == pytest.approx(record["step_time_s"])
     assert record["interval"]["step_time_s"][0] <= record["step_time_s"]
+
+
+def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
+    spec = next(spec for spec in expand(ROOT, ["box"]) if spec.scheme.name == "hier3")
+    levels = [
+        level.model_copy(update={"link": level.link.model_copy(update={"gigabytes_per_s": 1e12})})
+        for level in spec.machine.levels
+    ]
+    fast = spec.model_copy(update={"machine": spec.machine.model_copy(update={"levels": tuple(levels)})})
+    model, box = spec.model, spec.machine.box
+    block = block_matmul_flops_per_token(model) + attention_flops_per_token(model, spec.seq_len)
+    flop = 3 * (model.layers * block + head_flops_per_token(model)) * spec.tokens_per_step / spec.ranks
+    assert box_step_s(fast) == pytest.approx(flop / (box.tflops * 1e12) * box.scale)
+    # On the real links it takes longer, without overlap longer still; a machine has no such prediction.
+    serial = spec.model_copy(update={"overlap": False})
+    assert box_step_s(fast) < box_step_s(spec) < box_step_s(serial)
+    assert box_step_s(next(iter(expand(ROOT, ["smoke"])))) is None

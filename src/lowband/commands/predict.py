@@ -1,4 +1,4 @@
-"""predict, plan, validate, calibrate, bench-predict: the performance model."""
+"""predict, plan, validate, calibrate, simulate, bench-predict: the performance model."""
 
 import argparse
 import csv
@@ -49,6 +49,16 @@ def add(commands: Any) -> None:
     calibrate.add_argument("cluster")
     calibrate.add_argument("--root", type=Path, default=Path())
     calibrate.set_defaults(run=_calibrate)
+
+    simulate = commands.add_parser("simulate", help="collectives in closed form beside SimGrid's simulation")
+    simulate.add_argument("--cluster", default="frontier", help="a folder of slurm/, or a machine file")
+    simulate.add_argument("--model", default="gpt-20b", help="a name of config/models.yaml, or a file")
+    simulate.add_argument("--scheme", nargs="+", default=["zero3", "zeropp", "hsdp", "hier3"])
+    simulate.add_argument("--gpus", type=int, nargs="+", default=[16, 64, 384], help="ranks")
+    simulate.add_argument("--python", default="/usr/bin/python3", help="a Python that has simgrid")
+    simulate.add_argument("--out", type=Path, required=True, help="folder of simgrid.csv")
+    simulate.add_argument("--root", type=Path, default=Path())
+    simulate.set_defaults(run=_simulate)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +129,19 @@ def _validate(options: argparse.Namespace) -> None:
     from lowband.report.predicted.write import write_predicted
 
     write_predicted(options.root, options.out)
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.cost.command import machine_of, model_of, scheme_of
+    from lowband.cost.contention import check
+    from lowband.report.files import write_csv
+
+    machine, model = machine_of(options.root, options.cluster), model_of(options.root, options.model)
+    schemes = [scheme_of(options.root, name) for name in options.scheme]
+    rows = [row for ranks in options.gpus for row in check(options.python, machine, model, schemes, ranks)]
+    write_csv(pd.DataFrame(rows), options.out / "simgrid.csv")
 
 
 def _calibrate(options: argparse.Namespace) -> None:

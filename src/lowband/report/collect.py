@@ -22,6 +22,7 @@ from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import state_bytes
 from lowband.cost.peers import peer_sent_bytes
+from lowband.cost.scale_model import box_step_s
 from lowband.report.files import write_csv
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
@@ -109,6 +110,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
         "steps": outcome.steps,
         "measured_steps": len(measured),
         "step_time_s": times["step_time_s"].median(),
+        "predicted_step_time_s": box_step_s(spec),
         "step_time_q20_s": times["step_time_s"].quantile(0.2),
         "step_time_q80_s": times["step_time_s"].quantile(0.8),
         **{name: times[name].median() for name in TIMES[1:]},

@@ -5,6 +5,8 @@ runs are repeats. Rates at the machine's scale are the measured ones times `scal
 
 step_time_s, _min_s, _max_s  median, least and largest over repeats of the median measured step
 model_flop_per_s_per_rank    as measured; `at_scale` times the scale
+predicted_step_time_s        by the predictor, from the box's own rates (cost/scale_model.py); nothing fitted
+measured_over_predicted      of the step time
 over_zero3, over_zeropp      throughput over that scheme's at the same point
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks of the series
 outer_link_share             the outer link's rate over the largest in the table of that cluster
@@ -30,6 +32,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
         step_time_s=("step_time_s", "median"),
         step_time_min_s=("step_time_s", "min"),
         step_time_max_s=("step_time_s", "max"),
+        predicted_step_time_s=("predicted_step_time_s", "first"),
         compute_time_s=("compute_time_s", "median"),
         exposed_comm_time_s=("exposed_comm_time_s", "median"),
         hidden_comm_time_s=("hidden_comm_time_s", "median"),
@@ -38,6 +41,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
         ledger_bytes=("ledger_bytes", "median"),
         links=("links", "first"),
     ).reset_index()  # fmt: skip
+    df["measured_over_predicted"] = df["step_time_s"] / df["predicted_step_time_s"]
     df["tokens_per_rank"] = df["tokens_per_step"] / df["ranks"]
     rate = df["model_flop_per_token"] * df["tokens_per_rank"] / df["step_time_s"]
     df["model_flop_per_s_per_rank"] = rate

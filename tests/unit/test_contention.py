@@ -1,0 +1,27 @@
+"""Closed forms of collectives against SimGrid, where it is installed: groups that share links, at once."""
+
+from pathlib import Path
+
+import pytest
+
+from lowband.cost.command import machine_of, model_of, scheme_of
+from lowband.cost.contention import check, missing
+from lowband.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+PYTHON = "/usr/bin/python3"
+
+
+@pytest.mark.skipif(bool(missing(PYTHON)), reason=missing(PYTHON))
+@pytest.mark.parametrize(("cluster", "ranks"), [("frontier", 64), ("dgx2", 64), ("dgx-h100", 32)])
+def test_simgrid_agrees(cluster: str, ranks: int) -> None:
+    schemes = [scheme_of(ROOT, name) for name in ("zero3", "zeropp", "hsdp")]
+    rows = check(PYTHON, machine_of(ROOT, cluster), model_of(ROOT, "gpt-20b"), schemes, ranks)
+    assert {row["algorithm"] for row in rows} == {"hops", "flat ring"}
+    for row in rows:
+        assert row["simulated_s"] == pytest.approx(row["closed_form_s"], rel=1e-3), row
+
+
+def test_a_python_without_simgrid_is_told_in_one_line() -> None:
+    with pytest.raises(UserError, match="/no/python: No such file or directory"):
+        check("/no/python", machine_of(ROOT, "frontier"), model_of(ROOT, "gpt-20b"), [], 16)
