@@ -71,8 +71,8 @@ def _box(root: Path) -> list[str]:
     ]  # fmt: skip
     columns = [
         "suite", "outer link", "tokens per rank", "overlap", "ranks", "scheme", "n", "step (s)",
-        "predicted (s)", "of it waiting", "TFLOPS per rank, at scale", "over zero3", "efficiency", "real share",
-        "interface / ledger",
+        "predicted (s)", "of it waiting", "TFLOPS per rank, at scale", "over zero3", "efficiency",
+        "real share", "interface / ledger",
     ]  # fmt: skip
     return _markdown(columns, rows)
 
