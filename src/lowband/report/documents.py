@@ -77,6 +77,18 @@ def _box(root: Path) -> list[str]:
     return _markdown(columns, rows)
 
 
+def _accuracy(root: Path) -> list[str]:
+    accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
+    rows = [
+        [
+            f"{row['source']}", f"{row['use']}", f"{row['rows']}", f"{row['mean_error_percent']:.1f}",
+            f"{row['max_error_percent']:.1f}",
+        ]
+        for _, row in accuracy.iterrows()
+    ]  # fmt: skip
+    return _markdown(["source", "rows are", "rows", "mean error (%)", "largest (%)"], rows)
+
+
 def _peers(root: Path) -> list[str]:
     folder = root / "results" / "reference" / "peers"
     table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
@@ -108,4 +120,5 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "faults": ("docs/peers.md", _faults),
     "peers": ("docs/benchmarks.md", _peers),
     "box": ("docs/scale-model.md", _box),
+    "accuracy": ("docs/predictor.md", _accuracy),
 }

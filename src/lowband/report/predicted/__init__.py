@@ -68,6 +68,8 @@ SOURCES: dict[str, Source] = {
     "zeropp": Source("zeropp", "dgx2", "02_zeropp_2306.10209.csv"),
     "megatron": Source("megatron", "selene-2021", "07_megatron_sc21_2104.04473.csv"),
     "seqpar": Source("seqpar", "selene-2022", "megatron_seqpar_table5_vs_calculon.csv"),
+    "megatron-h100": Source("megatron_h100", "eos-2024", "megatron_weak_scaling_h100.csv"),
+    "vtrain": Source("vtrain", "vtrain-a100", "vtrain_a100_single.csv"),
     "llm-foundry-h100": Source("llm_foundry", "dgx-h100", "llm_foundry_fsdp.csv"),
     "llm-foundry-a100": Source("llm_foundry", "dgx-a100", "llm_foundry_fsdp.csv"),
     "llm-foundry-a100-40gb": Source("llm_foundry", "dgx-a100-40gb", "llm_foundry_fsdp.csv"),
