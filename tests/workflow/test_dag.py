@@ -144,3 +144,28 @@ def test_no_output_is_tracked(tree: Path) -> None:
     outputs = {line.split("\t")[0] for line in summary.stdout.splitlines()[1:]}
     assert "results/local/tables/claims.csv" in outputs
     assert not outputs & set(tracked.stdout.splitlines())
+
+
+def test_what_the_planner_writes_can_be_run(tree: Path) -> None:
+    job = [
+        "--cluster",
+        "frontier-box",
+        "--model",
+        "gpt-600k",
+        "--gpus",
+        "4",
+        "--seq",
+        "64",
+        "--tp",
+        "1",
+        "--pp",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "lowband", "plan", *job, "--write", "found"],
+        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree / "src")}, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "found:" in (tree / "config" / "schemes.yaml").read_text()
+    assert planned(snakemake(tree, "-n", "--config", "suites=[found]"))["train"] == 1
