@@ -70,6 +70,12 @@ FIGURES: dict[str, Entry] = {
         "scale model of Frontier on 2 nodes (16 ranks); dotted: what the paper reports for 384 GCDs. Shipped "
         "measurements." + _READING,
     ),
+    "box_predicted": Entry(
+        "box",
+        "Every point of the scale model: measured step time over the predictor's, which knows the box's "
+        "rates and has nothing fitted to them. Grey band: 5 %. Medians over repeats. Shipped measurements."
+        + _READING,
+    ),
     "peers": Entry(
         "peers",
         "Step time and peak resident memory of our engine over a peer's on the same model, data, ranks and "
