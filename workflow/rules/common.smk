@@ -46,9 +46,12 @@ REPORT_CODE = "src/lowband/report"
 
 
 def sources_dir(table):
-    """Where a table's raw tables lie: shipped ones, unless this reproduction runs their suite itself."""
+    """Where a table's raw tables lie: shipped ones, unless this reproduction makes them itself."""
     suite = SUITE_OF.get(table)
-    is_shipped = suite is not None and suite not in config["suites"]
+    is_shipped = suite is not None and suite not in [
+        *config["suites"],
+        *config["benchmarks"],
+    ]
     return f"results/reference/{suite}" if is_shipped else TABLES_DIR
 
 
