@@ -80,8 +80,8 @@ FIGURES: dict[str, Entry] = {
         "softmax",
         "Softmax of one fp32 vector on one core, measured. Left: median time per value. Right: time of the "
         "three-pass algorithms over two-pass's in the same repeat; bands: 20 % and 80 % quantiles. Above 1 "
-        "two-pass is ahead. Star: the largest gain out of cache that the paper reports, on its processor, at "
-        "a size that its abstract does not state. Dotted: where caches end.",
+        "two-pass is ahead. Star, right of all sizes: the largest gain out of cache that the paper reports, "
+        "on its processor; its abstract states no size. Dotted: where caches end.",
     ),
     "validation": Entry(
         "validation",
