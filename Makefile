@@ -5,7 +5,7 @@
 # make install     the set-up alone
 # make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
 # make box-deps    what a box needs, from Debian's packages (root; the only target that installs outside this folder),
-#                  and SimGrid, which checks the predictor's collectives
+#                  and what further tests use: SimGrid (collectives), SIMDe (AVX-512 where there is none)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce           more cores for the workflow's light jobs
@@ -53,7 +53,7 @@ box: install
 box-deps: # a package must not start its daemons: the box starts its own
 	test -e /usr/sbin/policy-rc.d || { printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; }
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge iproute2 python3-simgrid
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge iproute2 python3-simgrid libsimde-dev
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pandas as pd
+
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
+from lowband.report.files import write_csv
 from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord, write_whole
 from lowband.spec.run import RunSpec
+from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
 from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +82,35 @@ def write_failure(folder: Path, spec: RunSpec, outcome: Outcome | None) -> Path:
     if outcome is not None:
         run.write_outcome(outcome)
     return run.path
+
+
+def write_softmax(folder: Path, times_s: dict[tuple[str, int], list[float]]) -> None:
+    """Raw tables of `bench-softmax`: AVX2 ran with these times, by algorithm and elements, if there are any.
+
+    The last cache holds 1 MiB. AVX512 did not run.
+    """
+    times = [
+        Time(ANY_ISA if name == TORCH else "AVX2", name, elements, repeat, time_s)
+        for (name, elements), several in times_s.items()
+        for repeat, time_s in enumerate(several)
+    ]
+    causes = {"AVX512": "no AVX-512 here", "AVX2": "" if times else "no C compiler"}
+    setups = [
+        Setup(
+            isa,
+            "not run" if cause else "ok",
+            cause,
+            "made up",
+            2**15,
+            2**18,
+            2**20,
+            "cc",
+            "",
+            "2",
+            "c0ffee",
+            False,
+        )
+        for isa, cause in causes.items()
+    ]
+    write_csv(pd.DataFrame(times, columns=Time._fields), folder / "softmax_times.csv")
+    write_csv(pd.DataFrame(setups, columns=Setup._fields), folder / "softmax_setup.csv")

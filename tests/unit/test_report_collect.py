@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_runs import ok_outcome, smoke_specs, write_failure, write_run
+from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
 from lowband.report.collect import collect
@@ -45,6 +45,7 @@ def test_failed_runs_are_rows_with_their_cause(tmp_path: Path) -> None:
 
 def test_tables_of_failed_runs_only(tmp_path: Path) -> None:
     collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
+    write_softmax(tmp_path, {})
     for name, sources in TABLES.items():
         if "validation" not in sources:  # predictions, of no run
             write_table(name, tmp_path)

@@ -136,8 +136,7 @@ def _grade(claim: Claim, tables_dir: Path, where: str) -> dict[str, Any]:
         values = values / _per_experiment(claim.per, _select(claim.per, claim.evidence, tables_dir, where))
         values = values.dropna()
     if values.empty:
-        asked = [query.where for query in (claim.ours, claim.per) if query is not None]
-        return {**grade, "verdict": "not run", "why": f"no row of {claim.ours.table}.csv with {asked}"}
+        return {**grade, "verdict": "not run", "why": _why_nothing(claim, claim.ours, tables_dir, where)}
     ours = _worst(values, claim.relation, claim.target)
     return {
         "ours": ours,
@@ -147,6 +146,15 @@ def _grade(claim: Claim, tables_dir: Path, where: str) -> dict[str, Any]:
         "verdict": "pass" if _holds(ours, claim) else "short",
         "why": "",
     }
+
+
+def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str:
+    """The cause that the asked rows name, if they are there and name one."""
+    rows = _filter(read_table(tables_dir / f"{ours.table}.csv"), ours.where, where)
+    if "cause" in rows and rows["cause"].notna().any():
+        return " ; ".join(rows["cause"].dropna().unique())
+    asked = [query.where for query in (claim.ours, claim.per) if query is not None]
+    return f"no row of {ours.table}.csv with {asked}"
 
 
 def _select(query: Query, evidence: Evidence, tables_dir: Path, where: str) -> pd.DataFrame:

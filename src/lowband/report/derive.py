@@ -22,9 +22,11 @@ TABLES: dict[str, tuple[str, ...]] = {
     "box": ("runs",),
     "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
     "accuracy": ("validation",),
+    "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
 }
 
-# Tables of a suite that is no part of a reproduction: from its shipped raw tables in results/reference/
+# Tables of a suite or benchmark that may be no part of a reproduction: then from its shipped raw tables in
+# results/reference/
 SUITE_OF = {
     "convergence": "convergence",
     "convergence_curves": "convergence",
@@ -32,6 +34,7 @@ SUITE_OF = {
     "peer_bytes": "peers",
     "box": "box",
     "box_ratios": "box",
+    "softmax": "softmax",
 }
 
 

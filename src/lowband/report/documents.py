@@ -6,11 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
 from lowband.report.files import read_table
-from lowband.report.tables import box, peers
+from lowband.report.tables import box, peers, softmax
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
 from lowband.spec.records import write_if_changed
+from lowband.spec.softmax import TORCH
 from lowband.spec.strict import read_text
 
 
@@ -114,6 +116,40 @@ def _peer_row(row: "pd.Series[Any]") -> list[str]:
     ]
 
 
+def _softmax(root: Path) -> list[str]:
+    """By size, for every instruction set that was measured: two-pass, and the others over it."""
+    folder = root / "results" / "reference" / "softmax"
+    setup = read_table(folder / "softmax_setup.csv")
+    reported = read_table(root / "results" / "reported" / "04_two_pass_softmax_2001.04438.csv")
+    table = softmax.build(read_table(folder / "softmax_times.csv"), setup, reported)
+    measured = table[(table["provenance"] == "measured") & (table["status"] == "ok")]
+    columns = [
+        "", "input", "regime", "n", "two-pass (ns per value)", "GB/s", "of limit", "recompute / two-pass",
+        "reload / two-pass", "gain", "torch.softmax (ns per value)",
+    ]  # fmt: skip
+    rows = [
+        _softmax_row(row, measured[measured["elements"] == row["elements"]])
+        for _, row in measured[measured["algorithm"] == TWO_PASS].iterrows()
+    ]
+    device, compiler = setup.iloc[0][["device", "compiler"]]
+    return [f"{device}, {compiler}.", "", *_markdown(columns, rows)]
+
+
+def _softmax_row(two_pass: "pd.Series[Any]", at_size: pd.DataFrame) -> list[str]:
+    others = at_size[at_size["isa"] == two_pass["isa"]].set_index("algorithm")
+    torch = at_size.set_index("algorithm").loc[TORCH]
+    return [
+        str(two_pass["isa"]), f"{two_pass['array_bytes'] / 2**10:,.0f} KiB", str(two_pass["regime"]),
+        f"{two_pass['n']:.0f}", f"{1e9 * two_pass['time_s'] / two_pass['elements']:.2f}",
+        f"{two_pass['bytes_per_s'] / 1e9:.1f}", f"{two_pass['of_limit']:.2f}",
+        *(
+            f"{row['over_two_pass']:.2f} ({row['over_two_pass_q20']:.2f} to {row['over_two_pass_q80']:.2f})"
+            for row in (others.loc[name] for name in ALGORITHMS if name != TWO_PASS)
+        ),
+        f"{two_pass['gain_percent']:.0f} %", f"{1e9 * torch['time_s'] / torch['elements']:.2f}",
+    ]  # fmt: skip
+
+
 # block -> document and what it holds
 BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
@@ -121,4 +157,5 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "peers": ("docs/benchmarks.md", _peers),
     "box": ("docs/scale-model.md", _box),
     "accuracy": ("docs/predictor.md", _accuracy),
+    "softmax": ("docs/softmax-cpu.md", _softmax),
 }

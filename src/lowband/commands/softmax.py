@@ -1,0 +1,33 @@
+"""bench-softmax: Two-Pass Softmax on this processor, as its paper measured it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+TIMES, SETUP, ENVIRONMENT = "softmax_times.csv", "softmax_setup.csv", "softmax_env.json"
+
+
+def add(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench-softmax", help="three softmax algorithms against the size of a vector, on one core (a minute)"
+    )
+    bench.add_argument("--out", type=Path, required=True, help=f"folder of {TIMES}, {SETUP}, {ENVIRONMENT}")
+    bench.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    import json
+
+    import pandas as pd
+
+    from lowband.report.files import write_csv
+    from lowband.run.softmax_bench import measure
+    from lowband.spec.records import write_whole
+    from lowband.spec.softmax import Setup, Time
+
+    times, setups, environment = measure()
+    write_csv(pd.DataFrame(times, columns=Time._fields), options.out / TIMES)
+    write_csv(pd.DataFrame(setups, columns=Setup._fields), options.out / SETUP)
+    write_whole(options.out / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    for row in setups:
+        print(f"{row.isa}: {row.status} {row.cause}".rstrip())

@@ -1,0 +1,137 @@
+"""Softmax of one vector on one core: each algorithm against its size, the limits of memory, and as reported.
+
+One row per instruction set, algorithm (or pass that only moves data) and size; reported rows have no size.
+
+regime             in cache: input and output fit into the last cache together; out of cache: each is at least
+                   four times as large (STREAM's rule); between
+n                  calls; time_s is their median, time_q20_s and time_q80_s their quantiles
+bytes_per_s        traffic_bytes (what the algorithm reads and writes) over time_s
+limit_s, of_limit  its passes without arithmetic, measured in the same run, added up; limit_s over time_s
+over_two_pass      median over repeats of its time over two-pass's in the same repeat, and its quantiles
+gain_percent       of two-pass: how much longer the faster three-pass algorithm takes
+array_bytes        of the input; the output is as large. last_bytes: the last cache
+"""
+
+from typing import Any
+
+import pandas as pd
+
+from lowband.cost.softmax import ALGORITHMS, FP32_BYTES, PASSES, TWO_PASS, passes, traffic_bytes
+from lowband.report.tables import EXPERIMENT
+from lowband.spec.softmax import TORCH
+
+REGIMES = ["in cache", "between", "out of cache"]
+FAR = 4  # times the last cache, per array
+POINT = ["isa", "algorithm", "elements"]
+_NAMES = [*ALGORITHMS, *PASSES, TORCH]
+_REPORTED_METRIC = "speedup, maximum"
+COLUMNS = [
+    *EXPERIMENT, "device", "isa", "algorithm", "status", "cause", "regime", "elements", "array_bytes",
+    "l1_bytes", "l2_bytes", "last_bytes", "n", "time_s", "time_q20_s", "time_q80_s", "traffic_bytes",
+    "bytes_per_s", "limit_s", "of_limit", "over_two_pass", "over_two_pass_q20", "over_two_pass_q80",
+    "gain_percent", "commit",
+]  # fmt: skip
+
+
+def build(times: pd.DataFrame, setup: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
+    """reported: results/reported/04_two_pass_softmax_2001.04438.csv"""
+    parts = [_measured(times, setup), _not_run(setup), _reported(reported)]
+    df = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    for column in EXPERIMENT:
+        if column not in df:
+            df[column] = {"suite": "softmax", "cluster": "local", "compute_dtype": "fp32"}.get(column, "-")
+    return df.assign(seq_len=0).reindex(columns=COLUMNS)
+
+
+def _measured(times: pd.DataFrame, setup: pd.DataFrame) -> pd.DataFrame:
+    if times.empty:
+        return pd.DataFrame()
+    by_point = times.groupby(POINT, sort=False)["time_s"]
+    df = pd.DataFrame(
+        {
+            "n": by_point.size(),
+            "time_s": by_point.median(),
+            "time_q20_s": by_point.quantile(0.2),
+            "time_q80_s": by_point.quantile(0.8),
+        }
+    )
+    df = df.join(_over_two_pass(times)).reset_index()
+    df = df.sort_values(["isa", "algorithm", "elements"], key=_in_order, ignore_index=True)
+    known = df["algorithm"].isin([*ALGORITHMS, *PASSES])
+    df["array_bytes"] = FP32_BYTES * df["elements"]
+    df["traffic_bytes"] = [
+        traffic_bytes(name, n) if is_known else None
+        for name, n, is_known in zip(df["algorithm"], df["elements"], known, strict=True)
+    ]
+    df["bytes_per_s"] = df["traffic_bytes"] / df["time_s"]
+    df["limit_s"] = _limits(df)
+    df["of_limit"] = df["limit_s"] / df["time_s"]
+    df["gain_percent"] = _gains(df)
+    machine = setup.iloc[0]
+    for column in ("device", "l1_bytes", "l2_bytes", "last_bytes", "commit"):
+        df[column] = machine[column]
+    df["regime"] = [_regime(size, int(machine["last_bytes"])) for size in df["array_bytes"]]
+    return df.assign(provenance="measured", status="ok")
+
+
+def _in_order(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    return pd.Series([_NAMES.index(name) for name in values]) if values.name == "algorithm" else values
+
+
+def _over_two_pass(times: pd.DataFrame) -> pd.DataFrame:
+    """By point of an algorithm: quantiles of the ratio between calls of one repeat."""
+    two_pass = times[times["algorithm"] == TWO_PASS].set_index(["isa", "elements", "repeat"])["time_s"]
+    others = times[times["algorithm"].isin(ALGORITHMS)]
+    base = two_pass.reindex(pd.MultiIndex.from_frame(others[["isa", "elements", "repeat"]])).to_numpy()
+    ratios = others.assign(ratio=others["time_s"] / base).groupby(POINT)["ratio"]
+    return pd.DataFrame(
+        {
+            "over_two_pass": ratios.median(),
+            "over_two_pass_q20": ratios.quantile(0.2),
+            "over_two_pass_q80": ratios.quantile(0.8),
+        }
+    )
+
+
+def _limits(df: pd.DataFrame) -> list[float | None]:
+    moved = df[df["algorithm"].isin(PASSES)].set_index(POINT)["time_s"]
+    return [
+        sum(float(moved[isa, each, n]) for each in passes(name)) if name in ALGORITHMS else None
+        for isa, name, n in df[POINT].itertuples(index=False)
+    ]
+
+
+def _gains(df: pd.DataFrame) -> list[float | None]:
+    others = df[df["algorithm"].isin(ALGORITHMS) & (df["algorithm"] != TWO_PASS)]
+    faster = others.groupby(["isa", "elements"])["over_two_pass"].min()
+    return [
+        100 * (float(faster[isa, n]) - 1) if name == TWO_PASS else None
+        for isa, name, n in df[POINT].itertuples(index=False)
+    ]
+
+
+def _regime(array_bytes: int, last_bytes: int) -> str:
+    if array_bytes >= FAR * last_bytes:
+        return "out of cache"
+    return "in cache" if 2 * array_bytes <= last_bytes else "between"
+
+
+def _not_run(setup: pd.DataFrame) -> pd.DataFrame:
+    """What an instruction set would have had, in every regime, with the cause."""
+    missing = setup[setup["status"] != "ok"]
+    columns = ["isa", "status", "cause", "device", "l1_bytes", "l2_bytes", "last_bytes", "commit"]
+    rows: list[dict[Any, Any]] = [
+        {**row, "algorithm": algorithm, "regime": regime, "provenance": "measured"}
+        for row in missing[columns].to_dict("records")
+        for algorithm in ALGORITHMS
+        for regime in REGIMES
+    ]
+    return pd.DataFrame(rows)
+
+
+def _reported(reported: pd.DataFrame) -> pd.DataFrame:
+    rows = reported[reported["metric"] == _REPORTED_METRIC]
+    df = pd.DataFrame(
+        {"isa": rows["isa"], "device": rows["cpu"], "gain_percent": rows["value"].astype(float)}
+    )
+    return df.assign(provenance="reported", status="ok", algorithm=TWO_PASS, regime="out of cache")
