@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-CASES = [Path(__file__).parent / "cases" / f"{kernel}.py" for kernel in ("block_quant", "flash_attention")]
+CASES = [
+    Path(__file__).parent / "cases" / f"{kernel}.py"
+    for kernel in ("block_quant", "flash_attention", "softmax")
+]
 TIME_LIMIT_S = 300
 
 
