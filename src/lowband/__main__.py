@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lowband.commands import box, peers, predict
+from lowband.commands import box, kernels, peers, predict
 from lowband.errors import UserError
 
 
@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     box.add(commands)
     peers.add(commands)
     predict.add(commands)
+    kernels.add(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)

@@ -16,6 +16,7 @@ from lowband.spec.wire import QMAX, SCALE_BYTES
 
 TILE = 4096  # values per program
 LARGEST_BLOCK = 8192
+TL_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # of an fp32's bits: all but the sign
 _SMALLEST_NORMAL = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -40,7 +41,7 @@ def launch_encode(values: torch.Tensor, messages: torch.Tensor, bits: int, block
     rows, n = values.shape
     _encode[_grid(n, rows, block)](
         values, messages, messages.view(torch.float32), n, values.stride(0), messages.stride(0),
-        **_constants(bits, block), enable_fp_fusion=False,
+        **constants(bits, block), enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def decode(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> 
     rows, n = out.shape
     _decode[_grid(n, rows, block)](
         messages, messages.view(torch.float32), out, n, 1, 0, messages.stride(0), out.stride(0),
-        **_constants(bits, block), enable_fp_fusion=False,
+        **constants(bits, block), enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def decode_sum(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int)
     n = out.shape[0]
     _decode[_grid(n, 1, block)](
         messages, messages.view(torch.float32), out, n, len(messages), messages.stride(0), 0, 0,
-        **_constants(bits, block), enable_fp_fusion=False,
+        **constants(bits, block), enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -80,12 +81,9 @@ def launch_sum_encode(
     parts = len(out)
     _sum_encode[_grid(n // parts, parts, block)](
         messages, messages.view(torch.float32), out, out.view(torch.float32), n, n // parts, len(messages),
-        messages.stride(0), out.stride(0), ROUND_TO=_TL_DTYPE[dtype], **_constants(bits, block),
+        messages.stride(0), out.stride(0), ROUND_TO=TL_DTYPE[dtype], **constants(bits, block),
         enable_fp_fusion=False,
     )  # fmt: skip
-
-
-_TL_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def _messages(rows: int, n: int, bits: int, block: int, device: torch.device) -> torch.Tensor:
@@ -93,7 +91,8 @@ def _messages(rows: int, n: int, bits: int, block: int, device: torch.device) ->
     return torch.empty(rows, length, dtype=torch.uint8, device=device)
 
 
-def _constants(bits: int, block: int) -> dict[str, int]:
+def constants(bits: int, block: int) -> dict[str, int]:
+    """What the kernels are compiled for."""
     width = triton.next_power_of_2(block)
     return {"BITS": bits, "BLOCK": block, "WIDTH": width, "GROUP": max(1, TILE // width), "QMAX": QMAX[bits]}
 

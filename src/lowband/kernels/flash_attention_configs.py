@@ -1,7 +1,8 @@
 """Tile sizes to choose from on a device: the first call for a head size and a mask times them all.
 
 Few, so that choosing takes seconds. A tile that does not fit a device's shared memory is left out by the
-autotuner itself. ROWS are queries, COLUMNS keys. `lowband bench-kernel --compile` compiles these lists.
+autotuner itself. ROWS are queries, COLUMNS keys. `lowband bench-kernel --compile`
+compiles the first tile of each list.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Tiles = dict[str, dict[int, list[Tile]]]
 
 FORWARD: Tiles = {
     "cuda": {
-        32: [(128, 64, 4, 3), (128, 128, 4, 3)],
+        32: [(128, 64, 4, 3), (128, 128, 8, 3)],
         64: [(128, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 3)],
         128: [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3)],
         256: [(128, 64, 8, 2), (64, 32, 4, 2)],
@@ -31,9 +32,9 @@ FORWARD: Tiles = {
 }
 BACKWARD_KEYS: Tiles = {
     "cuda": {
-        32: [(64, 128, 4, 2)],
-        64: [(64, 128, 8, 2), (64, 64, 4, 3), (32, 128, 4, 3)],
-        128: [(64, 128, 8, 2), (32, 128, 4, 2), (64, 64, 4, 2)],
+        32: [(64, 128, 8, 2), (64, 64, 4, 2)],
+        64: [(64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2)],
+        128: [(64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 8, 2)],
         256: [(32, 64, 8, 1), (32, 32, 4, 1)],
     },
     "hip": {

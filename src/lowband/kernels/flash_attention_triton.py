@@ -19,7 +19,7 @@ from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUER
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-_DELTA_ROWS = 64  # queries per program of the row sums
+DELTA_ROWS = 64  # queries per program of the row sums
 
 
 def forward(
@@ -61,8 +61,8 @@ def launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale)
     B, N, Tq, D = q.shape
     G, Tk = k.shape[1], k.shape[2]
     delta = torch.empty_like(logsumexp)
-    _delta[(triton.cdiv(Tq, _DELTA_ROWS), B * N)](
-        out, dout, delta, *_strides(out, dout), N, Tq, HEAD=D, ROWS=_DELTA_ROWS
+    _delta[(triton.cdiv(Tq, DELTA_ROWS), B * N)](
+        out, dout, delta, *_strides(out, dout), N, Tq, HEAD=D, ROWS=DELTA_ROWS
     )
     _backward_keys[lambda c: (triton.cdiv(Tk, c["COLUMNS"]), B * G)](
         q, k, v, dout, logsumexp, delta, dk, dv, *_strides(q, k, v, dout, dk, dv), N, N // G, Tq, Tk,
@@ -91,12 +91,9 @@ def _forward(
     # With a causal mask the last queries have most keys: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0) if IS_CAUSAL else tl.program_id(0)
     b, n = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    rows, dims = block * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD)
+    rows = block * ROWS + tl.arange(0, ROWS)
     is_row = rows < queries
-    q_tile = tl.load(
-        q + b * q_b + n * q_n + rows[:, None].to(tl.int64) * q_t + dims[None, :],
-        mask=is_row[:, None], other=0.0,
-    )  # fmt: skip
+    q_tile = _load(q + b * q_b + n * q_n, block * ROWS, q_t, queries, True, HEAD, ROWS)
     k_head, v_head = k + b * k_b + n // group * k_n, v + b * v_b + n // group * v_n
 
     top = tl.full((ROWS,), float("-inf"), tl.float32)  # largest score so far, base 2
@@ -114,10 +111,8 @@ def _forward(
 
     seen = total > 0.0  # not so for a query without keys
     result = sums / tl.where(seen, total, 1.0)[:, None]
-    tl.store(
-        out + b * out_b + n * out_n + rows[:, None].to(tl.int64) * out_t + dims[None, :],
-        result.to(out.dtype.element_ty), mask=is_row[:, None],
-    )  # fmt: skip
+    places = _places(out + b * out_b + n * out_n, block * ROWS, out_t, HEAD, ROWS)
+    tl.store(places, result.to(out.dtype.element_ty), mask=is_row[:, None])
     stored = tl.where(seen, (top + tl.log2(tl.where(seen, total, 1.0))) * _LN2, float("-inf"))
     tl.store(logsumexp + (b * heads + n) * queries + rows, stored, mask=is_row)
 
@@ -141,10 +136,9 @@ def _forward_stretch(
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The state after the keys from `start` to `end`."""
-    dims = tl.arange(0, HEAD)
     for first in range(start, end, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
-        k_tile = _load(k, columns, k_t, dims, keys, IS_MASKED)
+        k_tile = _load(k, first, k_t, keys, IS_MASKED, HEAD, COLUMNS)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # scaled below: one fused product
         if IS_MASKED:
             scores = tl.where(_is_seen(rows, columns, queries, keys, IS_CAUSAL), scores, float("-inf"))
@@ -155,17 +149,25 @@ def _forward_stretch(
         weights = tl.exp2(scores * scale - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weights, axis=1)
-        v_tile = _load(v, columns, v_t, dims, keys, IS_MASKED)
+        v_tile = _load(v, first, v_t, keys, IS_MASKED, HEAD, COLUMNS)
         sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * decay[:, None], input_precision="ieee")
         top = new_top
     return top, total, sums
 
 
 @triton.jit
-def _load(head, places, stride, dims, count, IS_MASKED: tl.constexpr):
-    """[places, HEAD] of one head's keys, values or queries; zeros beyond the last."""
-    pointers = head + places[:, None].to(tl.int64) * stride + dims[None, :]
-    return tl.load(pointers, mask=(places < count)[:, None], other=0.0) if IS_MASKED else tl.load(pointers)
+def _places(head, first, stride, HEAD: tl.constexpr, SIZE: tl.constexpr):
+    """Pointers to [SIZE, HEAD], the positions of one head from `first` on: 64 bits but for the offsets."""
+    offsets = tl.arange(0, SIZE)[:, None] * stride + tl.arange(0, HEAD)[None, :]
+    return head + first * tl.cast(stride, tl.int64) + offsets
+
+
+@triton.jit
+def _load(head, first, stride, count, IS_MASKED: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr):
+    """What lies there; zeros beyond position `count`."""
+    pointers = _places(head, first, stride, HEAD, SIZE)
+    mask = (first + tl.arange(0, SIZE) < count)[:, None]
+    return tl.load(pointers, mask=mask, other=0.0) if IS_MASKED else tl.load(pointers)
 
 
 @triton.jit
@@ -186,9 +188,10 @@ def _delta(
 ):  # fmt: skip
     """Row sums of out * dout."""
     b, n = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    rows, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD)
-    x = _load(out + b * out_b + n * out_n, rows, out_t, dims, queries, True).to(tl.float32)
-    y = _load(dout + b * dout_b + n * dout_n, rows, dout_t, dims, queries, True).to(tl.float32)
+    first = tl.program_id(0) * ROWS
+    x = _load(out + b * out_b + n * out_n, first, out_t, queries, True, HEAD, ROWS).to(tl.float32)
+    y = _load(dout + b * dout_b + n * dout_n, first, dout_t, queries, True, HEAD, ROWS).to(tl.float32)
+    rows = first + tl.arange(0, ROWS)
     tl.store(delta + (b * heads + n) * queries + rows, tl.sum(x * y, axis=1), mask=rows < queries)
 
 
@@ -204,9 +207,9 @@ def _backward_keys(
 ):  # fmt: skip
     block, kv_heads = tl.program_id(0), heads // group
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
-    columns, dims = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, HEAD)
-    k_tile = _load(k + b * k_b + g * k_n, columns, k_t, dims, keys, True)
-    v_tile = _load(v + b * v_b + g * v_n, columns, v_t, dims, keys, True)
+    columns = block * COLUMNS + tl.arange(0, COLUMNS)
+    k_tile = _load(k + b * k_b + g * k_n, block * COLUMNS, k_t, keys, True, HEAD, COLUMNS)
+    v_tile = _load(v + b * v_b + g * v_n, block * COLUMNS, v_t, keys, True, HEAD, COLUMNS)
     dk_sums = tl.zeros((COLUMNS, HEAD), tl.float32)
     dv_sums = tl.zeros((COLUMNS, HEAD), tl.float32)
 
@@ -232,9 +235,8 @@ def _backward_keys(
         )  # fmt: skip
 
     is_key = (columns < keys)[:, None]
-    places = columns[:, None].to(tl.int64)
-    dk_places = dk + b * dk_b + g * dk_n + places * dk_t + dims[None, :]
-    dv_places = dv + b * dv_b + g * dv_n + places * dv_t + dims[None, :]
+    dk_places = _places(dk + b * dk_b + g * dk_n, block * COLUMNS, dk_t, HEAD, COLUMNS)
+    dv_places = _places(dv + b * dv_b + g * dv_n, block * COLUMNS, dv_t, HEAD, COLUMNS)
     tl.store(dk_places, (dk_sums * scale).to(dk.dtype.element_ty), mask=is_key)
     tl.store(dv_places, dv_sums.to(dv.dtype.element_ty), mask=is_key)
 
@@ -249,17 +251,16 @@ def _keys_stretch(
 
     Beyond the last query dout and q are zeros, and so is what they add.
     """
-    dims = tl.arange(0, HEAD)
     for first in range(start, end, ROWS):
         rows = first + tl.arange(0, ROWS)
-        q_tile = _load(q, rows, q_t, dims, queries, True)
+        q_tile = _load(q, first, q_t, queries, True, HEAD, ROWS)
         row_log, row_delta = _row_values(logsumexp, delta, rows, queries)
         # Transposed, [columns, rows]: what the products below take.
         scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * (scale * _LOG2E)
         weights = tl.exp2(scores - row_log[None, :])
         if IS_DIAGONAL:
             weights = tl.where(columns[:, None] <= rows[None, :] + (keys - queries), weights, 0.0)
-        dout_tile = _load(dout, rows, dout_t, dims, queries, True)
+        dout_tile = _load(dout, first, dout_t, queries, True, HEAD, ROWS)
         dv_sums = tl.dot(weights.to(dout_tile.dtype), dout_tile, dv_sums, input_precision="ieee")
         dweights = tl.dot(v_tile, tl.trans(dout_tile), input_precision="ieee")
         dscores = weights * (dweights - row_delta[None, :])
@@ -287,9 +288,9 @@ def _backward_queries(
 ):  # fmt: skip
     block = tl.num_programs(0) - 1 - tl.program_id(0) if IS_CAUSAL else tl.program_id(0)
     b, n = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    rows, dims = block * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD)
-    q_tile = _load(q + b * q_b + n * q_n, rows, q_t, dims, queries, True)
-    dout_tile = _load(dout + b * dout_b + n * dout_n, rows, dout_t, dims, queries, True)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    q_tile = _load(q + b * q_b + n * q_n, block * ROWS, q_t, queries, True, HEAD, ROWS)
+    dout_tile = _load(dout + b * dout_b + n * dout_n, block * ROWS, dout_t, queries, True, HEAD, ROWS)
     row_start = (b * heads + n) * queries
     row_log, row_delta = _row_values(logsumexp + row_start, delta + row_start, rows, queries)
     k_head, v_head = k + b * k_b + n // group * k_n, v + b * v_b + n // group * v_n
@@ -304,7 +305,7 @@ def _backward_queries(
         sums, q_tile, dout_tile, k_head, v_head, k_t, v_t, row_log, row_delta, rows, queries, keys,
         whole, end, scale, True, IS_CAUSAL, HEAD, COLUMNS,
     )  # fmt: skip
-    places = dq + b * dq_b + n * dq_n + rows[:, None].to(tl.int64) * dq_t + dims[None, :]
+    places = _places(dq + b * dq_b + n * dq_n, block * ROWS, dq_t, HEAD, ROWS)
     tl.store(places, (sums * scale).to(dq.dtype.element_ty), mask=(rows < queries)[:, None])
 
 
@@ -314,15 +315,14 @@ def _queries_stretch(
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The sum after the keys from `start` to `end`."""
-    dims = tl.arange(0, HEAD)
     for first in range(start, end, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
-        k_tile = _load(k, columns, k_t, dims, keys, IS_MASKED)
+        k_tile = _load(k, first, k_t, keys, IS_MASKED, HEAD, COLUMNS)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * _LOG2E)
         weights = tl.exp2(scores - row_log[:, None])
         if IS_MASKED:
             weights = tl.where(_is_seen(rows, columns, queries, keys, IS_CAUSAL), weights, 0.0)
-        v_tile = _load(v, columns, v_t, dims, keys, IS_MASKED)
+        v_tile = _load(v, first, v_t, keys, IS_MASKED, HEAD, COLUMNS)
         dweights = tl.dot(dout_tile, tl.trans(v_tile), input_precision="ieee")
         dscores = weights * (dweights - row_delta[:, None])
         sums = tl.dot(dscores.to(k_tile.dtype), k_tile, sums, input_precision="ieee")

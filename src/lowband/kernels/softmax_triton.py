@@ -29,11 +29,10 @@ def forward(x: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm) -> None:
     rows, columns = x.shape
-    kernel = {"recompute": _three_pass, "reload": _three_pass, "online": _online, "two_pass": _two_pass}
-    options = {"IS_RELOADED": algorithm == "reload"} if kernel[algorithm] is _three_pass else {}
-    tile = _tile(columns)
-    kernel[algorithm][(triton.cdiv(rows, tile["ROWS"]),)](
-        x, y, rows, columns, **tile, **options, num_warps=WARPS
+    constants = tile(columns)
+    function, more = kernel(algorithm)
+    function[(triton.cdiv(rows, constants["ROWS"]),)](
+        x, y, rows, columns, **constants, **more, num_warps=WARPS
     )
 
 
@@ -46,11 +45,19 @@ def backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
 
 def launch_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
     rows, columns = y.shape
-    tile = _tile(columns)
-    _backward[(triton.cdiv(rows, tile["ROWS"]),)](y, dy, dx, rows, columns, **tile, num_warps=WARPS)
+    constants = tile(columns)
+    _backward[(triton.cdiv(rows, constants["ROWS"]),)](y, dy, dx, rows, columns, **constants, num_warps=WARPS)
 
 
-def _tile(columns: int) -> dict[str, int]:
+def kernel(algorithm: Algorithm) -> tuple[triton.JITFunction, dict[str, bool]]:
+    """An algorithm's kernel, and its constants beside the tile's."""
+    if algorithm in ("recompute", "reload"):
+        return _three_pass, {"IS_RELOADED": algorithm == "reload"}
+    return {"online": _online, "two_pass": _two_pass}[algorithm], {}
+
+
+def tile(columns: int) -> dict[str, int]:
+    """Rows and columns that a program takes at a time, for rows of this length."""
     width = min(TILE, triton.next_power_of_2(columns))
     return {"ROWS": max(1, TILE // 4 // width), "WIDTH": width}
 

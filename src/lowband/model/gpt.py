@@ -18,7 +18,8 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
-        self.kernel = kernel
+        # torch's compiler does not trace the kernels.
+        self.flash = torch.compiler.disable(flash_attention.attention) if kernel == "flash2" else None
         self.heads, self.rotary = spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
@@ -29,8 +30,8 @@ class Attention(nn.Module):
         q_BNTD, k_BNTD, v_BNTD = qkv_B3NTD.unbind(1)
         if self.rotary:
             q_BNTD, k_BNTD = rotate(q_BNTD), rotate(k_BNTD)
-        if self.kernel == "flash2":
-            y_BNTD = flash_attention.attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+        if self.flash is not None:
+            y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         return self.out(y_BNTD.transpose(1, 2).reshape(B, T, H))
