@@ -62,7 +62,7 @@ class Compiled(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel that runs on the target; attention with causal masking, for each head size the first tile."""
+    """Every kernel; attention with causal masking and, for each head size, the first of its tiles."""
     yield from _block_quant()
     yield from _softmax()
     yield from _attention("hip" if target.startswith("gfx") else "cuda")

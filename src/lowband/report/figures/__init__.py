@@ -76,6 +76,12 @@ FIGURES: dict[str, Entry] = {
         "clock; medians over repeats, gloo on loopback. Below 1 ours is ahead. DeepSpeed's zeropp runs with "
         "a torch quantizer in the place of its own, which has no CPU code. Shipped measurements.",
     ),
+    "attention": Entry(
+        "attention",
+        "Attention TFLOPS, forward and backward together, against sequence length; 16k tokens, hidden size "
+        "2048, fp16. FLOPs as arXiv 2307.08691 counts them, half with causal masking. Thin: as it reports; "
+        "thick: measured by `lowband bench-kernel`, for each device whose kernels.csv is shipped.",
+    ),
     "validation": Entry(
         "validation",
         "Predicted over published, for every published row, by source. Open: rows on which a constant of the "

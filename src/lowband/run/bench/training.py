@@ -55,6 +55,7 @@ def _case(
         torch.compiler.reset()
         with device:
             model = GPT(_spec(device, name, shape, length), attention=attention)  # type: ignore[arg-type]
+            torch.manual_seed(0)
             tokens = torch.randint(0, VOCAB[device.type], (batch, length + 1))
         if device.type == "cuda":
             for block in model.blocks:
