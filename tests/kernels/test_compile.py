@@ -23,6 +23,17 @@ for variant in variants(sys.argv[1]):
 for variant in chosen.values():
     print(json.dumps(compile_variant(variant, sys.argv[1])._asdict()))
 """
+# Triton makes every number that is 1 a constant: one row, one head, one query.
+ONES = """
+from lowband.kernels.compile import compile_variant, variants
+ones = {"rows": 1, "columns": 1, "partners": 1, "heads": 1, "group": 1, "queries": 1, "keys": 1}
+for variant in variants("sm_90"):
+    if variant.kernel.startswith("flash") and "head 32" not in variant.config:
+        continue
+    function = variant.function.fn if hasattr(variant.function, "configs") else variant.function
+    here = {name: one for name, one in ones.items() if name in function.arg_names}
+    print(compile_variant(variant._replace(constants={**variant.constants, **here}), "sm_90").kernel)
+"""
 ALL = """
 import json, sys
 from lowband.kernels.compile import TARGETS, variants
@@ -53,6 +64,10 @@ def test_each_kernel_compiles_and_fits(target: str) -> None:
         uses_matrix_units = row["matrix_instructions"] > 0
         assert uses_matrix_units == (row["kernel"].startswith("flash") and "delta" not in row["kernel"]), row
         assert row["spilled_bytes"] <= 64, row
+
+
+def test_sizes_of_one_compile() -> None:
+    assert len(python(ONES).split()) == 14
 
 
 def test_the_shipped_table_has_every_variant() -> None:

@@ -89,15 +89,10 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
     for i, name in enumerate(function.arg_names):
         if name in variant.constants:
             signature[name] = "constexpr"
-        elif name in variant.pointers:
-            signature[name] = variant.pointers[name]
-        else:
-            signature[name] = "fp32" if name in variant.floats else "i32"
-        if (
-            name in variant.pointers
-            or name.endswith(("stride", "_b", "_n", "_t"))
-            or name in ("n", "columns")
-        ):
+            continue
+        signature[name] = variant.pointers.get(name, "fp32" if name in variant.floats else "i32")
+        is_stride = name.endswith(("stride", "_b", "_n", "_t"))
+        if name in variant.pointers or is_stride or name in ("n", "columns"):
             attributes[i,] = [["tt.divisibility", 16]]  # as the launcher finds of aligned tensors
     source = ASTSource(function, signature, variant.constants, attributes)
     compiled = triton.compile(source, target=TARGETS[target], options=variant.options)

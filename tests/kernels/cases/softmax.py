@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import BF16
+from common import BF16, ON_GPU
 
 from lowband.errors import UserError
 from lowband.kernels import softmax_triton as fast
@@ -58,7 +58,7 @@ def test_gradient_of_the_whole(device, algorithm) -> None:
     torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS if ON_GPU else ["two_pass"])  # seconds each
 def test_a_million_columns(device, algorithm) -> None:
     x, _ = inputs(1, 2**20 + 1, torch.float32, device)
     y = softmax(x, algorithm)
