@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lowband.commands import box, peers, predict, softmax
+from lowband.commands import box, kernels, peers, predict, softmax
 from lowband.errors import UserError
 
 
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     peers.add(commands)
     predict.add(commands)
     softmax.add(commands)
+    kernels.add(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)

@@ -8,7 +8,7 @@ from lowband.engine.collectives import Collectives
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import Topology
-from lowband.engine.wire import decode, encode
+from lowband.engine.wire import decode, decode_sum, encode, sum_encode
 from lowband.kernels.block_quant import dequantize, quantize
 from lowband.spec.machine import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
@@ -118,8 +118,12 @@ def test_pieces_give_the_same_bytes(monkeypatch, wire: str, block: int) -> None:
     out = torch.full((3, 328), torch.nan)
     decode(whole, out, wire, block)
     assert torch.equal(out, expected)
-    decode(whole, out, wire, block, is_added=True)
-    assert torch.equal(out, expected + expected)
+    total = torch.full((328,), torch.nan)
+    decode_sum(whole, total, wire, block)
+    assert torch.equal(total, expected[0] + expected[1] + expected[2])
+    for parts in (1, 41):
+        again = sum_encode(whole, 328, parts, torch.float32, wire, block)
+        assert torch.equal(again, encode(total.view(parts, -1), wire, block))
 
 
 def test_volume_of_a_wire() -> None:

@@ -5,4 +5,5 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
+for helpers in ("dist", "kernels"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / helpers))

@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 from lowband.errors import UserError
-from lowband.report.derive import SUITE_OF, TABLES, source_path
+from lowband.report.derive import SUITE_OF, TABLES, source_paths
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
 from lowband.spec.job import read_job
@@ -59,7 +59,11 @@ def sources_dir(table):
 
 def table_sources(wildcards):
     folder = Path(sources_dir(wildcards.table))
-    return [str(source_path(source, folder)) for source in TABLES[wildcards.table]]
+    return [
+        str(path)
+        for source in TABLES[wildcards.table]
+        for path in source_paths(source, folder)
+    ]
 
 
 def job_resource(name):

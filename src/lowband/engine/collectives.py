@@ -6,9 +6,11 @@ All buffers are flat; sizes are as `spec.partition` cuts them.
 
 [Note: quantize once per hop] A gather moves the same values through all its hops: each shard is encoded once,
 by its owner, and decoded once. A reduction changes the values at every hop, so each hop encodes its own sums;
-summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3).
+summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3). From one hop to the next
+that is one pass: messages are decoded, summed and encoded again for the next hop's partners.
 """
 
+from itertools import zip_longest
 from math import prod
 
 import torch
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import BoundHop, Topology
-from lowband.engine.wire import decode, encode, is_plain
+from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import Wire
 
@@ -83,23 +85,33 @@ class Collectives:
         Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype, counted
         likewise.
         """
-        for bound in self.topology.hops(inner, outer):
-            dtype, wire, rows = full.dtype, self._wire(name), full.view(bound.hop.count, -1)
+        hops, wire, dtype = self.topology.hops(inner, outer), self._wire(name), full.dtype
+        if hops and not is_plain(wire, dtype):
+            rows = full.view(hops[0].hop.count, -1)
             del full
-            if not is_plain(wire, dtype):
-                messages = self._hold(encode(rows, wire, self.scheme.block_size))
-                self._release(rows)
-            elif dist.get_backend(bound.group) == "gloo":
-                wire, messages = "native", rows
+            messages, n = self._hold(encode(rows, wire, self.scheme.block_size)), rows.shape[1]
+            self._release(rows)
+            del rows
+            for bound, following in zip_longest(hops, hops[1:]):
+                received = self._exchange(messages, bound, name, wire)
+                del messages
+                if following is None:
+                    return self._decode_sum(received, n, dtype, wire)
+                parts = following.hop.count
+                messages = self._hold(sum_encode(received, n, parts, dtype, wire, self.scheme.block_size))
+                self._release(received)
+                del received
+                n //= parts
+        for bound in hops:
+            rows = full.view(bound.hop.count, -1)
+            del full
+            if dist.get_backend(bound.group) == "gloo":
+                received = self._exchange(rows, bound, name, "native")
+                del rows
+                full = self._sum(received)
+                del received
             else:
                 full = self._native_hop(rows, bound, name)
-                continue
-            n = rows.shape[1]
-            del rows
-            received = self._exchange(messages, bound, name, wire)
-            del messages
-            full = self._sum(received, n, dtype, wire)
-            del received
         return full
 
     def gather_whole(self, shard: torch.Tensor, inner: str, outer: str, name: str) -> torch.Tensor:
@@ -135,19 +147,21 @@ class Collectives:
         self.ledger.add(bound.hop.level, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
         return received
 
-    def _sum(self, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire) -> torch.Tensor:
-        """1D, the sum of all messages, in the order of the partners: a reference can repeat it bit by bit."""
-        if wire == "native":
-            total = self._hold(received[0].clone())
-            for i in range(1, len(received)):
-                total += received[i]
-        else:
-            total = self._hold(torch.empty(n, dtype=torch.float32, device=received.device))
-            for i in range(len(received)):
-                decode(received[i : i + 1], total.view(1, n), wire, self.scheme.block_size, is_added=i > 0)
-            if dtype != torch.float32:
-                self._release(total)
-                total = self._hold(total.to(dtype))
+    def _sum(self, received: torch.Tensor) -> torch.Tensor:
+        """1D, the sum of all rows, in the order of the partners: a reference can repeat it bit by bit."""
+        total = self._hold(received[0].clone())
+        for i in range(1, len(received)):
+            total += received[i]
+        self._release(received)
+        return total
+
+    def _decode_sum(self, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire) -> torch.Tensor:
+        """The same of encoded messages of n values."""
+        total = self._hold(torch.empty(n, dtype=torch.float32, device=received.device))
+        decode_sum(received, total, wire, self.scheme.block_size)
+        if dtype != torch.float32:
+            self._release(total)
+            total = self._hold(total.to(dtype))
         self._release(received)
         return total
 

@@ -1,11 +1,14 @@
-"""Tensors into messages and back, in a wire's format."""
+"""Tensors into messages and back, in a wire's format.
+
+Quantized messages are made by a kernel on a GPU, in pieces by torch elsewhere; the bytes are the same.
+"""
 
 import math
 from collections.abc import Iterator
 
 import torch
 
-from lowband.kernels.block_quant import dequantize, quantize
+from lowband.kernels.block_quant import dequantize, fast_path, quantize
 from lowband.spec.wire import SCALE_BYTES, WIRE_BITS, Wire
 
 _CAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -27,6 +30,8 @@ def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
         return values.to(_CAST[wire])
     rows, n = values.shape
     bits = WIRE_BITS[wire]
+    if (kernels := fast_path(values.device, block_size)) is not None:
+        return kernels.encode(values, bits, block_size)
     length = n * bits // 8 + SCALE_BYTES * -(-n // block_size)
     messages = values.new_empty(rows, length, dtype=torch.uint8)
     for (start, stop), codes_at, scales_at in _pieces(rows, n, bits, block_size):
@@ -36,22 +41,53 @@ def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
     return messages
 
 
-def decode(
-    messages: torch.Tensor, out: torch.Tensor, wire: Wire, block_size: int, is_added: bool = False
-) -> None:
-    """Fill `out`, [rows, n] floating point, from one message per row, or add the values to it."""
-
-    def put(place: torch.Tensor, values: torch.Tensor) -> None:
-        place.add_(values) if is_added else place.copy_(values)
-
+def decode(messages: torch.Tensor, out: torch.Tensor, wire: Wire, block_size: int) -> None:
+    """Fill `out`, [rows, n] floating point, from one message per row."""
     if wire in _CAST:
-        put(out, messages)
+        out.copy_(messages)
+    elif (kernels := fast_path(messages.device, block_size)) is not None:
+        kernels.decode(messages, out, WIRE_BITS[wire], block_size)
+    else:
+        for columns, values in _decoded(messages, out.shape[1], wire, block_size):
+            out[:, columns] = values
+
+
+def decode_sum(messages: torch.Tensor, out: torch.Tensor, wire: Wire, block_size: int) -> None:
+    """Fill `out`, [n] fp32, with the sum of messages [partners, length], in the order of the partners."""
+    if wire in WIRE_BITS and (kernels := fast_path(messages.device, block_size)) is not None:
+        kernels.decode_sum(messages, out, WIRE_BITS[wire], block_size)
         return
+    decode(messages[:1], out.view(1, -1), wire, block_size)
+    for i in range(1, len(messages)):
+        if wire in _CAST:
+            out += messages[i]
+        else:
+            for columns, values in _decoded(messages[i : i + 1], len(out), wire, block_size):
+                out[columns] += values[0]
+
+
+def sum_encode(
+    messages: torch.Tensor, n: int, parts: int, dtype: torch.dtype, wire: Wire, block_size: int
+) -> torch.Tensor:
+    """The sum of messages [partners, length] of n values, rounded to `dtype`, as one message a part."""
+    if wire in WIRE_BITS and n % (parts * block_size) == 0:
+        kernels = fast_path(messages.device, block_size)
+        if kernels is not None:
+            return kernels.sum_encode(messages, n, parts, dtype, WIRE_BITS[wire], block_size)
+    total = torch.empty(n, dtype=torch.float32, device=messages.device)
+    decode_sum(messages, total, wire, block_size)
+    return encode(total.to(dtype).view(parts, -1), wire, block_size)
+
+
+def _decoded(
+    messages: torch.Tensor, n: int, wire: Wire, block_size: int
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """A range of columns at a time and its values, [rows, columns] fp32, of messages of n values."""
     bits = WIRE_BITS[wire]
-    for (start, stop), codes_at, scales_at in _pieces(*out.shape, bits, block_size):
+    for (start, stop), codes_at, scales_at in _pieces(len(messages), n, bits, block_size):
         codes, scales = messages[:, codes_at], messages.view(torch.float32)[:, scales_at]
         codes = codes.view(torch.int8) if bits == 8 else codes
-        put(out[:, start:stop], dequantize(codes, scales, bits, block_size))
+        yield slice(start, stop), dequantize(codes, scales, bits, block_size)
 
 
 def _pieces(rows: int, n: int, bits: int, block_size: int) -> Iterator[tuple[tuple[int, int], slice, slice]]:

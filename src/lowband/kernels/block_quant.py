@@ -12,10 +12,16 @@ max |x| / 2^(bits - 1), which clips the largest value by one step.) What else ca
 - a block with an infinity or a NaN comes out as NaN altogether, so that a diverged run cannot look healthy.
 
 Two 4-bit values share a byte, the earlier one in the low half.
+
+This is the reference. On a GPU `engine.wire` writes, reads and sums whole messages by the kernels of
+`block_quant_triton`, whose bytes are these.
 """
+
+from types import ModuleType
 
 import torch
 
+from lowband.kernels.device import runs_triton
 from lowband.spec.wire import QMAX
 
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
@@ -56,3 +62,12 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor, bits: int, block: int)
     if blocks * block == n:
         return (codes.view(rows, blocks, block) * scales.unsqueeze(-1)).view(rows, n)
     return codes * scales.repeat_interleave(block, dim=1)[:, :n]
+
+
+def fast_path(device: torch.device, block: int) -> ModuleType | None:
+    """The kernels for messages on this device in blocks of this length, if there are any."""
+    if not runs_triton(device):
+        return None
+    from lowband.kernels import block_quant_triton
+
+    return block_quant_triton if block_quant_triton.takes(block) else None

@@ -7,16 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowband.spec.model import ModelSpec
+from lowband.kernels import flash_attention
+from lowband.spec.model import AttentionKernel, ModelSpec
 
 INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sqrt(2 x layers)
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Causal self-attention, by torch's kernels (sdpa) or ours (flash2)."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
+        # torch's compiler does not trace the kernels.
+        self.flash = torch.compiler.disable(flash_attention.attention) if kernel == "flash2" else None
         self.heads, self.rotary = spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
@@ -27,7 +30,10 @@ class Attention(nn.Module):
         q_BNTD, k_BNTD, v_BNTD = qkv_B3NTD.unbind(1)
         if self.rotary:
             q_BNTD, k_BNTD = rotate(q_BNTD), rotate(k_BNTD)
-        y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+        if self.flash is not None:
+            y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+        else:
+            y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         return self.out(y_BNTD.transpose(1, 2).reshape(B, T, H))
 
 
@@ -44,10 +50,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer block, pre-norm. The unit that partition schemes gather at a time."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(spec.hidden)
-        self.attention = Attention(spec)
+        self.attention = Attention(spec, kernel)
         self.mlp_norm = nn.LayerNorm(spec.hidden)
         self.mlp = MLP(spec)
 
@@ -59,12 +65,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar."""
 
-    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa") -> None:
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.positions = nn.Embedding(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.blocks = nn.ModuleList(Block(spec, attention) for _ in range(spec.layers))
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         if spec.tied_head:

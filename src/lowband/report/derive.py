@@ -3,10 +3,15 @@
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
+
 from lowband.errors import UserError
 from lowband.report.files import read_table, write_csv
 
 REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
+SHIPPED = (
+    "shipped/"  # and of this name every file of results/reference/*/, of whichever device; none is no row
+)
 
 # table -> the tables it is made of, in the order that its `build` takes them
 TABLES: dict[str, tuple[str, ...]] = {
@@ -23,6 +28,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
     "accuracy": ("validation",),
     "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
+    "attention": ("shipped/kernels", "reported/03_flashattention2_2307.08691"),
+    "kernel_resources": ("compiled",),
 }
 
 # Tables of a suite or benchmark that may be no part of a reproduction: then from its shipped raw tables in
@@ -35,12 +42,20 @@ SUITE_OF = {
     "box": "box",
     "box_ratios": "box",
     "softmax": "softmax",
+    "kernel_resources": "kernels",
 }
 
 
-def source_path(source: str, tables_dir: Path) -> Path:
-    """The file of a table's source."""
-    return (Path("results") if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"
+def source_paths(source: str, tables_dir: Path) -> list[Path]:
+    """The files of a table's source: one, but for what is shipped."""
+    if source.startswith(SHIPPED):
+        return sorted(Path("results", "reference").glob(f"*/{source.removeprefix(SHIPPED)}.csv"))
+    return [(Path("results") if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"]
+
+
+def _read_source(source: str, tables_dir: Path) -> pd.DataFrame:
+    parts = [read_table(path) for path in source_paths(source, tables_dir)]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> None:
@@ -52,6 +67,6 @@ def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> Non
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.report.tables.{name}").build
     write_csv(
-        build(*[read_table(source_path(source, tables_dir)) for source in TABLES[name]]),
+        build(*[_read_source(source, tables_dir) for source in TABLES[name]]),
         (out_dir or tables_dir) / f"{name}.csv",
     )

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowband.spec.records import Environment
+if TYPE_CHECKING:
+    from lowband.spec.records import Environment
 
 _PREFIXES = ("NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "GLOO_", "MKL_", "ROCR_", "CUDA_")
 _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pydantic")
@@ -21,8 +22,10 @@ _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pyda
 
 def describe(
     hosts: tuple[str, ...], device: torch.device, backend: str, data: Mapping[str, Any], links: str
-) -> Environment:
+) -> "Environment":
     """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
+    from lowband.spec.records import Environment  # needs pydantic, which `bench-kernel` does without
+
     commit, dirty = code_version()
     return Environment(
         commit=commit,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from lowband.box.network import OWN, SHAPED, join
 from lowband.errors import UserError
+from lowband.kernels import flash_attention
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.peers import deepspeed
 from lowband.run.count import count
@@ -58,6 +59,9 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
         folder.start()
         folder.write_outcome(Outcome(status="not run", cause=str(error), steps=0))
         return Outcome.read_json(folder.outcome)
+    if spec.attention == "flash2":
+        flash_attention.require(torch.device("cuda" if torch.cuda.device_count() else "cpu"))
+        flash_attention.check_heads(spec.model.heads, spec.model.heads, spec.model.hidden // spec.model.heads)
     corpus = read_corpus(spec.text)
     if corpus.vocab > spec.model.vocab:
         raise UserError(

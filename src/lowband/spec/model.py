@@ -8,6 +8,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from lowband.spec.strict import Strict, read_named
 
+AttentionKernel = Literal["sdpa", "flash2"]
+
 
 class ModelSpec(Strict):
     """A decoder-only transformer. The defaults are the GPT of GPT-NeoX and Megatron-LM: pre-norm, MLP of

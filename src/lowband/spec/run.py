@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from lowband.errors import UserError
 from lowband.spec.machine import Levels, Machine
-from lowband.spec.model import ModelSpec
+from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
 from lowband.spec.strict import Strict
@@ -34,6 +34,9 @@ class RunSpec(Strict):
     device: Literal["auto", "fake"] = Field(
         description="auto: a GPU if there is one, else the CPU; fake: nothing is computed, bytes are counted"
     )
+    attention: AttentionKernel = Field(
+        default="sdpa", description="sdpa: torch's kernels; flash2: ours in Triton, for a GPU"
+    )
     compute_dtype: Dtype
     reduce_dtype: Dtype
     overlap: bool = Field(default=True, description="communication behind the computation")
@@ -51,6 +54,8 @@ class RunSpec(Strict):
             raise ValueError(f"model '{self.model.name}' can be predicted, not trained: it is no plain GPT")
         if self.seq_len > self.model.seq_len:
             raise ValueError(f"seq_len ({self.seq_len}) is over the model's longest ({self.model.seq_len})")
+        if self.attention == "flash2" and self.device == "fake":
+            raise ValueError("attention flash2 cannot run on fake tensors; sdpa counts the same bytes")
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) leave nothing of {self.steps} steps")
         if self.engine != "lowband" and (self.device == "fake" or self.checkpoint_every or not self.overlap):

@@ -52,6 +52,7 @@ class Point(Strict):
     accumulation: PositiveInt = 1
     seed: int = 1
     device: str = "auto"
+    attention: str = "sdpa"
     compute_dtype: str = "fp32"
     reduce_dtype: str = "fp32"
     overlap: bool = True

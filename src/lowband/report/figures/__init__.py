@@ -89,6 +89,12 @@ FIGURES: dict[str, Entry] = {
         "two-pass is ahead. Star, right of all sizes: the largest gain out of cache that the paper reports, "
         "on its processor; its abstract states no size. Dotted: where caches end.",
     ),
+    "attention": Entry(
+        "attention",
+        "Attention TFLOPS, forward and backward together, against sequence length; 16k tokens, hidden size "
+        "2048, fp16. FLOPs as arXiv 2307.08691 counts them, half with causal masking. Thin: as it reports; "
+        "thick: measured by `lowband bench-kernel`, for each device whose kernels.csv is shipped.",
+    ),
     "validation": Entry(
         "validation",
         "Predicted over published, for every published row, by source. Open: rows on which a constant of the "

@@ -1,0 +1,57 @@
+"""bench-kernel: kernels measured on a device, or compiled for devices that are not here."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from lowband.errors import UserError
+
+
+def add(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench-kernel",
+        help="check every kernel, then time it beside torch's; or compile all for other devices",
+    )
+    bench.add_argument("--out", type=Path, required=True, help="folder of kernels.csv or compiled.csv")
+    bench.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, to try the program out"
+    )
+    bench.add_argument(
+        "--only", nargs="+", choices=("ceilings", "block_quant", "softmax", "attention", "training"),
+        help="parts to run (default: all)",
+    )  # fmt: skip
+    bench.add_argument("--limit-s", type=float, default=480, help="nothing new is begun after (480)")
+    bench.add_argument(
+        "--compile", nargs="*", metavar="TARGET", dest="targets",
+        help="compile, without a GPU, for sm_80, sm_90, gfx90a, gfx942 (default: all): registers and spills",
+    )  # fmt: skip
+    bench.set_defaults(run=_bench_kernel)
+
+
+def _bench_kernel(options: argparse.Namespace) -> int:
+    if options.targets is not None:
+        return _compile(options)
+    from lowband.run.bench.main import PARTS, bench
+
+    rows = bench(
+        options.out, options.device, options.only or list(PARTS), options.limit_s,
+        lambda line: print(line, flush=True),
+    )  # fmt: skip
+    print(f"written: {options.out / 'kernels.csv'}")
+    return int(any(row.outcome in ("wrong", "error") for row in rows))
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from lowband.kernels.device import IS_INTERPRETED
+
+    if IS_INTERPRETED:
+        raise UserError("the interpreter does not compile", where="TRITON_INTERPRET=1", allowed="unset")
+    from lowband.kernels.compile import TARGETS, compile_all
+
+    unknown = sorted(set(options.targets) - set(TARGETS))
+    if unknown:
+        raise UserError(f"no target '{unknown[0]}'", where="--compile", allowed=TARGETS)
+    path = options.out / "compiled.csv"
+    compile_all(options.targets or list(TARGETS), path, lambda line: print(line, flush=True))
+    print(f"written: {path}")
+    return 0

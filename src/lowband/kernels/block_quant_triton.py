@@ -1,0 +1,254 @@
+"""Block quantization on a GPU: messages written, read, summed and rewritten in one pass each.
+
+A message is what `engine.wire` sends: the codes of n values, then the fp32 scale of each of their blocks.
+
+[Note: the same bits] The results equal those of `block_quant` on the CPU, bit by bit. So divisions round to
+nearest (Triton's `/` is approximate), no product is fused with the sum that takes it (enable_fp_fusion), and
+a block's largest magnitude is found among bit patterns as integers: their order is that of the magnitudes,
+with infinity above every number and NaN above infinity, where a floating-point maximum may drop a NaN.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from lowband.spec.wire import QMAX, SCALE_BYTES
+
+TILE = 4096  # values per program
+LARGEST_BLOCK = 8192
+TL_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # of an fp32's bits: all but the sign
+_SMALLEST_NORMAL = tl.constexpr(torch.finfo(torch.float32).tiny)
+_ROUNDER = tl.constexpr(1.5 * 2.0**23)  # added and taken away, it rounds |x| < 2^22 to the nearest even
+
+
+def takes(block: int) -> bool:
+    """Whether blocks of this length are served: no byte of two 4-bit codes may lie in two blocks."""
+    return block % 2 == 0 and block <= LARGEST_BLOCK
+
+
+def encode(values: torch.Tensor, bits: int, block: int) -> torch.Tensor:
+    """One message per row: [rows, length] bytes of values [rows, n], n a multiple of 8."""
+    rows, n = values.shape
+    values = values if values.stride(1) == 1 else values.contiguous()
+    messages = _messages(rows, n, bits, block, values.device)
+    launch_encode(values, messages, bits, block)
+    return messages
+
+
+def launch_encode(values: torch.Tensor, messages: torch.Tensor, bits: int, block: int) -> None:
+    rows, n = values.shape
+    _encode[_grid(n, rows, block)](
+        values, messages, messages.view(torch.float32), n, values.stride(0), messages.stride(0),
+        **constants(bits, block), enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def decode(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> None:
+    """Fill `out`, [rows, n] floating point, from messages [rows, length]."""
+    rows, n = out.shape
+    _decode[_grid(n, rows, block)](
+        messages, messages.view(torch.float32), out, n, 1, 0, messages.stride(0), out.stride(0),
+        **constants(bits, block), enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def decode_sum(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> None:
+    """Fill `out`, [n] fp32, with the sum of messages [partners, length], in their order."""
+    n = out.shape[0]
+    _decode[_grid(n, 1, block)](
+        messages, messages.view(torch.float32), out, n, len(messages), messages.stride(0), 0, 0,
+        **constants(bits, block), enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def sum_encode(
+    messages: torch.Tensor, n: int, parts: int, dtype: torch.dtype, bits: int, block: int
+) -> torch.Tensor:
+    """Messages [parts, length'] of the sum, rounded to `dtype`, of messages [partners, length] of n values.
+
+    n: parts x a multiple of `block`, so that no block of the sum lies in two parts
+    """
+    out = _messages(parts, n // parts, bits, block, messages.device)
+    launch_sum_encode(messages, out, n, dtype, bits, block)
+    return out
+
+
+def launch_sum_encode(
+    messages: torch.Tensor, out: torch.Tensor, n: int, dtype: torch.dtype, bits: int, block: int
+) -> None:
+    parts = len(out)
+    _sum_encode[_grid(n // parts, parts, block)](
+        messages, messages.view(torch.float32), out, out.view(torch.float32), n, n // parts, len(messages),
+        messages.stride(0), out.stride(0), ROUND_TO=TL_DTYPE[dtype], **constants(bits, block),
+        enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _messages(rows: int, n: int, bits: int, block: int, device: torch.device) -> torch.Tensor:
+    length = n * bits // 8 + SCALE_BYTES * -(-n // block)
+    return torch.empty(rows, length, dtype=torch.uint8, device=device)
+
+
+def constants(bits: int, block: int) -> dict[str, int]:
+    """What the kernels are compiled for."""
+    width = triton.next_power_of_2(block)
+    return {"BITS": bits, "BLOCK": block, "WIDTH": width, "GROUP": max(1, TILE // width), "QMAX": QMAX[bits]}
+
+
+def _grid(n: int, rows: int, block: int) -> tuple[int, int]:
+    group = max(1, TILE // triton.next_power_of_2(block))
+    return triton.cdiv(triton.cdiv(n, block), group), rows
+
+
+@triton.jit
+def _encode(
+    values,  # pointer to [rows, n] floating point
+    messages,  # pointer to [rows, length] bytes
+    scales,  # the same memory as fp32
+    n,
+    values_stride,
+    message_stride,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    QMAX: tl.constexpr,
+):
+    blocks, places, is_value = _tile(n, BLOCK, WIDTH, GROUP)
+    row = tl.program_id(1).to(tl.int64)
+    x = tl.load(values + row * values_stride + places, mask=is_value, other=0.0).to(tl.float32)
+    _write(x, messages, scales, row * message_stride, n, blocks, BITS, BLOCK, WIDTH, GROUP, QMAX)
+
+
+@triton.jit
+def _decode(
+    messages,  # pointer to messages; a row of the output is the sum of `partners` of them
+    scales,
+    out,  # pointer to [rows, n] floating point
+    n,
+    partners,
+    partner_stride,
+    row_stride,
+    out_stride,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    QMAX: tl.constexpr,
+):
+    blocks, places, is_value = _tile(n, BLOCK, WIDTH, GROUP)
+    row = tl.program_id(1).to(tl.int64)
+    total = _sum(
+        messages, scales, row * row_stride, partner_stride, partners, n, blocks, BITS, BLOCK, WIDTH, GROUP
+    )
+    tl.store(out + row * out_stride + places, total.to(out.dtype.element_ty), mask=is_value)
+
+
+@triton.jit
+def _sum_encode(
+    received,  # pointer to [partners, length] bytes, messages of n values
+    received_scales,
+    messages,  # pointer to [n / part, length'] bytes, messages of `part` values
+    scales,
+    n,
+    part,
+    partners,
+    partner_stride,
+    message_stride,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    QMAX: tl.constexpr,
+    ROUND_TO: tl.constexpr,
+):
+    blocks, _, is_value = _tile(part, BLOCK, WIDTH, GROUP)
+    row = tl.program_id(1).to(tl.int64)
+    first = row * (part // BLOCK)  # the row's first block among the blocks received
+    # Blocks beyond this row's are another row's: read in vain, and not written.
+    total = _sum(
+        received, received_scales, row * 0, partner_stride, partners, n, first + blocks,
+        BITS, BLOCK, WIDTH, GROUP,
+    )  # fmt: skip
+    total = tl.where(is_value, total.to(ROUND_TO).to(tl.float32), 0.0)
+    _write(total, messages, scales, row * message_stride, part, blocks, BITS, BLOCK, WIDTH, GROUP, QMAX)
+
+
+@triton.jit
+def _tile(n, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """This program's blocks [GROUP], their values' places [GROUP, WIDTH], and which of these are there."""
+    blocks = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    within = tl.arange(0, WIDTH)[None, :]
+    places = blocks[:, None] * BLOCK + within
+    return blocks, places, (within < BLOCK) & (places < n)
+
+
+@triton.jit
+def _bytes_of(blocks, n, BITS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The places in a message of these blocks' codes, and which of them are there."""
+    within = tl.arange(0, WIDTH * BITS // 8)[None, :]
+    places = blocks[:, None] * (BLOCK * BITS // 8) + within
+    return places, (within < BLOCK * BITS // 8) & (places < n * BITS // 8)
+
+
+@triton.jit
+def _sum(
+    messages,
+    scales,
+    first,  # bytes before the first message
+    stride,  # bytes from a message to the next
+    count,
+    n,
+    blocks,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """[GROUP, WIDTH] fp32, values of these blocks summed over `count` messages in their order."""
+    places, is_code = _bytes_of(blocks, n, BITS, BLOCK, WIDTH)
+    scale_places = n * BITS // 32 + blocks
+    is_scale = blocks * BLOCK < n
+    # A sum that begins with -0.0 is the first message itself.
+    total = tl.full((GROUP, WIDTH), -0.0, tl.float32)
+    for i in range(count):
+        start = first + i * stride.to(tl.int64)
+        codes = tl.load(messages + start + places, mask=is_code, other=0).to(tl.int8, bitcast=True)
+        scale = tl.load(scales + start // 4 + scale_places, mask=is_scale, other=0.0)
+        if BITS == 4:  # the shifts to the right are arithmetic and bring the sign
+            codes = tl.reshape(tl.join((codes << 4) >> 4, codes >> 4), (GROUP, WIDTH))
+        total += codes.to(tl.float32) * scale[:, None]
+    return total
+
+
+@triton.jit
+def _write(
+    x,  # [GROUP, WIDTH] fp32, 0 where there is no value
+    messages,
+    scales,
+    start,  # bytes before the message
+    n,
+    blocks,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    QMAX: tl.constexpr,
+):
+    """Quantize these blocks into their message. See [Note: the same bits]."""
+    magnitudes = x.to(tl.int32, bitcast=True) & _MAGNITUDE
+    largest = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
+    scale = tl.div_rn(largest, tl.full((GROUP,), QMAX, tl.float32))
+    scale = tl.where(scale < _SMALLEST_NORMAL, 0.0, scale)  # a NaN stays
+    is_usable = (scale > 0.0) & (scale < float("inf"))
+    divisor = tl.where(is_usable, scale, 1.0)[:, None]
+    codes = (tl.div_rn(x, tl.broadcast_to(divisor, (GROUP, WIDTH))) + _ROUNDER) - _ROUNDER
+    codes = tl.where(is_usable[:, None], codes, 0.0).to(tl.int32).to(tl.int8)
+    if BITS == 4:
+        low, high = tl.split(tl.reshape(codes, (GROUP, WIDTH // 2, 2)))
+        codes = (low & 0xF) | (high << 4)
+    places, is_code = _bytes_of(blocks, n, BITS, BLOCK, WIDTH)
+    tl.store(messages + start + places, codes.to(tl.uint8, bitcast=True), mask=is_code)
+    tl.store(scales + start // 4 + n * BITS // 32 + blocks, scale, mask=blocks * BLOCK < n)

@@ -1,0 +1,196 @@
+"""Every Triton kernel compiled for the papers' machines, without any of them: registers, spills, memory.
+
+Triton brings both back ends, so a CPU can compile for all. This proves that a kernel compiles and fits, not
+that it is right or fast there. In a process with TRITON_INTERPRET=1 kernels cannot be compiled.
+"""
+
+import csv
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lowband.kernels import block_quant_triton, flash_attention_triton, softmax_triton
+from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles
+from lowband.kernels.softmax import ALGORITHMS
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),  # A100
+    "sm_90": GPUTarget("cuda", 90, 32),  # H100, H200
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),  # MI250X
+    "gfx942": GPUTarget("hip", "gfx942", 64),  # MI300X
+}
+# What one block may have (CUDA C++ Programming Guide, table of compute capabilities; CDNA ISA guides: LDS).
+SHARED_LIMIT_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx90a": 64 * 1024, "gfx942": 64 * 1024}
+TOOL_TIME_LIMIT_S = 60
+
+# Instructions of the matrix units in the assembly of each target.
+_MATRIX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|v_mfma_\w+)")
+
+
+class Variant(NamedTuple):
+    """A kernel with everything that is fixed when it is compiled."""
+
+    kernel: str
+    config: str
+    function: Any
+    pointers: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+    floats: tuple[str, ...] = ()
+
+
+class Compiled(NamedTuple):
+    """One row: a variant on a target. Spilled bytes are a thread's; registers too (AMD: vector registers)."""
+
+    kernel: str
+    config: str
+    target: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    shared_limit_bytes: int
+    matrix_instructions: int
+    triton: str
+
+
+def variants(target: str) -> Iterator[Variant]:
+    """Every kernel; attention with causal masking and, for each head size, the first of its tiles."""
+    yield from _block_quant()
+    yield from _softmax()
+    yield from _attention("hip" if target.startswith("gfx") else "cuda")
+
+
+def compile_all(targets: list[str], path: Path, say: Callable[[str], None]) -> None:
+    """Write a row for every variant on the targets. Raises what the compiler raises."""
+    rows = []
+    for target in targets:
+        for variant in variants(target):
+            rows.append(compile_variant(variant, target))
+            say(" ".join(map(str, rows[-1])))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Compiled._fields)
+        writer.writerows(rows)
+
+
+def compile_variant(variant: Variant, target: str) -> Compiled:
+    is_tuned = isinstance(variant.function, triton.runtime.Autotuner)
+    function = variant.function.fn if is_tuned else variant.function
+    signature, attributes = {}, {}
+    for i, name in enumerate(function.arg_names):
+        if name in variant.constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = variant.pointers.get(name, "fp32" if name in variant.floats else "i32")
+        is_stride = name.endswith(("stride", "_b", "_n", "_t"))
+        if name in variant.pointers or is_stride or name in ("n", "columns"):
+            attributes[i,] = [["tt.divisibility", 16]]  # as the launcher finds of aligned tensors
+    source = ASTSource(function, signature, variant.constants, attributes)
+    compiled = triton.compile(source, target=TARGETS[target], options=variant.options)
+    assembly = compiled.asm["ptx" if "ptx" in compiled.asm else "amdgcn"]
+    registers, spilled = _cubin(compiled.asm["cubin"]) if "ptx" in compiled.asm else _amdgcn(assembly)
+    return Compiled(
+        variant.kernel, variant.config, target, registers, spilled, compiled.metadata.shared,
+        SHARED_LIMIT_BYTES[target], len(_MATRIX.findall(assembly)), triton.__version__,
+    )  # fmt: skip
+
+
+def _cubin(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack of a CUDA kernel; nothing but spilled registers is on the stack of these."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        usage = subprocess.run(
+            [tool, "-res-usage", path], check=True, capture_output=True, text=True, timeout=TOOL_TIME_LIMIT_S
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    return int(found[1]), int(found[2])
+
+
+def _amdgcn(assembly: str) -> tuple[int, int]:
+    """Vector registers and the bytes of those spilled, from the metadata of an AMD kernel."""
+    counts = {
+        key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", assembly)
+    }
+    return counts["vgpr_count"], 4 * counts["vgpr_spill_count"]
+
+
+def _block_quant() -> Iterator[Variant]:
+    fast = block_quant_triton
+    messages = {"messages": "*u8", "scales": "*fp32"}
+    received = {"received": "*u8", "received_scales": "*fp32"}
+    for bits in (8, 4):
+        constants = fast.constants(bits, 256)
+        for kernel, function, pointers, more in (
+            ("encode", fast._encode, {"values": "*bf16", **messages}, {}),
+            ("decode", fast._decode, {"out": "*fp32", **messages}, {}),
+            (
+                "sum_encode",
+                fast._sum_encode,
+                {**messages, **received},
+                {"ROUND_TO": fast.TL_DTYPE[torch.float32]},
+            ),
+        ):
+            yield Variant(
+                f"block_quant.{kernel}", f"int{bits} block 256", function, pointers, {**constants, **more},
+                {"num_warps": 4, "enable_fp_fusion": False},
+            )  # fmt: skip
+
+
+def _softmax() -> Iterator[Variant]:
+    fast, columns = softmax_triton, 65536
+    options, constants = {"num_warps": fast.WARPS}, fast.tile(columns)
+    for algorithm in ALGORITHMS:
+        function, more = fast.kernel(algorithm)
+        yield Variant(
+            f"softmax.{algorithm}", f"{columns} columns", function, {"x": "*fp32", "y": "*fp32"},
+            {**constants, **more}, options,
+        )  # fmt: skip
+    yield Variant(
+        "softmax.backward", f"{columns} columns", fast._backward,
+        {"y": "*fp32", "dy": "*fp32", "dx": "*fp32"}, constants, options,
+    )  # fmt: skip
+
+
+def _attention(device: str) -> Iterator[Variant]:
+    fast = flash_attention_triton
+    rows = dict.fromkeys(("logsumexp", "delta"), "*fp32")
+    tensors = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), "*bf16")
+    kernels: list[tuple[str, Any, Tiles]] = [
+        ("forward", fast._forward, FORWARD),
+        ("backward_keys", fast._backward_keys, BACKWARD_KEYS),
+        ("backward_queries", fast._backward_queries, BACKWARD_QUERIES),
+    ]
+    yield Variant(
+        "flash_attention.delta", "head 128", fast._delta, {**tensors, **rows},
+        {"HEAD": 128, "ROWS": fast.DELTA_ROWS}, {"num_warps": 4},
+    )  # fmt: skip
+    for head in FORWARD[device]:
+        for kernel, function, tiles in kernels:
+            yield _attention_variant(
+                kernel, function, {**tensors, **rows}, head, True, tiles[device][head][0]
+            )
+
+
+def _attention_variant(kernel, function, pointers, head, is_causal, tile) -> Variant:
+    size, columns, warps, stages = tile
+    return Variant(
+        f"flash_attention.{kernel}",
+        f"head {head} {'causal' if is_causal else 'full'} {size}x{columns} warps {warps} stages {stages}",
+        function,
+        pointers,
+        {"HEAD": head, "IS_CAUSAL": is_causal, "ROWS": size, "COLUMNS": columns},
+        {"num_warps": warps, "num_stages": stages},
+        ("scale",),
+    )

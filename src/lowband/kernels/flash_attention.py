@@ -1,0 +1,137 @@
+"""Exact attention without the score matrix in memory: FlashAttention-2 (arXiv 2307.08691).
+
+Per head, with queries q [Tq, D], keys k and values v [Tk, D] and a scale s:
+
+    S = s q k^T      P = exp(S - L) with L = logsumexp of S's rows      out = P v
+
+and for a gradient do of out, with delta = the row sums of do * out:
+
+    dv = P^T do      dP = do v^T      dS = P * (dP - delta)      dq = s dS k      dk = s dS^T q
+
+With causal masking a query sees the keys up to its own, counted from the last of both (as FlashAttention
+since 2.1 does): key j <= query i + Tk - Tq. A query that sees no key has an output of 0.
+
+Shape letters: B batch, N query heads, G key heads (N a multiple: grouped queries), T sequence, D head size.
+"""
+
+import torch
+
+from lowband.errors import UserError
+from lowband.kernels.device import IS_INTERPRETED, runs_triton
+
+HEAD_SIZES = (32, 64, 128, 256)
+
+FLOP_CONVENTION = (
+    "4 Tq Tk D a head forward, 10 Tq Tk D backward; halved with causal masking "
+    "(arXiv 2307.08691, section 4.1)"
+)
+
+
+def flops(
+    batch: int, heads: int, queries: int, keys: int, head_size: int, is_causal: bool
+) -> tuple[int, int]:
+    """Of the forward and of the backward: FLOP_CONVENTION. The backward's five products count once each."""
+    products = batch * heads * queries * keys * head_size // (2 if is_causal else 1)
+    return 4 * products, 10 * products
+
+
+def bytes_moved(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, element: int
+) -> tuple[int, int]:
+    """Least of the forward and of the backward: each tensor read or written once, `element` bytes a value."""
+    q = batch * heads * queries * head_size * element
+    kv = 2 * batch * kv_heads * keys * head_size * element
+    logsumexp = 4 * batch * heads * queries
+    return 2 * q + kv + logsumexp, 4 * q + 2 * kv + logsumexp
+
+
+def inputs(
+    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> tuple[torch.Tensor, ...]:
+    """Random q, k, v and a gradient of the output. shape: B, N, G, Tq, Tk, D."""
+    B, N, G, Tq, Tk, D = shape
+    generator = torch.Generator(device).manual_seed(seed)
+    return tuple(
+        torch.randn(size, generator=generator, dtype=torch.float32, device=device).to(dtype)
+        for size in ((B, N, Tq, D), (B, G, Tk, D), (B, G, Tk, D), (B, N, Tq, D))
+    )
+
+
+def reference(
+    q_BNTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [B, N, Tq, D] and logsumexp [B, N, Tq] by the formulas above, in the dtype given."""
+    N, Tq, Tk = q_BNTD.shape[1], q_BNTD.shape[2], k_BGTD.shape[2]
+    k, v = (x.repeat_interleave(N // x.shape[1], dim=1) for x in (k_BGTD, v_BGTD))
+    scores = scale * q_BNTD @ k.transpose(-1, -2)
+    if is_causal:
+        seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q_BNTD.device).tril(Tk - Tq)
+        scores = scores.masked_fill(~seen, float("-inf"))
+    logsumexp = scores.logsumexp(-1)
+    sees_any = logsumexp.isfinite().unsqueeze(-1)
+    weights = torch.where(sees_any, scores - logsumexp.unsqueeze(-1), float("-inf")).exp()
+    return weights @ v, logsumexp
+
+
+def require(device: torch.device) -> None:
+    """Raises UserError where the kernels cannot run."""
+    if not runs_triton(device):
+        raise UserError(
+            f"needs Triton and a CUDA or ROCm device, not {device.type}",
+            where="attention flash2",
+            allowed="attention: sdpa",
+        )
+
+
+def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
+    """Raises UserError for heads that the kernels do not serve."""
+    if head_size not in HEAD_SIZES:
+        raise UserError(f"head size {head_size} is not served", where="attention flash2", allowed=HEAD_SIZES)
+    if heads % kv_heads:
+        raise UserError(
+            f"{heads} query heads are no multiple of {kv_heads} key heads", where="attention flash2"
+        )
+
+
+def attention(
+    q_BNTD: torch.Tensor,
+    k_BGTD: torch.Tensor,
+    v_BGTD: torch.Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Softmax attention, differentiable: [B, N, Tq, D] in the dtype of q (fp16, bf16 or fp32).
+
+    Values of a head must lie side by side; other strides are free. scale: default 1 / sqrt(D).
+    Raises UserError for a head size, a grouping or a device that the kernels do not serve.
+    """
+    require(q_BNTD.device)
+    D = q_BNTD.shape[3]
+    check_heads(q_BNTD.shape[1], k_BGTD.shape[1], D)
+    scale = D**-0.5 if scale is None else scale
+    if not scale > 0:  # the largest score is found before scaling
+        raise UserError(f"scale {scale} is not positive", where="attention flash2")
+    if IS_INTERPRETED and q_BNTD.dtype == torch.bfloat16:  # the interpreter's bf16 arithmetic is wrong
+        q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
+        return _Attention.apply(q, k, v, is_causal, scale).to(torch.bfloat16)
+    return _Attention.apply(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal, scale):
+        from lowband.kernels import flash_attention_triton
+
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        out, logsumexp = flash_attention_triton.forward(q, k, v, is_causal, scale)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        from lowband.kernels import flash_attention_triton
+
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+        gradients = flash_attention_triton.backward(dout, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
+        return *gradients, None, None

@@ -1,0 +1,88 @@
+"""Softmax of the rows of a matrix, by four algorithms that move different numbers of bytes.
+
+Of a row that no cache holds, each pass reads it, and some write it. N values take
+
+    recompute   max; sum of e^(x - max); e^(x - max) / sum             reads 3 N, writes N
+    reload      max; e^(x - max) written, and summed; divided          reads 3 N, writes 2 N
+    online      max and sum in one pass (arXiv 1805.02867); as above   reads 2 N, writes N
+    two_pass    sum as a mantissa and an exponent; divided             reads 2 N, writes N
+
+Two-Pass (arXiv 2001.04438) needs no maximum, because nothing in it can overflow: e^x = m 2^n with
+n = round(x log2 e) and m = e^(x - n ln 2) in [2^-1/2, 2^1/2]. A sum of such pairs keeps the largest n, and
+shifts the other mantissa by the difference: a product with a power of two, which is exact.
+"""
+
+from typing import Literal, get_args
+
+import torch
+
+from lowband.errors import UserError
+from lowband.kernels.device import runs_triton
+
+Algorithm = Literal["recompute", "reload", "online", "two_pass"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+
+_PASSES = {"recompute": 4, "reload": 5, "online": 3, "two_pass": 3}
+_BACKWARD_PASSES = 5  # the sum of y dy, then y (dy - sum): both read twice, the result written
+
+
+def bytes_moved(rows: int, columns: int, element: int, algorithm: Algorithm) -> int:
+    """Of the forward, where no row stays in a cache between passes."""
+    return _PASSES[algorithm] * rows * columns * element
+
+
+def backward_bytes_moved(rows: int, columns: int, element: int) -> int:
+    return _BACKWARD_PASSES * rows * columns * element
+
+
+def least_bytes(rows: int, columns: int, element: int) -> int:
+    """Of any algorithm, the row kept between its passes: read once, written once."""
+    return 2 * rows * columns * element
+
+
+def inputs(
+    rows: int, columns: int, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random x and a gradient of its softmax, [rows, columns]."""
+    generator = torch.Generator(device).manual_seed(seed)
+    x, dy = (torch.randn(rows, columns, generator=generator, device=device) for _ in range(2))
+    return (4 * x).to(dtype), dy.to(dtype)
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    """e^(x - max) / sum along the last dim, in the dtype given."""
+    weights = (x - x.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def softmax(x: torch.Tensor, algorithm: Algorithm = "two_pass") -> torch.Tensor:
+    """Softmax along the last dim of [..., columns], differentiable, in x's dtype (fp16, bf16, fp32).
+
+    Sums are fp32. A row with an infinity or a NaN comes out as torch's does.
+    Raises UserError without a GPU, and for an algorithm that there is not.
+    """
+    if algorithm not in ALGORITHMS:
+        raise UserError(f"no algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
+    if not runs_triton(x.device):
+        raise UserError(f"needs Triton and a CUDA or ROCm device, not {x.device.type}", where="softmax")
+    return _Softmax.apply(x, algorithm)
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, algorithm):
+        from lowband.kernels import softmax_triton
+
+        rows = x.contiguous().view(-1, x.shape[-1])
+        y = softmax_triton.forward(rows, algorithm).view(x.shape)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        from lowband.kernels import softmax_triton
+
+        (y,) = ctx.saved_tensors
+        columns = y.shape[-1]
+        dx = softmax_triton.backward(y.view(-1, columns), dy.contiguous().view(-1, columns))
+        return dx.view(y.shape), None

@@ -1,0 +1,188 @@
+"""Softmax on a GPU: a program has one long row, or several short ones, and goes over it in tiles.
+
+State is kept for each column of a tile and joined once, after the last tile: no reduction inside the loop.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from lowband.kernels.softmax import Algorithm
+
+TILE = 8192  # values of a program at a time, at most
+WARPS = 8
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+# ln 2 in two parts, so that x - n ln 2 keeps x's own precision.
+_LN2_HIGH = tl.constexpr(0.693145751953125)
+_LN2_LOW = tl.constexpr(1.4286068203094172e-06)
+_HALF_LN2 = tl.constexpr(0.34657359027997264)
+_NOTHING = tl.constexpr(-3.0e38)  # the exponent of a sum of nothing
+
+
+def forward(x: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
+    """Of x [rows, columns], contiguous."""
+    y = torch.empty_like(x)
+    launch_forward(x, y, algorithm)
+    return y
+
+
+def launch_forward(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm) -> None:
+    rows, columns = x.shape
+    constants = tile(columns)
+    function, more = kernel(algorithm)
+    function[(triton.cdiv(rows, constants["ROWS"]),)](
+        x, y, rows, columns, **constants, **more, num_warps=WARPS
+    )
+
+
+def backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Gradient of x from y = softmax(x) and its gradient, [rows, columns], contiguous."""
+    dx = torch.empty_like(y)
+    launch_backward(y, dy, dx)
+    return dx
+
+
+def launch_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
+    rows, columns = y.shape
+    constants = tile(columns)
+    _backward[(triton.cdiv(rows, constants["ROWS"]),)](y, dy, dx, rows, columns, **constants, num_warps=WARPS)
+
+
+def kernel(algorithm: Algorithm) -> tuple[triton.JITFunction, dict[str, bool]]:
+    """An algorithm's kernel, and its constants beside the tile's."""
+    if algorithm in ("recompute", "reload"):
+        return _three_pass, {"IS_RELOADED": algorithm == "reload"}
+    return {"online": _online, "two_pass": _two_pass}[algorithm], {}
+
+
+def tile(columns: int) -> dict[str, int]:
+    """Rows and columns that a program takes at a time, for rows of this length."""
+    width = min(TILE, triton.next_power_of_2(columns))
+    return {"ROWS": max(1, TILE // 4 // width), "WIDTH": width}
+
+
+@triton.jit
+def _three_pass(
+    x, y,  # pointers to [rows, columns]
+    rows, columns,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, IS_RELOADED: tl.constexpr,
+):  # fmt: skip
+    start, is_row = _rows(rows, columns, ROWS)
+    top = tl.full((ROWS, WIDTH), float("-inf"), tl.float32)
+    for first in range(0, columns, WIDTH):
+        value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
+        top = tl.maximum(top, value)  # a NaN may get lost here, not in the sum
+    row_top = tl.max(top, axis=1)
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(0, columns, WIDTH):
+        value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
+        weight = tl.exp2((value - row_top[:, None]) * _LOG2E)
+        if IS_RELOADED:
+            _store(y, weight, start, is_row, first, columns, WIDTH)
+        total += weight
+    factor = 1.0 / tl.sum(total, axis=1)
+    if IS_RELOADED:
+        tl.debug_barrier()  # other threads may read what this one has written
+    for first in range(0, columns, WIDTH):
+        if IS_RELOADED:
+            weight = _load(y, start, is_row, first, columns, WIDTH, 0.0)
+        else:
+            value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
+            weight = tl.exp2((value - row_top[:, None]) * _LOG2E)
+        _store(y, weight * factor[:, None], start, is_row, first, columns, WIDTH)
+
+
+@triton.jit
+def _online(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    start, is_row = _rows(rows, columns, ROWS)
+    top = tl.full((ROWS, WIDTH), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(0, columns, WIDTH):
+        value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
+        new_top = tl.maximum(top, value)
+        shift = tl.where(
+            new_top == float("-inf"), 0.0, new_top
+        )  # nothing so far: -inf less -inf is no number
+        total = total * tl.exp2((top - shift) * _LOG2E) + tl.exp2((value - shift) * _LOG2E)
+        top = new_top
+    row_top = tl.max(top, axis=1)
+    factor = 1.0 / tl.sum(total * tl.exp2((top - row_top[:, None]) * _LOG2E), axis=1)
+    for first in range(0, columns, WIDTH):
+        value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
+        weight = tl.exp2((value - row_top[:, None]) * _LOG2E)
+        _store(y, weight * factor[:, None], start, is_row, first, columns, WIDTH)
+
+
+@triton.jit
+def _two_pass(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    start, is_row = _rows(rows, columns, ROWS)
+    mantissa = tl.zeros((ROWS, WIDTH), tl.float32)
+    exponent = tl.full((ROWS, WIDTH), _NOTHING, tl.float32)
+    for first in range(0, columns, WIDTH):
+        m, n = _exp_pair(_load(x, start, is_row, first, columns, WIDTH, float("-inf")))
+        largest = tl.maximum(exponent, n)
+        mantissa = mantissa * _power_of_two(exponent - largest) + m * _power_of_two(n - largest)
+        exponent = largest
+    row_exponent = tl.max(exponent, axis=1)
+    total = tl.sum(mantissa * _power_of_two(exponent - row_exponent[:, None]), axis=1)
+    factor = 1.0 / total
+    for first in range(0, columns, WIDTH):
+        m, n = _exp_pair(_load(x, start, is_row, first, columns, WIDTH, float("-inf")))
+        weight = m * factor[:, None] * _power_of_two(n - row_exponent[:, None])
+        _store(y, weight, start, is_row, first, columns, WIDTH)
+
+
+@triton.jit
+def _exp_pair(x):
+    """e^x = m 2^n: m in [2^-1/2, 2^1/2] and n an integer, as a float, whatever the size of x."""
+    n = tl.minimum(tl.floor(x * _LOG2E + 0.5), -_NOTHING)  # the product may overflow where x does not
+    rest = tl.fma(n, tl.full(n.shape, -_LN2_HIGH, tl.float32), x)
+    rest = tl.fma(n, tl.full(n.shape, -_LN2_LOW, tl.float32), rest)
+    # Where x is so large that n is rounded, the rest is too. x - x is 0, but of an infinity or a NaN a NaN.
+    rest = tl.where(rest > _HALF_LN2, _HALF_LN2, tl.where(rest < -_HALF_LN2, -_HALF_LN2, rest)) + (x - x)
+    is_zero = x == float("-inf")
+    return tl.where(is_zero, 0.0, tl.exp2(rest * _LOG2E)), tl.where(is_zero, _NOTHING, n)
+
+
+@triton.jit
+def _power_of_two(n):
+    """2^n of integers n <= 0, as floats, by its bits: exact. Below the smallest normal number it is 0."""
+    n = tl.maximum(n, -127.0).to(tl.int32)
+    return ((n + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _backward(y, dy, dx, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    start, is_row = _rows(rows, columns, ROWS)
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(0, columns, WIDTH):
+        weight = _load(y, start, is_row, first, columns, WIDTH, 0.0)
+        total += weight * _load(dy, start, is_row, first, columns, WIDTH, 0.0)
+    row_total = tl.sum(total, axis=1)
+    for first in range(0, columns, WIDTH):
+        weight = _load(y, start, is_row, first, columns, WIDTH, 0.0)
+        change = _load(dy, start, is_row, first, columns, WIDTH, 0.0) - row_total[:, None]
+        _store(dx, weight * change, start, is_row, first, columns, WIDTH)
+
+
+@triton.jit
+def _rows(rows, columns, ROWS: tl.constexpr):
+    """Where this program's rows start, and which of them are there."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    return row * columns, row < rows
+
+
+@triton.jit
+def _load(base, start, is_row, first, columns, WIDTH: tl.constexpr, other):
+    """[rows, WIDTH] fp32, the columns from `first` on; `other` beyond the last."""
+    column = first + tl.arange(0, WIDTH)
+    mask = is_row[:, None] & (column < columns)[None, :]
+    return tl.load(base + start[:, None] + column[None, :], mask=mask, other=other).to(tl.float32)
+
+
+@triton.jit
+def _store(base, value, start, is_row, first, columns, WIDTH: tl.constexpr):
+    column = first + tl.arange(0, WIDTH)
+    mask = is_row[:, None] & (column < columns)[None, :]
+    tl.store(base + start[:, None] + column[None, :], value.to(base.dtype.element_ty), mask=mask)

@@ -1,0 +1,57 @@
+"""Attention TFLOPS by sequence length: measured by `lowband bench-kernel`, and as arXiv 2307.08691 reports.
+
+One row per device, method, direction, head size, mask and length. FLOPs as the paper counts them: 4 T^2 D a
+head forward, 2.5 times that backward, half with causal masking. fwd+bwd is both over the time of both.
+"""
+
+import pandas as pd
+
+POINT = ["device", "method", "head_dim", "is_causal", "seq_len"]
+COLUMNS = ["provenance", *POINT, "direction", "tflops", "outcome"]
+_NAMES = {"triton": "lowband flash2"}
+_DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
+
+
+def build(measured: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
+    """measured: rows of results/reference/*/kernels.csv, if there are any; reported: the paper's."""
+    return pd.concat([_reported(reported), *_measured(measured)], ignore_index=True)[COLUMNS]
+
+
+def _reported(df: pd.DataFrame) -> pd.DataFrame:
+    rows = df[(df["metric"] == "speed") & df["seqlen"].notna() & (df["unit"] == "TFLOPs/s")]
+    seq_len = rows["seqlen"].str.replace("k", "", regex=False).astype(int)
+    return pd.DataFrame(
+        {
+            "provenance": "reported",
+            "device": rows["gpu"],
+            "method": rows["method"],
+            "head_dim": rows["head_dim"].astype(int),
+            "is_causal": rows["causal"] == "yes",
+            "seq_len": seq_len.where(~rows["seqlen"].str.endswith("k"), seq_len * 1024),
+            "direction": rows["direction"],
+            "tflops": pd.to_numeric(rows["value"], errors="coerce"),
+            "outcome": rows["value"].map(lambda value: "oom" if value == "OOM" else "ok"),
+        }
+    )
+
+
+def _measured(df: pd.DataFrame) -> list[pd.DataFrame]:
+    """The table of each direction; none where nothing was measured."""
+    if df.empty:
+        return []
+    rows = df[df["part"] == "attention"].assign(
+        provenance="measured",
+        method=df["implementation"].replace(_NAMES),
+        is_causal=df["causal"].astype(bool),
+        direction=df["operation"].map(_DIRECTIONS),
+    )
+    both = (
+        rows.groupby(["provenance", *POINT], as_index=False)
+        .agg(
+            flops=("flops", "sum"), time_s=("time_s", lambda times: times.sum(skipna=False)),
+            outcome=("outcome", "max"), worst=("outcome", lambda outcomes: (outcomes != "ok").any()),
+        )
+        .assign(direction="fwd+bwd")
+    )  # fmt: skip
+    both["outcome"] = both["outcome"].where(both["worst"], "ok")
+    return [part.assign(tflops=part["flops"] / part["time_s"] / 1e12) for part in (rows, both)]

@@ -1,0 +1,115 @@
+"""What a benchmark writes: one row per case, at full precision, and the environment of all."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from lowband.kernels.device import IS_INTERPRETED
+
+# Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
+MEASUREMENT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One implementation of one operation on one size. What does not apply is empty.
+
+    outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
+    time_s:  median over `runs`; time_20_s and time_80_s the 20 % and 80 % quantiles
+    bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: by any
+    """
+
+    part: str
+    operation: str
+    implementation: str
+    dtype: str
+    model: str = ""
+    batch: int | None = None
+    heads: int | None = None
+    seq_len: int | None = None
+    head_dim: int | None = None
+    causal: bool | None = None
+    rows: int | None = None
+    columns: int | None = None
+    partners: int | None = None
+    outcome: str = "ok"
+    reason: str = ""
+    runs: int | None = None
+    time_s: float | None = None
+    time_20_s: float | None = None
+    time_80_s: float | None = None
+    flops: int | None = None
+    paper_flops: int | None = None
+    bytes: int | None = None
+    least_bytes: int | None = None
+    error: float | None = None
+    tolerance: float | None = None
+
+
+def write_rows(rows: list[Row], environment: dict[str, object], path: Path) -> None:
+    """The rows as a CSV; each names its device, versions and commit."""
+    stamp = {key: environment[key] for key in ("device", "torch", "triton", "commit", "measurement_version")}
+    text = io.StringIO()
+    names = [field.name for field in dataclasses.fields(Row)]
+    writer = csv.DictWriter(text, [*names, *stamp], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**dataclasses.asdict(row), **stamp} for row in rows)
+    _write(path, text.getvalue())
+
+
+def environment(device: torch.device) -> dict[str, object]:
+    """Where and with what the rows are made."""
+    from lowband.run.environment import code_version, cpu_name, host, source_sha256
+
+    commit, is_dirty = code_version()
+    is_gpu = device.type == "cuda"
+    found: dict[str, object] = {
+        "device": torch.cuda.get_device_name(device) if is_gpu else cpu_name(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": torch.backends.cudnn.version() if is_gpu else None,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "host": host(),
+        "is_interpreted": IS_INTERPRETED,
+        "commit": commit,
+        "dirty": is_dirty,
+        "source_sha256": source_sha256(),
+        "measurement_version": MEASUREMENT_VERSION,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "variables": {
+            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "TRITON", "CUDA"))
+        },
+    }
+    if is_gpu:
+        facts = torch.cuda.get_device_properties(device)
+        found |= {"memory_bytes": facts.total_memory, "multiprocessors": facts.multi_processor_count}
+    return found
+
+
+def write_environment(environment: dict[str, object], path: Path) -> None:
+    _write(path, json.dumps(environment, indent=2) + "\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,88 @@
+"""Softmax of rows from 128 to a million columns: four algorithms of ours, torch's, and torch's compiler's."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from lowband.kernels.softmax import (
+    ALGORITHMS,
+    backward_bytes_moved,
+    bytes_moved,
+    inputs,
+    least_bytes,
+    reference,
+    softmax,
+)
+from lowband.run.bench.measure import Case
+from lowband.run.bench.rows import Row
+
+# Values of the whole matrix, and the lengths of its rows.
+SIZES = {
+    "cuda": (2**27, [2**i for i in (7, 9, 11, 13, 14, 15, 16, 17, 18, 20)]),
+    "cpu": (2**12, [2**9]),
+}
+CHECKED_ROWS = 4
+TOLERANCE = 1e-5  # of fp32, over the row's largest value
+
+
+def groups(device: torch.device) -> Iterator[list[Case]]:
+    values, lengths = SIZES[device.type]
+    for columns in lengths:
+        rows = values // columns
+        yield [
+            *(_forward(device, rows, columns, algorithm, algorithm) for algorithm in ALGORITHMS),
+            _forward(device, rows, columns, "torch", None),
+            # On a CPU its C++ compiler takes minutes.
+            *([_forward(device, rows, columns, "torch.compile", None)] if device.type == "cuda" else []),
+        ]
+        yield [_backward(device, rows, columns, name) for name in ("triton", "torch")]
+
+
+def _forward(device: torch.device, rows: int, columns: int, name: str, algorithm: Any) -> Case:
+    row = Row(
+        part="softmax", operation="forward", implementation=f"triton {name}" if algorithm else name,
+        dtype="float32", rows=rows, columns=columns,
+        bytes=bytes_moved(rows, columns, 4, algorithm) if algorithm else None,
+        least_bytes=least_bytes(rows, columns, 4),
+    )  # fmt: skip
+
+    def make() -> Callable[[], torch.Tensor]:
+        x, _ = inputs(rows, columns, torch.float32, device)
+        if algorithm:
+            return lambda: softmax(x, algorithm)
+        if name == "torch":
+            return lambda: torch.softmax(x, -1)
+        torch.compiler.reset()  # else the second length is compiled for any
+        compiled = torch.compile(lambda x: torch.softmax(x, -1), dynamic=False)
+        return lambda: compiled(x)
+
+    def error_of(y: torch.Tensor) -> float:
+        x, _ = inputs(rows, columns, torch.float32, device)
+        expected = reference(x[-CHECKED_ROWS:].double())
+        return float(((y[-CHECKED_ROWS:] - expected).abs() / expected.amax(-1, keepdim=True)).max())
+
+    return Case(row=row, make=make, error_of=error_of, tolerance=TOLERANCE)
+
+
+def _backward(device: torch.device, rows: int, columns: int, name: str) -> Case:
+    row = Row(
+        part="softmax", operation="backward", implementation=name, dtype="float32", rows=rows,
+        columns=columns, bytes=backward_bytes_moved(rows, columns, 4) if name == "triton" else None,
+        least_bytes=3 * rows * columns * 4,
+    )  # fmt: skip
+
+    def make() -> Callable[[], torch.Tensor]:
+        x, dy = inputs(rows, columns, torch.float32, device)
+        leaf = x.requires_grad_()
+        y = softmax(leaf) if name == "triton" else torch.softmax(leaf, -1)
+        return lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0]
+
+    def error_of(dx: torch.Tensor) -> float:
+        x, dy = (tensor[-CHECKED_ROWS:].double() for tensor in inputs(rows, columns, torch.float32, device))
+        y = reference(x)
+        expected = y * (dy - (y * dy).sum(-1, keepdim=True))
+        largest = (y * dy).abs().amax(-1, keepdim=True)
+        return float(((dx[-CHECKED_ROWS:] - expected).abs() / largest).max())
+
+    return Case(row=row, make=make, error_of=error_of, tolerance=TOLERANCE)

@@ -1,0 +1,168 @@
+"""Attention and its gradients against the formulas in float64, for odd lengths, groups, strides and masks."""
+
+import pytest
+import torch
+from common import ONLY_INTERPRETED, ONLY_ON_GPU
+
+from lowband.errors import UserError
+from lowband.kernels import flash_attention_triton as fast
+from lowband.kernels.flash_attention import attention, inputs, reference
+
+NAN = float("nan")
+# Largest error over the reference's largest value: a few roundings of the dtype.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+SHAPES = {  # B, N, G, Tq, Tk, D
+    "one query": (1, 1, 1, 1, 1, 32),
+    "one block": (1, 2, 2, 64, 32, 32),
+    "ragged": (2, 1, 1, 97, 97, 64),
+    "even": (1, 1, 1, 128, 128, 64),
+    "grouped": (1, 4, 2, 70, 70, 32),
+    "one key head": (2, 4, 1, 33, 33, 32),
+    "more keys": (1, 2, 1, 37, 150, 32),
+    "more queries": (1, 2, 2, 150, 37, 32),
+    "wide": (1, 1, 1, 90, 90, 128),
+    "widest": (1, 1, 1, 65, 65, 256),
+}
+# fp32 is for the interpreter: the widest tiles of fp32 do not fit a GPU's shared memory.
+CASES = [
+    *(
+        pytest.param(name, torch.float32, marks=ONLY_INTERPRETED if name == "widest" else ())
+        for name in SHAPES
+    ),
+    *((name, torch.float16) for name in ("ragged", "grouped", "wide")),
+    *(pytest.param(name, torch.bfloat16, marks=ONLY_ON_GPU) for name in SHAPES),
+]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert found.isfinite().all()
+    error = (found.cpu().double() - expected).abs().max() / expected.abs().max().clamp_min(0.1)
+    assert error <= TOLERANCE[dtype], f"{error:.2e}"
+
+
+def expected_of(tensors: tuple[torch.Tensor, ...], is_causal: bool, scale: float) -> list[torch.Tensor]:
+    """Output and the gradients of q, k, v, float64 on the CPU, from the values that the kernel gets."""
+    q, k, v, dout = (x.detach().cpu().double() for x in tensors)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, _ = reference(*leaves, is_causal, scale)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_forward_and_gradients(device, name: str, is_causal: bool, dtype: torch.dtype) -> None:
+    shape = SHAPES[name]
+    tensors = inputs(shape, dtype, device)
+    scale = shape[-1] ** -0.5
+    expected = expected_of(tensors, is_causal, scale)
+    leaves = [x.requires_grad_() for x in tensors[:3]]
+    out = attention(*leaves, is_causal)
+    close(out, expected[0], dtype)
+    for found, wanted in zip(torch.autograd.grad(out, leaves, tensors[3]), expected[1:], strict=True):
+        assert found.dtype == dtype
+        close(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_every_value_is_written(device, is_causal: bool) -> None:
+    """Outputs begin as NaN; nothing is written beyond them."""
+    q, k, v, dout = inputs((2, 4, 2, 97, 131, 32), torch.float32, device)
+
+    def poisoned(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.full((*x.shape[:2], x.shape[2] + 40, x.shape[3]), NAN, device=device)
+        return wide[:, :, : x.shape[2]]
+
+    out, dq, dk, dv = (poisoned(x) for x in (q, q, k, v))
+    logsumexp = torch.full(q.shape[:3], NAN, device=device)
+    fast.launch_forward(q, k, v, out, logsumexp, is_causal, 0.3)
+    fast.launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, 0.3)
+    expected = expected_of((q, k, v, dout), is_causal, 0.3)
+    for found, wanted in zip((out, dq, dk, dv), expected, strict=True):
+        close(found, wanted, torch.float32)
+        whole = found.as_strided((*found.shape[:2], found.shape[2] + 40, found.shape[3]), found.stride())
+        assert whole[:, :, found.shape[2] :].isnan().all()
+    _, wanted_log = reference(q.cpu().double(), k.cpu().double(), v.cpu().double(), is_causal, 0.3)
+    close(logsumexp, wanted_log, torch.float32)
+
+
+def test_a_query_without_keys_gives_zeros(device) -> None:
+    q, k, v, dout = inputs((1, 1, 1, 100, 60, 32), torch.float32, device)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*leaves, is_causal=True)
+    assert (out[:, :, :40] == 0).all()
+    assert (out[:, :, 40:] != 0).any(dim=-1).all()
+    dq, _, _ = torch.autograd.grad(out, leaves, dout)
+    assert (dq[:, :, :40] == 0).all()
+
+
+@pytest.mark.parametrize("size", [1e-3, 30.0, 300.0])
+def test_large_scores_do_not_overflow(device, size: float) -> None:
+    """Scores of either sign far beyond what exp holds: ragged keys stay masked where a logsumexp is -9000."""
+    q, k, v, dout = inputs((1, 1, 1, 40, 50, 32), torch.float32, device)
+    q = (q.abs() * size).requires_grad_()
+    k = (-k.abs() * 1.0).requires_grad_()
+    v.requires_grad_()
+    expected = expected_of((q, k, v, dout), False, 32**-0.5)
+    out = attention(q, k, v)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out.cpu().double(), expected[0], rtol=2e-3, atol=2e-3)
+    for found, wanted in zip(torch.autograd.grad(out, (q, k, v), dout), expected[1:], strict=True):
+        limit = 2e-3 * max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(found.cpu().double(), wanted, rtol=2e-3, atol=limit)
+
+
+def test_strides_as_the_model_has_them(device) -> None:
+    """q, k, v as views of one projection [B, T, 3, N, D], and a gradient that comes transposed."""
+    B, T, N, D = 2, 50, 3, 32
+    generator = torch.Generator().manual_seed(5)
+    packed = torch.randn(B, T, 3, N, D, generator=generator).to(device).requires_grad_()
+    dout = torch.randn(B, T, N, D, generator=generator).to(device).transpose(1, 2)
+    q, k, v = packed.permute(0, 2, 3, 1, 4).unbind(1)
+    out = attention(q, k, v, is_causal=True)
+    expected = expected_of((q, k, v, dout), True, D**-0.5)
+    close(out, expected[0], torch.float32)
+    (gradient,) = torch.autograd.grad(out, packed, dout)
+    for i, wanted in enumerate(expected[1:]):
+        close(gradient[:, :, i].transpose(1, 2), wanted, torch.float32)
+
+
+def test_runs_twice_give_the_same_bits(device) -> None:
+    tensors = inputs((1, 4, 2, 90, 90, 64), torch.float16, device)
+    results = []
+    for _ in range(2):
+        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+        out = attention(*leaves, is_causal=True)
+        results.append([out, *torch.autograd.grad(out, leaves, tensors[3])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@ONLY_INTERPRETED
+def test_bf16_by_upcast(device) -> None:
+    tensors = inputs((1, 2, 1, 40, 40, 32), torch.bfloat16, device)
+    leaves = [x.requires_grad_() for x in tensors[:3]]
+    out = attention(*leaves, is_causal=True)
+    expected = expected_of(tensors, True, 32**-0.5)
+    assert out.dtype == torch.bfloat16
+    close(out, expected[0], torch.bfloat16)
+    for found, wanted in zip(torch.autograd.grad(out, leaves, tensors[3]), expected[1:], strict=True):
+        close(found, wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((1, 1, 1, 8, 8, 80), "head size 80"), ((1, 3, 2, 8, 8, 32), "3 query heads are no multiple of 2")],
+)
+def test_what_is_not_served_is_refused(device, shape, message: str) -> None:
+    q, k, v, _ = inputs(shape, torch.float32, device)
+    with pytest.raises(UserError, match=message):
+        attention(q, k, v)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_the_reference_is_torchs(group: int) -> None:
+    """torch's causal mask counts from the first of both; with as many queries as keys that is the same."""
+    q, k, v, _ = (
+        x.double() for x in inputs((2, 4, 4 // group, 30, 30, 32), torch.float32, torch.device("cpu"))
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
+    torch.testing.assert_close(reference(q, k, v, True, 32**-0.5)[0], expected)

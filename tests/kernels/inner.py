@@ -1,0 +1,29 @@
+"""Run the cases of a kernel in a process of its own.
+
+Triton reads TRITON_INTERPRET when a kernel is defined, and the process of the other tests must never run
+autograd (lowband.run.group). So the files of cases/ are no tests to pytest's own search.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CASES = [
+    Path(__file__).parent / "cases" / f"{kernel}.py"
+    for kernel in ("block_quant", "flash_attention", "softmax")
+]
+TIME_LIMIT_S = 300
+
+
+def run_cases(file: Path, where: str) -> None:
+    """where: interpreter | gpu. Fails with the report of the cases that failed."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", str(file)],
+        env={**os.environ, "KERNELS_ON": where, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout

@@ -1,0 +1,63 @@
+"""`attention: flash2` in a run: the same training as with torch's, and refused where it cannot run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"steps": 2, "warmup_steps": 1, "seq_len": 40, "attention": "flash2"}
+
+
+def spec_of(**changes) -> RunSpec:
+    """A run of one rank with heads of 32 values."""
+    spec = next(spec for spec in expand(ROOT, ["smoke"]) if spec.ranks == 1)
+    model = spec.model.model_copy(update={"layers": 1, "hidden": 64, "heads": 2})
+    return RunSpec.parse({**spec.model_dump(), **SMALL, "model": model.model_dump(), **changes}, "test")
+
+
+def train(folder: Path, spec: RunSpec, interpret: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "spec.json").write_text(spec.to_json())
+    return subprocess.run(
+        [sys.executable, "-m", "lowband", "train", str(folder / "spec.json")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "TRITON_INTERPRET": interpret, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_trains_as_with_torchs_attention(tmp_path: Path) -> None:
+    losses = {}
+    for attention in ("flash2", "sdpa"):
+        folder = tmp_path / attention
+        done = train(folder, spec_of(attention=attention), interpret="1")
+        assert Outcome.read_json(RunFolder(folder).outcome).status == "ok", done.stderr
+        losses[attention] = [(step.loss, step.grad_norm) for step in RunFolder(folder).read_steps()]
+    assert len(losses["flash2"]) == 2
+    for ours, torchs in zip(losses["flash2"], losses["sdpa"], strict=True):
+        assert ours == pytest.approx(torchs, rel=1e-5)
+    assert losses["flash2"] != losses["sdpa"]  # another kernel, other roundings
+
+
+def test_refused_in_one_line_without_a_gpu(tmp_path: Path) -> None:
+    done = train(tmp_path, spec_of(), interpret="0")
+    assert done.returncode == 2
+    needs = "needs Triton and a CUDA or ROCm device, not cpu (allowed: attention: sdpa)"
+    assert done.stderr == f"lowband: attention flash2: {needs}\n"
+    assert not RunFolder(tmp_path).outcome.exists()
+
+
+def test_what_cannot_be_is_refused_with_the_spec() -> None:
+    with pytest.raises(UserError, match="flash2 cannot run on fake tensors"):
+        spec_of(device="fake")
+    with pytest.raises(UserError, match=r"attention: .*'sdpa' or 'flash2'"):
+        spec_of(attention="flash3")

@@ -1,0 +1,76 @@
+"""Attention beside the paper's: reported rows as printed, measured rows as the paper counts them."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lowband.report.derive import source_paths
+from lowband.report.figures import attention as figure
+from lowband.report.files import read_table
+from lowband.report.tables import attention
+
+ROOT = Path(__file__).parents[2]
+REPORTED = read_table(ROOT / "results" / "reported" / "03_flashattention2_2307.08691.csv")
+
+
+def measured(**changes) -> pd.DataFrame:
+    """What `lowband bench-kernel` writes of one point: 2 TFLOP in 5 ms forward, 5 TFLOP in 15 ms backward."""
+    row = {
+        "part": "attention", "implementation": "triton", "device": "NVIDIA H200", "seq_len": 4096,
+        "head_dim": 128, "causal": True, "outcome": "ok", **changes,
+    }  # fmt: skip
+    forward = {"operation": "forward", "flops": 2e12, "time_s": 0.005}
+    backward = {"operation": "backward", "flops": 5e12, "time_s": 0.015}
+    other = {**row, **forward, "part": "softmax"}
+    return pd.DataFrame([{**row, **forward}, {**row, **backward}, other])
+
+
+def test_the_papers_rows_are_as_printed() -> None:
+    table = attention.build(pd.DataFrame(), REPORTED)
+    assert set(table["provenance"]) == {"reported"}
+    rows = table.set_index(["device", "method", "head_dim", "is_causal", "seq_len", "direction"])["tflops"]
+    assert rows["A100 80GB SXM4", "FlashAttention-2", 64, False, 16384, "fwd+bwd"] == 176
+    assert rows["A100 80GB SXM4", "FlashAttention-2", 128, True, 512, "fwd+bwd"] == 99
+    assert rows["H100 80GB SXM5", "FlashAttention-2", 128, True, 16384, "fwd+bwd"] == 328
+    assert np.isnan(rows["H100 80GB SXM5", "PyTorch", 64, False, 16384, "fwd+bwd"])
+
+
+def test_both_directions_are_over_the_time_of_both() -> None:
+    table = attention.build(measured(), REPORTED)
+    ours = table[table["provenance"] == "measured"].set_index("direction")
+    assert ours["tflops"].to_dict() == pytest.approx({"fwd": 400, "bwd": 5000 / 15, "fwd+bwd": 350})
+    assert set(ours["method"]) == {"lowband flash2"}
+    assert set(ours["device"]) == {"NVIDIA H200"}
+
+
+def test_a_failed_direction_leaves_no_speed_of_both() -> None:
+    failed = measured()
+    failed.loc[1, ["time_s", "outcome"]] = [np.nan, "oom"]
+    table = attention.build(failed, REPORTED)
+    ours = table[table["provenance"] == "measured"].set_index("direction")
+    assert ours.loc["fwd", "tflops"] == pytest.approx(400)
+    assert np.isnan(ours.loc["fwd+bwd", "tflops"])
+    assert ours.loc["fwd+bwd", "outcome"] == "oom"
+
+
+def test_the_figure_shows_what_has_a_speed() -> None:
+    drawn = figure.data(attention.build(measured(), REPORTED))
+    assert set(drawn["direction"]) == {"fwd+bwd"}
+    assert set(drawn["provenance"]) == {"measured", "reported"}
+    assert drawn["tflops"].notna().all()
+    labels = [text.get_text() for text in figure.draw(drawn).legends[0].get_texts()]
+    assert "lowband flash2, measured" in labels
+    assert "FlashAttention-2, reported" in labels
+
+
+def test_shipped_sources_are_of_every_device(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert source_paths("shipped/kernels", tmp_path) == []
+    for device in ("h200", "a100"):
+        folder = tmp_path / "results" / "reference" / device
+        folder.mkdir(parents=True)
+        (folder / "kernels.csv").write_text("part\n")
+    found = source_paths("shipped/kernels", tmp_path)
+    assert [path.parent.name for path in found] == ["a100", "h200"]
