@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     claims = commands.add_parser("claims", help="grade the claims against the tables")
     claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
     claims.add_argument("--tables", type=Path, required=True)
+    claims.add_argument("--only", metavar="ID", help="this claim alone, into --out")
+    claims.add_argument("--out", type=Path, help="folder of claims.{csv,md,tex,html} (default: --tables)")
     claims.set_defaults(run=_claims)
 
     summary = commands.add_parser("summary", help="which claims hold, and where tables and figures lie")
@@ -145,11 +147,11 @@ def _figure(options: argparse.Namespace) -> None:
 def _claims(options: argparse.Namespace) -> None:
     from lowband.report.claims import write_claims
 
-    write_claims(options.claims, options.tables)
+    write_claims(options.claims, options.tables, options.out or options.tables, options.only)
 
 
 def _summary(options: argparse.Namespace) -> None:
-    from lowband.report.claims import summary
+    from lowband.report.summary import summary
 
     print(summary(options.tables / "claims.csv", options.tables, options.figures))
 

@@ -54,7 +54,9 @@ def sources_dir(table):
 
 def table_sources(wildcards):
     folder = Path(sources_dir(wildcards.table))
-    return [str(source_path(source, folder)) for source in TABLES[wildcards.table]]
+    return [
+        str(source_path(source, folder, Path())) for source in TABLES[wildcards.table]
+    ]
 
 
 def job_resource(name):

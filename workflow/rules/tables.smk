@@ -48,14 +48,16 @@ rule claims:
             f"{TABLES_DIR}/{{table}}.csv", table=["runs", "bytes", "states", *TABLES]
         ),
         claims="config/claims.yaml",
+        experiments="config/experiments.yaml",
         reported=sorted(Path("results/reported").glob("*.csv")),
-        code=f"{REPORT_CODE}/claims.py",
+        code=[f"{REPORT_CODE}/claims.py", f"{REPORT_CODE}/claim_views.py"],
     output:
         table=report(
             f"{TABLES_DIR}/claims.csv",
             caption="../report/claims.rst",
             category="Claims",
         ),
+        views=expand(f"{TABLES_DIR}/claims.{{kind}}", kind=["md", "tex", "html"]),
     log:
         f"{LOGS_DIR}/claims.log",
     localrule: True

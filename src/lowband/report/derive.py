@@ -35,12 +35,12 @@ SUITE_OF = {
 }
 
 
-def source_path(source: str, tables_dir: Path) -> Path:
-    """The file of a table's source."""
-    return (Path("results") if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"
+def source_path(source: str, tables_dir: Path, root: Path) -> Path:
+    """The file of a table's source. root: the folder that holds results/"""
+    return (root / "results" if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"
 
 
-def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> None:
+def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:
     """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: there too).
 
     Raises UserError for a name that is not in TABLES.
@@ -49,6 +49,6 @@ def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> Non
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.report.tables.{name}").build
     write_csv(
-        build(*[read_table(source_path(source, tables_dir)) for source in TABLES[name]]),
+        build(*[read_table(source_path(source, tables_dir, root)) for source in TABLES[name]]),
         (out_dir or tables_dir) / f"{name}.csv",
     )

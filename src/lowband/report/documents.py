@@ -1,13 +1,16 @@
 """Tables inside of documents, written from results: between `<!-- name:begin -->` and `<!-- name:end -->`."""
 
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lowband.errors import UserError
+from lowband.report.claim_views import markdown, markdown_table
 from lowband.report.files import read_table
+from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import box, peers
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
 from lowband.spec.records import write_if_changed
@@ -27,11 +30,6 @@ def write_documents(root: Path) -> None:
         write_if_changed(path, before + block + after)
 
 
-def _markdown(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
-
-
 def _counterparts(_root: Path) -> list[str]:
     rows = []
     for form, row in TABLE.items():
@@ -44,14 +42,14 @@ def _counterparts(_root: Path) -> list[str]:
             else:
                 cells.append(f"none: {cell.reason}")
         rows.append([f"`{form}`" if form != "other" else "all others, as `hier3`", *cells])
-    return _markdown(["placement", *(PEER_NAMES[peer] for peer in PEERS)], rows)
+    return markdown_table(["placement", *(PEER_NAMES[peer] for peer in PEERS)], rows)
 
 
 def _faults(root: Path) -> list[str]:
     faults = read_table(root / "results/reference/peers/faults.csv").fillna("").astype(str)
     faults.insert(0, "of", faults.pop("peer") + " " + faults.pop("version"))
     rows = faults.to_numpy(dtype=str).tolist()
-    return _markdown(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
+    return markdown_table(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
 
 
 def _box(root: Path) -> list[str]:
@@ -74,7 +72,14 @@ def _box(root: Path) -> list[str]:
         "of it waiting",
         "TFLOPS per rank, at scale", "over zero3", "efficiency", "real share", "interface / ledger",
     ]  # fmt: skip
-    return _markdown(columns, rows)
+    return markdown_table(columns, rows)
+
+
+def _claims(root: Path) -> list[str]:
+    """Every claim, graded on what is shipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_shipped_tables(root, Path(folder))
+        return markdown(read_table(Path(folder) / "claims.csv"))
 
 
 def _peers(root: Path) -> list[str]:
@@ -82,7 +87,7 @@ def _peers(root: Path) -> list[str]:
     table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
     rows = [_peer_row(row) for _, row in table.iterrows()]
     columns = ["peer", "scheme", "ranks", "dtype", "ours (ms)", "peer (ms)", "step ratio", "memory ratio"]
-    return _markdown([*columns, "sent, ours (MB)", "sent, peer (MB)", "loss difference", ""], rows)
+    return markdown_table([*columns, "sent, ours (MB)", "sent, peer (MB)", "loss difference", ""], rows)
 
 
 def _peer_row(row: "pd.Series[Any]") -> list[str]:
@@ -108,4 +113,5 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "faults": ("docs/peers.md", _faults),
     "peers": ("docs/benchmarks.md", _peers),
     "box": ("docs/scale-model.md", _box),
+    "claims": ("README.md", _claims),
 }
