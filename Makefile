@@ -1,5 +1,6 @@
 # make reproduce   set up, run the default suite, print which claims hold
 # make test        set up, run the tests
+# make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       the same path as reproduce, in under two minutes
 # make check       lint, format, types
 # make install     the set-up alone
@@ -13,9 +14,10 @@ PYTHON ?= python3
 CORES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+REPORT := .venv-report
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
 
-.PHONY: install reproduce smoke test check format clean box box-deps
+.PHONY: install reproduce figures smoke test check format clean box box-deps
 
 install: $(VENV)/.installed
 
@@ -31,6 +33,16 @@ $(VENV)/.installed: pyproject.toml envs/constraints.txt
 reproduce: install
 	$(SNAKEMAKE)
 	@$(BIN)/lowband summary --tables results/local/tables --figures figures/local
+
+# An environment of its own: without torch it is set up in a fraction of the time and space.
+$(REPORT)/.installed: pyproject.toml envs/constraints.txt
+	$(PYTHON) -m venv $(REPORT)
+	$(REPORT)/bin/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[report,workflow]'
+	touch $@
+
+figures: $(REPORT)/.installed
+	$(REPORT)/bin/snakemake --cores $(CORES) --config measurements=shipped results=shipped
+	@$(REPORT)/bin/lowband summary --tables results/shipped/tables --figures figures/shipped
 
 smoke: install
 	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
@@ -60,4 +72,4 @@ format: install
 	$(BIN)/snakefmt Snakefile workflow
 
 clean: # what the workflow has written; the set-up and what is shipped stay
-	rm -rf .snakemake logs results/local results/smoke figures/local figures/smoke
+	rm -rf .snakemake logs results/local results/smoke results/shipped figures/local figures/smoke figures/shipped

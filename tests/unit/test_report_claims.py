@@ -176,4 +176,4 @@ def test_every_view_has_every_claim(tables: Path, tmp_path: Path) -> None:
 
 
 def test_latex_text_is_taken_literally() -> None:
-    assert latex_text("a_b & 50 % <= {x} +- 1") == (r"a\_b \& 50 \% \textless{}= \{x\} $\pm$ 1")
+    assert latex_text("a_b & 50 % <= {x} +- 1") == (r"a\_b \& 50 \% $\leq$ \{x\} $\pm$ 1")

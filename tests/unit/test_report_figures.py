@@ -21,7 +21,7 @@ from lowband.report.predicted.write import PREDICTED
 def test_drawn_twice_gives_the_same_bytes(name: str, tables: Path, tmp_path: Path) -> None:
     for folder in ("once", "again"):
         write_figure(name, tables, tmp_path / folder)
-    for kind in ("pdf", "png", "csv"):
+    for kind in ("pdf", "svg", "png", "csv"):
         first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("once", "again"))
         assert first.read_bytes() == second.read_bytes(), kind
     pdf = (tmp_path / "once" / f"{name}.pdf").read_bytes()

@@ -103,7 +103,7 @@ def test_a_tiny_dag_for_real(tree: Path) -> None:
     claims = read_table(folder / "tables" / "claims.csv").set_index("id")["verdict"]
     assert claims["bytes-closed-form"] == claims["weights-bit-equal"] == "pass"
     suffixes = {path.suffix for path in (tree / "figures" / "tiny").iterdir()}
-    assert suffixes == {".pdf", ".png", ".csv", ".json"}
+    assert suffixes == {".pdf", ".svg", ".png", ".csv", ".json"}
     cells = json.loads((folder / "notebooks" / "scaling.ipynb").read_text())["cells"]
     assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
 

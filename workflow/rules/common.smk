@@ -7,9 +7,12 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 from lowband.errors import UserError
+from lowband.report.appendix import APPENDICES
+from lowband.report.claims import read_claims, sources
 from lowband.report.derive import SUITE_OF, TABLES, source_path
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
+from lowband.report.shipped import RAW
 from lowband.spec.job import read_job
 from lowband.spec.suites import expand as expand_suites
 
@@ -19,7 +22,10 @@ configfile: "config/config.yaml"
 
 try:
     validate(config, "../schemas/config.schema.yaml")
-    SPECS = {spec.run_id: spec for spec in expand_suites(Path(), config["suites"])}
+    IS_SHIPPED = config["measurements"] == "shipped"
+    SUITES = [] if IS_SHIPPED else config["suites"]
+    SPECS = {spec.run_id: spec for spec in expand_suites(Path(), SUITES)}
+    CLAIMS = {claim.id: claim for claim in read_claims(Path("config/claims.yaml"))}
     CLUSTERS = {spec.machine.name for spec in SPECS.values()}
     JOBS = {cluster: read_job(Path(), cluster) for cluster in CLUSTERS}
     RESOURCES = {
@@ -43,12 +49,13 @@ TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
+NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipynb"))
 
 
 def sources_dir(table):
     """Where a table's raw tables lie: shipped ones, unless this reproduction runs their suite itself."""
     suite = SUITE_OF.get(table)
-    is_shipped = suite is not None and suite not in config["suites"]
+    is_shipped = suite is not None and suite not in SUITES
     return f"results/reference/{suite}" if is_shipped else TABLES_DIR
 
 
@@ -57,6 +64,10 @@ def table_sources(wildcards):
     return [
         str(source_path(source, folder, Path())) for source in TABLES[wildcards.table]
     ]
+
+
+def claim_tables(wildcards):
+    return [f"{TABLES_DIR}/{table}.csv" for table in sources(CLAIMS[wildcards.claim])]
 
 
 def job_resource(name):
@@ -83,3 +94,5 @@ wildcard_constraints:
     run="|".join(SPECS),
     table="|".join(TABLES),
     figure="|".join(FIGURES),
+    claim="|".join(CLAIMS),
+    notebook="|".join(NOTEBOOKS),
