@@ -1,19 +1,15 @@
 """The DAG: what it would run, and that it runs. Always in a copy of the tree: nothing is written here."""
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from trees import ROOT, copy_tree, planned, snakemake
 
 from lowband.report.files import read_table
 
-ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
-PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src")
 
 TINY = """
 purpose: two runs of a few steps
@@ -27,41 +23,9 @@ axes:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, tmp_path / part)
-    for part in ("reported", "reference"):
-        shutil.copytree(ROOT / "results" / part, tmp_path / "results" / part)
+    copy_tree(tmp_path)
     (tmp_path / "config" / "suites" / "tiny.yaml").write_text(TINY)
     return tmp_path
-
-
-def snakemake(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        capture_output=True,
-        text=True,
-    )
-
-
-def planned(result: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """Jobs by rule, of a dry run."""
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = iter((result.stdout + result.stderr).splitlines())
-    if not any(line.startswith("Job stats:") for line in lines):
-        return {}
-    jobs = {}
-    for line in list(lines)[2:]:
-        if not line.strip():
-            break
-        name, count = line.split()
-        jobs[name] = int(count)
-    return jobs
 
 
 @pytest.mark.parametrize("start", [(), ("-s", "workflow/Snakefile")], ids=["root", "workflow"])

@@ -47,3 +47,24 @@ rule page:
         figures=lambda wildcards, input: Path(input.figures[0]).parent,
     shell:
         "python -m lowband page --tables {params.tables} --figures {params.figures} --out {output} > {log} 2>&1"
+
+
+rule provenance:
+    input:
+        page=f"results/{NAME}/page.html",
+        notebooks=expand(
+            f"results/{NAME}/notebooks/{{notebook}}.ipynb", notebook=NOTEBOOKS
+        ),
+        appendix=f"results/{NAME}/appendix/sc.tex",
+        code=f"{REPORT_CODE}/provenance.py",
+    output:
+        f"results/{NAME}/reproduction.crate.zip",
+    log:
+        f"{LOGS_DIR}/provenance.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        name=NAME,
+    shell:
+        "python -m lowband provenance --results {params.name} --out {output} > {log} 2>&1"

@@ -1,4 +1,4 @@
-"""claims, summary, appendix, page: what a reproduction shows."""
+"""claims, summary, appendix, page, provenance, verify, status: what a reproduction shows."""
 
 import argparse
 from pathlib import Path
@@ -31,6 +31,24 @@ def add(commands: Any) -> None:
     page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     page.set_defaults(run=_page)
 
+    provenance = commands.add_parser("provenance", help="a finished reproduction -> an RO-Crate, one zip")
+    provenance.add_argument("--results", required=True, help="its folder under results/")
+    provenance.add_argument("--out", type=Path, required=True, help="the zip")
+    provenance.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
+    provenance.set_defaults(run=_provenance)
+
+    verify = commands.add_parser("verify", help="whether the shipped data are those of SHA256SUMS")
+    verify.add_argument("--write", action="store_true", help="write SHA256SUMS anew")
+    verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
+    verify.set_defaults(run=_verify)
+
+    status = commands.add_parser("status", help="what of a reproduction is done, runs, failed; time left")
+    status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
+    status.add_argument("--suite", nargs="+", help="default: those of config/config.yaml")
+    status.add_argument("--follow", action="store_true", help="until every run has ended")
+    status.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
+    status.set_defaults(run=_status)
+
 
 def _claims(options: argparse.Namespace) -> None:
     from lowband.report.claims import write_claims
@@ -54,3 +72,28 @@ def _page(options: argparse.Namespace) -> None:
     from lowband.report.page import write_page
 
     write_page(options.root, options.tables, options.figures, options.out)
+
+
+def _provenance(options: argparse.Namespace) -> None:
+    from lowband.report.provenance import write_crate
+
+    write_crate(options.root, options.results, options.out)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from lowband.report.verify import verify, write_sums
+
+    if options.write:
+        write_sums(options.root)
+    good, wrong = verify(options.root)
+    print("\n".join([*wrong, f"{good} files are as listed, {len(wrong)} are not"]))
+    return 1 if wrong else 0
+
+
+def _status(options: argparse.Namespace) -> None:
+    from lowband.report.status import asked_suites, follow, read_status, report
+
+    suites = options.suite or asked_suites(options.root)
+    if options.follow:
+        follow(options.root, options.results, suites)
+    print(report(read_status(options.root, options.results, suites)))
