@@ -5,7 +5,8 @@
 # make check       lint, format, types
 # make install     the set-up alone
 # make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
-# make box-deps    what a box needs, from Debian's packages (root; the only target that installs outside this folder)
+# make box-deps    what a box needs, from Debian's packages (root; installs outside this folder)
+# make page-deps   a browser, in which a test looks at the page (likewise)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce           more cores for the workflow's light jobs
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 REPORT := .venv-report
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test check format clean box box-deps
+.PHONY: install reproduce figures smoke test check format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -65,6 +66,10 @@ box-deps: # a package must not start its daemons: the box starts its own
 	test -e /usr/sbin/policy-rc.d || { printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; }
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge iproute2
+
+page-deps: # what the test of the page needs: a browser (Debian's package, root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -38,12 +38,27 @@ def test_every_suite_can_be_planned(tree: Path, suite: str, start: tuple[str, ..
     assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
 
 
+def test_from_another_folder(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    result = snakemake(
+        tree, "-n", "-s", str(tree / "Snakefile"), "-d", str(tree), "--config", "suites=[tiny]", cwd=elsewhere
+    )
+    assert planned(result)["train"] == 2
+
+
+def test_shipped_measurements_train_nothing(tree: Path) -> None:
+    jobs = planned(snakemake(tree, "-n", "--config", "measurements=shipped", "results=shipped"))
+    assert not {"train", "spec", "collect"} & set(jobs)
+    assert {"shipped", "page", "appendix", "provenance"} <= set(jobs)
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("suites=[nope]", ("no suite 'nope'", "allowed: ", "smoke")),
         ("colour=red", ("config/config.yaml", "colour")),
         ("results=reported", ("config/config.yaml", "reported")),
+        ("measurements=some", ("config/config.yaml", "some")),
     ],
 )
 def test_bad_configuration_is_one_line(tree: Path, setting: str, words: tuple[str, ...]) -> None:
