@@ -1,5 +1,6 @@
 """How the report reads and writes its tables: CSV at full precision, whole files."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,8 @@ def _read(path: Path, types: Any) -> pd.DataFrame:
 
 def write_csv(df: pd.DataFrame, path: Path) -> None:
     write_whole(path, df.to_csv(index=False, lineterminator="\n"))
+
+
+def sha256(path: Path) -> str:
+    """Of the file's bytes, as `sha256sum` prints it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -5,7 +5,6 @@ it wrote (run folders with their environments, tables, figures, page, notebooks,
 paths. No network is needed. What is not known (an author, a start) is left out, not made up.
 """
 
-import hashlib
 import json
 import mimetypes
 import zipfile
@@ -17,6 +16,7 @@ from typing import Any
 
 from lowband.errors import UserError
 from lowband.report.figures import commit
+from lowband.report.files import sha256
 
 METADATA = "ro-crate-metadata.json"
 PROFILES = (
@@ -120,12 +120,11 @@ def _graph(root: Path, name: str, inputs: list[str], outputs: list[str], ended: 
 
 
 def _file(root: Path, path: str) -> Entity:
-    content = (root / path).read_bytes()
     entity: Entity = {
         "@id": path,
         "@type": "File",
-        "contentSize": str(len(content)),
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "contentSize": str((root / path).stat().st_size),
+        "sha256": sha256(root / path),
     }
     kind = mimetypes.guess_type(path)[0]
     if kind is not None:

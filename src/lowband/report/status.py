@@ -50,10 +50,10 @@ class Status:
 
     @property
     def left_s(self) -> float | None:
-        """One run after the other, each as long as those of its suite took; none: no run of one has ended."""
+        """One run after the other, each as long as those of its suite that ended ok; none: not known yet."""
         left = 0.0
         for run in self.of("waiting", "running"):
-            took = [other.wall_s for other in self.ended if other.suite == run.suite]
+            took = [other.wall_s for other in self.of("ok") if other.suite == run.suite]
             if not took:
                 return None
             left += (1 - run.share) * mean(took)
@@ -98,7 +98,7 @@ def headline(status: Status) -> str:
     if len(status.ended) == len(status.runs):
         return f"{len(status.runs)} runs: {states}; all ended"
     left = status.left_s
-    time_left = "unknown until a run of each suite has ended" if left is None else duration(left)
+    time_left = "unknown until a run of each suite has ended ok" if left is None else duration(left)
     return f"{len(status.runs)} runs: {states}; left: {time_left}"
 
 

@@ -1,13 +1,14 @@
 """SHA256SUMS of the shipped data, in the form of `sha256sum`, and whether the files are still those."""
 
-import hashlib
 from pathlib import Path
 
 from lowband.errors import UserError
+from lowband.report.files import sha256
 from lowband.spec.records import write_if_changed
 from lowband.spec.strict import read_text
 
 SUMS = "SHA256SUMS"
+DIGITS = 64  # of a sum
 NO_DATA = (SUMS, "README.md")
 FOLDERS = ("results/reference", "results/reported")
 
@@ -44,16 +45,14 @@ def verify(root: Path) -> tuple[int, list[str]]:
 
 def _sums(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in NO_DATA)
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
-    }
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def _listed(path: Path) -> dict[str, str]:
     listed = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         digest, separator, name = line.partition("  ")
-        if not separator or len(digest) != hashlib.sha256().digest_size * 2:
+        if not separator or len(digest) != DIGITS:
             raise UserError("is no sum", where=f"{path}:{number}", allowed="<sha256>  <path>")
         listed[name] = digest
     return listed

@@ -3,7 +3,6 @@
 Each file has `data(table)`, which returns exactly what is drawn, and `draw(data)`, which draws it.
 """
 
-import hashlib
 import json
 import subprocess
 from importlib import import_module
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowband.errors import UserError
-from lowband.report.files import read_table, write_csv
+from lowband.report.files import read_table, sha256, write_csv
 from lowband.spec.records import write_whole
 
 PNG_DPI = 300
@@ -132,7 +131,7 @@ def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, s
         "figure": name,
         "caption": entry.caption,
         "table": source.as_posix(),
-        "table_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+        "table_sha256": sha256(source),
         "commit": commit(),
         "command": f"lowband figure {name} --tables {source.parent.as_posix()} --out {out_dir.as_posix()}",
     }

@@ -4,7 +4,6 @@ The words are in page.html.j2; every number on the page comes from a table, ever
 file or config/schemes.yaml.
 """
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lowband.errors import UserError
 from lowband.report.claim_views import html_fragment, html_table, tally
 from lowband.report.derive import SUITE_OF
 from lowband.report.figures import FIGURES, commit
-from lowband.report.files import read_table
+from lowband.report.files import read_table, sha256
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
 from lowband.report.predicted.write import PREDICTED
@@ -144,11 +143,7 @@ def _runs(root: Path, tables: Path) -> dict[str, Any]:
 
 def _sources(tables: Path) -> Markup:
     rows = [
-        [path.name, f"{len(pd.read_csv(path, low_memory=False)):,}", _sha256(path)]
+        [path.name, f"{len(pd.read_csv(path, low_memory=False)):,}", sha256(path)]
         for path in sorted(tables.glob("*.csv"))
     ]
     return _table(["table", "rows", "sha256"], rows)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
