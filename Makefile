@@ -1,11 +1,13 @@
 # make reproduce   set up, run the default suite, print which claims hold
 # make test        set up, run the tests
+# make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       the same path as reproduce, in under two minutes
 # make check       lint, format, types
 # make install     the set-up alone
 # make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
-# make box-deps    what a box needs, from Debian's packages (root; the only target that installs outside this folder),
-#                  and what further tests use: SimGrid (collectives), SIMDe (AVX-512 where there is none)
+# make box-deps    what a box needs, from Debian's packages (root; installs outside this folder), and what further
+#                  tests use: SimGrid (collectives), SIMDe (AVX-512 where there is none)
+# make page-deps   a browser, in which a test looks at the page (likewise)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce           more cores for the workflow's light jobs
@@ -14,9 +16,10 @@ PYTHON ?= python3
 CORES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+REPORT := .venv-report
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
 
-.PHONY: install reproduce smoke test check format clean box box-deps
+.PHONY: install reproduce figures smoke test check format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -32,6 +35,16 @@ $(VENV)/.installed: pyproject.toml envs/constraints.txt
 reproduce: install
 	$(SNAKEMAKE)
 	@$(BIN)/lowband summary --tables results/local/tables --figures figures/local
+
+# An environment of its own: without torch it is set up in a fraction of the time and space.
+$(REPORT)/.installed: pyproject.toml envs/constraints.txt
+	$(PYTHON) -m venv $(REPORT)
+	$(REPORT)/bin/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[report,workflow]'
+	touch $@
+
+figures: $(REPORT)/.installed
+	$(REPORT)/bin/snakemake --cores $(CORES) --config measurements=shipped results=shipped
+	@$(REPORT)/bin/lowband summary --tables results/shipped/tables --figures figures/shipped
 
 smoke: install
 	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
@@ -55,10 +68,14 @@ box-deps: # a package must not start its daemons: the box starts its own
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge iproute2 python3-simgrid libsimde-dev
 
+page-deps: # what the test of the page needs: a browser (Debian's package, root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow
 
 clean: # what the workflow has written; the set-up and what is shipped stay
-	rm -rf .snakemake logs results/local results/smoke figures/local figures/smoke
+	rm -rf .snakemake logs results/local results/smoke results/shipped figures/local figures/smoke figures/shipped

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lowband.commands import box, kernels, peers, predict, softmax
+from lowband.commands import box, kernels, peers, predict, report, softmax
 from lowband.errors import UserError
 
 
@@ -67,21 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     figure.add_argument("--out", type=Path, required=True)
     figure.set_defaults(run=_figure)
 
-    claims = commands.add_parser("claims", help="grade the claims against the tables")
-    claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
-    claims.add_argument("--tables", type=Path, required=True)
-    claims.set_defaults(run=_claims)
-
-    summary = commands.add_parser("summary", help="which claims hold, and where tables and figures lie")
-    summary.add_argument("--tables", type=Path, required=True)
-    summary.add_argument("--figures", type=Path, required=True)
-    summary.set_defaults(run=_summary)
-
     box.add(commands)
     peers.add(commands)
     predict.add(commands)
     softmax.add(commands)
     kernels.add(commands)
+    report.add(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
     doctor.set_defaults(run=_doctor)
@@ -142,18 +133,6 @@ def _figure(options: argparse.Namespace) -> None:
     from lowband.report.figures import write_figure
 
     write_figure(options.name, options.tables, options.out)
-
-
-def _claims(options: argparse.Namespace) -> None:
-    from lowband.report.claims import write_claims
-
-    write_claims(options.claims, options.tables)
-
-
-def _summary(options: argparse.Namespace) -> None:
-    from lowband.report.claims import summary
-
-    print(summary(options.tables / "claims.csv", options.tables, options.figures))
 
 
 def _doctor(_options: argparse.Namespace) -> None:

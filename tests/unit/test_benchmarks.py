@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_documents_are_true(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for part in ("reference", "reported"):
-        shutil.copytree(ROOT / "results" / part, tmp_path / "results" / part)
+    for folder in ("docs", "config", "slurm", "results/reference", "results/reported"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "README.md", tmp_path)
     write_documents(tmp_path)
     for document, _ in BLOCKS.values():
         assert (tmp_path / document).read_text() == (ROOT / document).read_text(), "run: lowband documents"

@@ -1,5 +1,6 @@
 """Claims: each verdict, and what is refused."""
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,18 @@ import yaml
 from report_runs import ROOT
 
 from lowband.errors import UserError
-from lowband.report.claims import read_claims, summary, write_claims
+from lowband.report.claim_views import latex_text
+from lowband.report.claims import read_claims, write_claims
+from lowband.report.experiments import read_experiments
 from lowband.report.files import read_table
+from lowband.report.summary import summary
 
 BASE: dict[str, Any] = {
     "short": "a claim",
     "sentence": "A claim.",
     "paper_element": "none",
     "kind": "relation",
-    "hardware": "any",
+    "experiment": "here",
     "ours": {
         "table": "scaling",
         "where": {"scheme": "zero3", "ranks": 8},
@@ -29,13 +33,22 @@ BASE: dict[str, Any] = {
 }
 
 
+EXPERIMENT: dict[str, Any] = {
+    "title": "made up",
+    "hardware": "any",
+    "human_minutes": 1,
+    "machine_minutes": 2,
+}
+
+
 def grade(tables: Path, tmp_path: Path, **changes: object) -> "pd.Series[Any]":
     """The row of one claim against the made-up tables, in which zero3's speed-up on 8 ranks is 2.5."""
     for name in ("scaling", "communication"):
         (tmp_path / f"{name}.csv").write_bytes((tables / f"{name}.csv").read_bytes())
     claim = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"one": claim}))
-    write_claims(tmp_path / "claims.yaml", tmp_path)
+    (tmp_path / "experiments.yaml").write_text(yaml.safe_dump({"here": EXPERIMENT}))
+    write_claims(tmp_path / "claims.yaml", tmp_path, tmp_path)
     return read_table(tmp_path / "claims.csv").iloc[0]
 
 
@@ -95,6 +108,7 @@ def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
         ({"target": None}, "ours, relation and target"),
         ({"not_run": "no time"}, "has no ours"),
         ({"colour": "red"}, "unknown key 'colour'"),
+        ({"experiment": "there"}, "no experiment 'there'"),
         ({"ours": {**BASE["ours"], "column": "sped"}}, "no column 'sped'"),
         ({"ours": {**BASE["ours"], "where": {"rank": 8}}}, "no column 'rank'"),
         (
@@ -116,7 +130,7 @@ def test_the_shipped_claims(tables: Path, tmp_path: Path) -> None:
     claims = ROOT / "config" / "claims.yaml"
     for table in tables.glob("*.csv"):
         (tmp_path / table.name).write_bytes(table.read_bytes())
-    write_claims(claims, tmp_path)
+    write_claims(claims, tmp_path, tmp_path)
     df = read_table(tmp_path / "claims.csv").set_index("id")
     assert len(df) == len(read_claims(claims))
     assert list(df["kind"]) == sorted(df["kind"], reverse=True)  # relations first
@@ -130,3 +144,36 @@ def test_the_shipped_claims(tables: Path, tmp_path: Path) -> None:
     screen = summary(tmp_path / "claims.csv", tmp_path, tmp_path / "figures").splitlines()
     assert len(screen) <= 60
     assert screen[0] == "9 runs: 9 ok"
+
+
+def test_one_claim_alone(tmp_path: Path, tables: Path) -> None:
+    claims = ROOT / "config" / "claims.yaml"
+    write_claims(claims, tables, tmp_path, "bytes-closed-form")
+    assert list(read_table(tmp_path / "claims.csv")["id"]) == ["bytes-closed-form"]
+    with pytest.raises(UserError, match="no claim 'nope'"):
+        write_claims(claims, tables, tmp_path, "nope")
+
+
+def test_minutes_are_of_shipped_runs() -> None:
+    experiments = read_experiments(ROOT / "config")
+    runs = read_table(ROOT / "results" / "reference" / "box" / "runs.csv")
+    took = runs.loc[runs["suite"] == "box", "wall_s"].sum() / 60
+    assert experiments["box"].minutes(ROOT / "config") == pytest.approx(took)
+    for experiment in experiments.values():
+        is_tried = bool(experiment.command)
+        assert is_tried == (experiment.minutes(ROOT / "config") is not None), experiment.id
+
+
+def test_every_view_has_every_claim(tables: Path, tmp_path: Path) -> None:
+    claims = ROOT / "config" / "claims.yaml"
+    write_claims(claims, tables, tmp_path)
+    views = {suffix: (tmp_path / f"claims.{suffix}").read_text() for suffix in ("md", "tex", "html")}
+    for claim in read_claims(claims):
+        assert claim.short in views["md"]
+        assert latex_text(claim.short) in views["tex"]
+        assert html.escape(claim.short) in views["html"]
+    assert views["tex"].count(r"\begin{longtable}") == views["tex"].count(r"\end{longtable}") == 2
+
+
+def test_latex_text_is_taken_literally() -> None:
+    assert latex_text("a_b & 50 % <= {x} +- 1") == (r"a\_b \& 50 \% $\leq$ \{x\} $\pm$ 1")

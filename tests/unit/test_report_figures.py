@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lowband.errors import UserError
 from lowband.report.collect import collect
 from lowband.report.derive import TABLES, write_table
 from lowband.report.figures import FIGURES, write_figure
-from lowband.report.figures.style import looks
+from lowband.report.figures.style import ONE_COLUMN, TWO_COLUMNS, looks
 from lowband.report.files import read_table
 from lowband.report.predicted.write import PREDICTED
 
@@ -23,11 +24,14 @@ ROOT = Path(__file__).parents[2]
 def test_drawn_twice_gives_the_same_bytes(name: str, tables: Path, tmp_path: Path) -> None:
     for folder in ("once", "again"):
         write_figure(name, tables, tmp_path / folder)
-    for kind in ("pdf", "png", "csv"):
+    for kind in ("pdf", "svg", "png", "csv"):
         first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("once", "again"))
         assert first.read_bytes() == second.read_bytes(), kind
     pdf = (tmp_path / "once" / f"{name}.pdf").read_bytes()
     assert b"/Type3" not in pdf  # fonts that publishers refuse
+    assert pdf.count(b"/FontFile2") > 0  # fonts are in the file
+    [points] = re.findall(r'<svg[^>]* width="([\d.]+)pt"', (tmp_path / "once" / f"{name}.svg").read_text())
+    assert float(points) / 72 in (pytest.approx(ONE_COLUMN), pytest.approx(TWO_COLUMNS))
     assert b"/CreationDate" not in pdf
 
 
@@ -53,8 +57,8 @@ def test_nothing_measured_is_said_in_the_figure(tables: Path, tmp_path: Path) ->
     for table in TABLES:
         write_table(table, tmp_path)
     for name in FIGURES:
-        write_figure(name, tmp_path, tmp_path)
-        assert (tmp_path / f"{name}.png").stat().st_size > 0
+        write_figure(name, tmp_path, tmp_path / "figures")
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 0
 
 
 def test_schemes_look_different_and_keep_their_look() -> None:

@@ -2,18 +2,16 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from trees import ROOT, copy_tree, planned, snakemake
 
 from lowband.report.files import read_table
 
-ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
-PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src")
 
 TINY = """
 purpose: two runs of a few steps
@@ -27,41 +25,9 @@ axes:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, tmp_path / part)
-    for part in ("reported", "reference"):
-        shutil.copytree(ROOT / "results" / part, tmp_path / "results" / part)
+    copy_tree(tmp_path)
     (tmp_path / "config" / "suites" / "tiny.yaml").write_text(TINY)
     return tmp_path
-
-
-def snakemake(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        capture_output=True,
-        text=True,
-    )
-
-
-def planned(result: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """Jobs by rule, of a dry run."""
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = iter((result.stdout + result.stderr).splitlines())
-    if not any(line.startswith("Job stats:") for line in lines):
-        return {}
-    jobs = {}
-    for line in list(lines)[2:]:
-        if not line.strip():
-            break
-        name, count = line.split()
-        jobs[name] = int(count)
-    return jobs
 
 
 @pytest.mark.parametrize("start", [(), ("-s", "workflow/Snakefile")], ids=["root", "workflow"])
@@ -75,12 +41,27 @@ def test_every_suite_can_be_planned(tree: Path, suite: str, start: tuple[str, ..
     assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
 
 
+def test_from_another_folder(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    result = snakemake(
+        tree, "-n", "-s", str(tree / "Snakefile"), "-d", str(tree), "--config", "suites=[tiny]", cwd=elsewhere
+    )
+    assert planned(result)["train"] == 2
+
+
+def test_shipped_measurements_train_nothing(tree: Path) -> None:
+    jobs = planned(snakemake(tree, "-n", "--config", "measurements=shipped", "results=shipped"))
+    assert not {"train", "spec", "collect"} & set(jobs)
+    assert {"shipped", "page", "appendix", "provenance"} <= set(jobs)
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("suites=[nope]", ("no suite 'nope'", "allowed: ", "smoke")),
         ("colour=red", ("config/config.yaml", "colour")),
         ("results=reported", ("config/config.yaml", "reported")),
+        ("measurements=some", ("config/config.yaml", "some")),
     ],
 )
 def test_bad_configuration_is_one_line(tree: Path, setting: str, words: tuple[str, ...]) -> None:
@@ -104,7 +85,7 @@ def test_a_tiny_dag_for_real(tree: Path) -> None:
     claims = read_table(folder / "tables" / "claims.csv").set_index("id")["verdict"]
     assert claims["bytes-closed-form"] == claims["weights-bit-equal"] == "pass"
     suffixes = {path.suffix for path in (tree / "figures" / "tiny").iterdir()}
-    assert suffixes == {".pdf", ".png", ".csv", ".json"}
+    assert suffixes == {".pdf", ".svg", ".png", ".csv", ".json"}
     cells = json.loads((folder / "notebooks" / "scaling.ipynb").read_text())["cells"]
     assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
 

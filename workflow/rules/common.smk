@@ -7,9 +7,12 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 from lowband.errors import UserError
+from lowband.report.appendix import APPENDICES
+from lowband.report.claims import read_claims, sources
 from lowband.report.derive import SUITE_OF, TABLES, source_paths
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
+from lowband.report.shipped import RAW
 from lowband.spec.job import read_job
 from lowband.spec.suites import expand as expand_suites
 
@@ -19,7 +22,10 @@ configfile: "config/config.yaml"
 
 try:
     validate(config, "../schemas/config.schema.yaml")
-    SPECS = {spec.run_id: spec for spec in expand_suites(Path(), config["suites"])}
+    IS_SHIPPED = config["measurements"] == "shipped"
+    SUITES = [] if IS_SHIPPED else config["suites"]
+    SPECS = {spec.run_id: spec for spec in expand_suites(Path(), SUITES)}
+    CLAIMS = {claim.id: claim for claim in read_claims(Path("config/claims.yaml"))}
     CLUSTERS = {spec.machine.name for spec in SPECS.values()}
     JOBS = {cluster: read_job(Path(), cluster) for cluster in CLUSTERS}
     RESOURCES = {
@@ -43,6 +49,7 @@ TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
+NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipynb"))
 
 # Benchmarks of this machine, and the suite with which each is made.
 BENCHMARKS = {"softmax": "default"}
@@ -51,9 +58,7 @@ BENCHMARKS = {"softmax": "default"}
 def sources_dir(table):
     """Where a table's raw tables lie: shipped ones, unless this reproduction makes them itself."""
     suite = SUITE_OF.get(table)
-    is_shipped = (
-        suite is not None and BENCHMARKS.get(suite, suite) not in config["suites"]
-    )
+    is_shipped = suite is not None and BENCHMARKS.get(suite, suite) not in SUITES
     return f"results/reference/{suite}" if is_shipped else TABLES_DIR
 
 
@@ -62,8 +67,12 @@ def table_sources(wildcards):
     return [
         str(path)
         for source in TABLES[wildcards.table]
-        for path in source_paths(source, folder)
+        for path in source_paths(source, folder, Path())
     ]
+
+
+def claim_tables(wildcards):
+    return [f"{TABLES_DIR}/{table}.csv" for table in sources(CLAIMS[wildcards.claim])]
 
 
 def job_resource(name):
@@ -90,3 +99,5 @@ wildcard_constraints:
     run="|".join(SPECS),
     table="|".join(TABLES),
     figure="|".join(FIGURES),
+    claim="|".join(CLAIMS),
+    notebook="|".join(NOTEBOOKS),

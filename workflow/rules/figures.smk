@@ -1,4 +1,4 @@
-# Derived tables -> figures and the executed notebook.
+# Derived tables -> figures and the executed notebooks.
 
 
 rule figure:
@@ -14,6 +14,7 @@ rule figure:
             labels={"figure": "{figure}"},
         ),
         pdf=f"{FIGURES_DIR}/{{figure}}.pdf",
+        svg=f"{FIGURES_DIR}/{{figure}}.svg",
         csv=f"{FIGURES_DIR}/{{figure}}.csv",
         json=f"{FIGURES_DIR}/{{figure}}.json",
     log:
@@ -31,15 +32,19 @@ rule figure:
 
 rule notebook:
     input:
-        tables=expand(f"{TABLES_DIR}/{{table}}.csv", table=["runs", "claims", *TABLES]),
+        tables=expand(
+            f"{TABLES_DIR}/{{table}}.csv",
+            table=["runs", "claims", *TABLES, *PREDICTED],
+        ),
         figures=expand(
             f"{FIGURES_DIR}/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "json"]
         ),
-        notebook="workflow/notebooks/scaling.ipynb",
+        notebook="workflow/notebooks/{notebook}.ipynb",
+        code=f"{REPORT_CODE}/notebook.py",
     output:
-        f"results/{NAME}/notebooks/scaling.ipynb",
+        f"results/{NAME}/notebooks/{{notebook}}.ipynb",
     log:
-        f"{LOGS_DIR}/notebook.log",
+        f"{LOGS_DIR}/notebook/{{notebook}}.log",
     localrule: True
     conda:
         "../../envs/cpu.yaml"

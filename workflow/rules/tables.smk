@@ -1,27 +1,46 @@
 # Trained runs -> raw tables -> derived tables -> graded claims. Each lists its own code: an edit redoes it.
 
 
-rule collect:
-    input:
-        trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
-        code=f"{REPORT_CODE}/collect.py",
-    output:
-        expand(
-            f"{TABLES_DIR}/{{raw}}.csv",
-            raw=["runs", "steps", "bytes", "states", "outside"],
-        ),
-    log:
-        f"{LOGS_DIR}/collect.log",
-    localrule: True
-    conda:
-        "../../envs/cpu.yaml"
-    params:
-        runs=lambda wildcards, input: [
-            str(Path(marker).parent) for marker in input.trained
-        ],
-        out=lambda wildcards, output: Path(output[0]).parent,
-    shell:
-        "python -m lowband collect {params.runs} --out {params.out} > {log} 2>&1"
+if IS_SHIPPED:
+
+    rule shipped:
+        input:
+            expand("results/reference/local/tables/{raw}.csv", raw=RAW),
+        output:
+            expand(f"{TABLES_DIR}/{{raw}}.csv", raw=RAW),
+        log:
+            f"{LOGS_DIR}/shipped.log",
+        localrule: True
+        conda:
+            "../../envs/cpu.yaml"
+        params:
+            out=lambda wildcards, output: Path(output[0]).parent,
+        shell:
+            "cp {input} {params.out} > {log} 2>&1"
+
+else:
+
+    rule collect:
+        input:
+            trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
+            code=f"{REPORT_CODE}/collect.py",
+        output:
+            expand(
+                f"{TABLES_DIR}/{{raw}}.csv",
+                raw=["runs", "steps", "bytes", "states", "outside"],
+            ),
+        log:
+            f"{LOGS_DIR}/collect.log",
+        localrule: True
+        conda:
+            "../../envs/cpu.yaml"
+        params:
+            runs=lambda wildcards, input: [
+                str(Path(marker).parent) for marker in input.trained
+            ],
+            out=lambda wildcards, output: Path(output[0]).parent,
+        shell:
+            "python -m lowband collect {params.runs} --out {params.out} > {log} 2>&1"
 
 
 rule table:
@@ -42,20 +61,47 @@ rule table:
         "python -m lowband table {wildcards.table} --tables {params.tables} --out {params.out} > {log} 2>&1"
 
 
+# One claim alone, from the tables that it is graded on.
+rule claim:
+    input:
+        claim_tables,
+        claims="config/claims.yaml",
+        experiments="config/experiments.yaml",
+        reported=sorted(Path("results/reported").glob("*.csv")),
+        code=f"{REPORT_CODE}/claims.py",
+    output:
+        csv=f"results/{NAME}/claims/{{claim}}/claims.csv",
+        md=f"results/{NAME}/claims/{{claim}}/claims.md",
+    log:
+        f"{LOGS_DIR}/claim/{{claim}}.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        tables=TABLES_DIR,
+        out=lambda wildcards, output: Path(output.csv).parent,
+    shell:
+        "python -m lowband claims --claims {input.claims} --tables {params.tables} --only {wildcards.claim}"
+        " --out {params.out} > {log} 2>&1 && cat {output.md}"
+
+
 rule claims:
     input:
         expand(
             f"{TABLES_DIR}/{{table}}.csv", table=["runs", "bytes", "states", *TABLES]
         ),
         claims="config/claims.yaml",
+        experiments="config/experiments.yaml",
         reported=sorted(Path("results/reported").glob("*.csv")),
-        code=f"{REPORT_CODE}/claims.py",
+        code=[f"{REPORT_CODE}/claims.py", f"{REPORT_CODE}/claim_views.py"],
     output:
         table=report(
             f"{TABLES_DIR}/claims.csv",
             caption="../report/claims.rst",
             category="Claims",
+            labels={"table": "all claims, graded"},
         ),
+        views=expand(f"{TABLES_DIR}/claims.{{kind}}", kind=["md", "tex", "html"]),
     log:
         f"{LOGS_DIR}/claims.log",
     localrule: True

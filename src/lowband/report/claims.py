@@ -13,15 +13,15 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from lowband.errors import UserError
-from lowband.report.files import read_table, write_csv
+from lowband.report.claim_views import write_views
+from lowband.report.experiments import Experiment, read_experiments
+from lowband.report.files import read_published, read_table, write_csv
 from lowband.report.tables import EXPERIMENT
 from lowband.spec.strict import Strict, read_yaml
 
 Value = bool | str | int | float
 Relation = Literal["<", "<=", "==", ">=", ">"]
 Evidence = Literal["measured", "predicted"]
-
-WIDTH = 100  # columns of the summary
 
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
 
@@ -41,6 +41,12 @@ class Query(Strict):
     column: str
     aggregate: Literal["max", "min", "sum", "mean", "median"]
 
+    @property
+    def said(self) -> str:
+        """For a reader: box.csv [scheme=hier3, ranks=16] mean(efficiency)"""
+        where = ", ".join(f"{column}={value}" for column, value in self.where.items())
+        return f"{self.table}.csv [{where}] {self.aggregate}({self.column})"
+
 
 class Claim(Strict):
     """An entry of claims.yaml. `target` and `tolerance` are in the unit of our value."""
@@ -50,7 +56,7 @@ class Claim(Strict):
     sentence: str
     paper_element: str = Field(description="where the claim stands, or what it checks of this artifact")
     kind: Literal["relation", "absolute"]
-    hardware: str = Field(description="what it takes to try it")
+    experiment: str = Field(description="what it takes to try it: an entry of experiments.yaml")
     reported: tuple[Reported, ...] = Field(default=(), description="none for what no paper reports")
     evidence: Evidence = "measured"
     ours: Query | None = None
@@ -77,16 +83,50 @@ def read_claims(path: Path) -> list[Claim]:
     claims = [
         Claim.parse({"id": name, **(entry or {})}, f"{path}: {name}") for name, entry in entries.items()
     ]
+    experiments = read_experiments(path.parent)
+    for claim in claims:
+        if claim.experiment not in experiments:
+            raise UserError(
+                f"no experiment '{claim.experiment}'", where=f"{path}: {claim.id}", allowed=experiments
+            )
     return sorted(claims, key=lambda claim: claim.kind != "relation")
 
 
-def write_claims(claims_yaml: Path, tables_dir: Path) -> None:
-    """Grade every claim against the tables in `tables_dir`, into `claims.csv` beside them."""
-    rows = [
-        {**_statement(claim, claims_yaml), **_grade(claim, tables_dir, f"{claims_yaml}: {claim.id}")}
-        for claim in read_claims(claims_yaml)
-    ]
-    write_csv(pd.DataFrame(rows), tables_dir / "claims.csv")
+def sources(claim: Claim) -> list[str]:
+    """The tables that the claim is graded on."""
+    return list(dict.fromkeys(query.table for query in (claim.ours, claim.per) if query is not None))
+
+
+def write_claims(claims_yaml: Path, tables_dir: Path, out: Path, only: str | None = None) -> None:
+    """Grade the claims, or `only` one, against the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+
+    Raises UserError for a claim that is not there.
+    """
+    claims = read_claims(claims_yaml)
+    if only is not None and only not in {claim.id for claim in claims}:
+        raise UserError(f"no claim '{only}'", where=claims_yaml, allowed=[claim.id for claim in claims])
+    experiments = read_experiments(claims_yaml.parent)
+    df = pd.DataFrame(
+        {
+            **_statement(claim, claims_yaml),
+            **_effort(experiments[claim.experiment], claims_yaml.parent),
+            **_grade(claim, tables_dir, f"{claims_yaml}: {claim.id}"),
+        }
+        for claim in claims
+        if only in (None, claim.id)
+    )
+    write_csv(df, out / "claims.csv")
+    write_views(df, out)
+
+
+def _effort(experiment: Experiment, config: Path) -> dict[str, Any]:
+    return {
+        "experiment": experiment.id,
+        "command": experiment.command,
+        "hardware": experiment.hardware,
+        "human_minutes": experiment.human_minutes,
+        "machine_minutes": experiment.minutes(config),
+    }
 
 
 def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
@@ -102,7 +142,6 @@ def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
         "short": claim.short,
         "sentence": claim.sentence,
         "paper_element": claim.paper_element,
-        "hardware": claim.hardware,
         "reported": " -> ".join(str(row["value"]) for _, row in found),
         "reported_unit": joined("unit") if found else "",
         "source": " ; ".join(dict.fromkeys(Path(csv).name for csv, _ in found)),
@@ -112,13 +151,13 @@ def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
         "target": claim.target,
         "tolerance": None if claim.not_run else claim.tolerance,
         "unit": claim.unit,
+        "query": " / ".join(query.said for query in (claim.ours, claim.per) if query is not None),
     }
 
 
 def _reported_row(reported: Reported, claims_yaml: Path) -> "pd.Series[Any]":
     path = claims_yaml.parent / reported.csv
-    table = read_table(path).astype(str)
-    rows = _filter(table, dict(reported.where), str(path))
+    rows = _filter(read_published(path), dict(reported.where), str(path))
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows with {reported.where}", where=path, allowed="exactly one")
     return rows.iloc[0]
@@ -199,43 +238,3 @@ def _holds(ours: float, claim: Claim) -> bool:
         return abs(ours - claim.target) <= claim.tolerance
     slack = claim.tolerance if claim.relation in ("<", "<=") else -claim.tolerance
     return bool(_HOLDS[claim.relation](ours, claim.target + slack))
-
-
-def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
-    """One screen: how the runs ended, each claim's verdict, where tables and figures lie."""
-    claims = read_table(claims_csv)
-    runs = read_table(tables_dir / "runs.csv")
-    verdicts = claims["verdict"].value_counts()
-    ended = ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())
-    counts = ", ".join(f"{verdicts.get(verdict, 0)} {verdict}" for verdict in ("pass", "short", "not run"))
-    return "\n".join(
-        [
-            f"{len(runs)} runs: {ended}",
-            *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
-            f"{len(claims)} claims: {counts}",
-            "",
-            f"{'':9}{'claim':37}{'reported':>13}{'ours':>11}  must be",
-            *[_claim_line(claim) for _, claim in claims.iterrows()],
-            "",
-            f"Claims in full:  {claims_csv}",
-            f"Tables:          {tables_dir}",
-            f"Figures:         {figures_dir}",
-        ]
-    )
-
-
-def _failed(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """The first few runs that did not end ok; runs.csv has all of them."""
-    failed = runs[runs["status"] != "ok"].fillna({"cause": ""})
-    return [{str(key): value for key, value in row.items()} for row in failed[:5].to_dict("records")]
-
-
-def _claim_line(claim: "pd.Series[Any]") -> str:
-    reported = "-" if pd.isna(claim["reported"]) else str(claim["reported"])
-    tried = claim["verdict"] != "not run"
-    ours, target = (
-        (f"{claim['ours']:.3g}", f"{claim['relation']} {claim['target']:g}") if tried else ("-", "")
-    )
-    if tried and claim["tolerance"]:
-        target += f" +- {claim['tolerance']:g}"
-    return f"{claim['verdict']:9}{claim['short']:37}{reported:>13}{ours:>11}  {target}".rstrip()

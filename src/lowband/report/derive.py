@@ -46,19 +46,19 @@ SUITE_OF = {
 }
 
 
-def source_paths(source: str, tables_dir: Path) -> list[Path]:
-    """The files of a table's source: one, but for what is shipped."""
+def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
+    """The files of a table's source: one, but for what is shipped. root: the folder that holds results/"""
     if source.startswith(SHIPPED):
-        return sorted(Path("results", "reference").glob(f"*/{source.removeprefix(SHIPPED)}.csv"))
-    return [(Path("results") if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"]
+        return sorted((root / "results" / "reference").glob(f"*/{source.removeprefix(SHIPPED)}.csv"))
+    return [(root / "results" if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"]
 
 
-def _read_source(source: str, tables_dir: Path) -> pd.DataFrame:
-    parts = [read_table(path) for path in source_paths(source, tables_dir)]
+def _read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
+    parts = [read_table(path) for path in source_paths(source, tables_dir, root)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> None:
+def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:
     """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: there too).
 
     Raises UserError for a name that is not in TABLES.
@@ -67,6 +67,6 @@ def write_table(name: str, tables_dir: Path, out_dir: Path | None = None) -> Non
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.report.tables.{name}").build
     write_csv(
-        build(*[_read_source(source, tables_dir) for source in TABLES[name]]),
+        build(*[_read_source(source, tables_dir, root) for source in TABLES[name]]),
         (out_dir or tables_dir) / f"{name}.csv",
     )

@@ -1,6 +1,7 @@
 """Tables inside of documents, written from results: between `<!-- name:begin -->` and `<!-- name:end -->`."""
 
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
+from lowband.report.claim_views import markdown, markdown_table
 from lowband.report.files import read_table
+from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import box, peers, softmax
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
 from lowband.spec.records import write_if_changed
@@ -29,11 +32,6 @@ def write_documents(root: Path) -> None:
         write_if_changed(path, before + block + after)
 
 
-def _markdown(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
-
-
 def _counterparts(_root: Path) -> list[str]:
     rows = []
     for form, row in TABLE.items():
@@ -46,14 +44,14 @@ def _counterparts(_root: Path) -> list[str]:
             else:
                 cells.append(f"none: {cell.reason}")
         rows.append([f"`{form}`" if form != "other" else "all others, as `hier3`", *cells])
-    return _markdown(["placement", *(PEER_NAMES[peer] for peer in PEERS)], rows)
+    return markdown_table(["placement", *(PEER_NAMES[peer] for peer in PEERS)], rows)
 
 
 def _faults(root: Path) -> list[str]:
     faults = read_table(root / "results/reference/peers/faults.csv").fillna("").astype(str)
     faults.insert(0, "of", faults.pop("peer") + " " + faults.pop("version"))
     rows = faults.to_numpy(dtype=str).tolist()
-    return _markdown(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
+    return markdown_table(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
 
 
 def _box(root: Path) -> list[str]:
@@ -76,7 +74,14 @@ def _box(root: Path) -> list[str]:
         "predicted (s)", "of it waiting", "TFLOPS per rank, at scale", "over zero3", "efficiency",
         "real share", "interface / ledger",
     ]  # fmt: skip
-    return _markdown(columns, rows)
+    return markdown_table(columns, rows)
+
+
+def _claims(root: Path) -> list[str]:
+    """Every claim, graded on what is shipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_shipped_tables(root, Path(folder))
+        return markdown(read_table(Path(folder) / "claims.csv"))
 
 
 def _accuracy(root: Path) -> list[str]:
@@ -88,7 +93,7 @@ def _accuracy(root: Path) -> list[str]:
         ]
         for _, row in accuracy.iterrows()
     ]  # fmt: skip
-    return _markdown(["source", "rows are", "rows", "mean error (%)", "largest (%)"], rows)
+    return markdown_table(["source", "rows are", "rows", "mean error (%)", "largest (%)"], rows)
 
 
 def _peers(root: Path) -> list[str]:
@@ -96,7 +101,7 @@ def _peers(root: Path) -> list[str]:
     table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
     rows = [_peer_row(row) for _, row in table.iterrows()]
     columns = ["peer", "scheme", "ranks", "dtype", "ours (ms)", "peer (ms)", "step ratio", "memory ratio"]
-    return _markdown([*columns, "sent, ours (MB)", "sent, peer (MB)", "loss difference", ""], rows)
+    return markdown_table([*columns, "sent, ours (MB)", "sent, peer (MB)", "loss difference", ""], rows)
 
 
 def _peer_row(row: "pd.Series[Any]") -> list[str]:
@@ -132,7 +137,7 @@ def _softmax(root: Path) -> list[str]:
         for _, row in measured[measured["algorithm"] == TWO_PASS].iterrows()
     ]
     device, compiler = setup.iloc[0][["device", "compiler"]]
-    return [f"{device}, {compiler}.", "", *_markdown(columns, rows)]
+    return [f"{device}, {compiler}.", "", *markdown_table(columns, rows)]
 
 
 def _softmax_row(two_pass: "pd.Series[Any]", at_size: pd.DataFrame) -> list[str]:
@@ -158,4 +163,5 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "box": ("docs/scale-model.md", _box),
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
+    "claims": ("README.md", _claims),
 }

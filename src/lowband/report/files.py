@@ -1,6 +1,8 @@
 """How the report reads and writes its tables: CSV at full precision, whole files."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -25,12 +27,26 @@ def read_table(path: Path) -> pd.DataFrame:
 
     Only an empty field is a missing value: `nan` is a way that a run can end.
     """
+    return _read(path, _TYPES)
+
+
+def read_published(path: Path) -> pd.DataFrame:
+    """A table of results/reported/ with every cell as its text: it says how a number was printed."""
+    return _read(path, str).fillna("")
+
+
+def _read(path: Path, types: Any) -> pd.DataFrame:
     if not path.is_file():
         raise UserError(
             "no such table", where=path, allowed="what `lowband collect` and `lowband table` write"
         )
-    return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=_TYPES)
+    return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=types)
 
 
 def write_csv(df: pd.DataFrame, path: Path) -> None:
     write_whole(path, df.to_csv(index=False, lineterminator="\n"))
+
+
+def sha256(path: Path) -> str:
+    """Of the file's bytes, as `sha256sum` prints it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,7 +3,6 @@
 Each file has `data(table)`, which returns exactly what is drawn, and `draw(data)`, which draws it.
 """
 
-import hashlib
 import json
 import subprocess
 from importlib import import_module
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowband.errors import UserError
-from lowband.report.files import read_table, write_csv
+from lowband.report.files import read_table, sha256, write_csv
 from lowband.spec.records import write_whole
 
 PNG_DPI = 300
@@ -63,6 +62,13 @@ FIGURES: dict[str, Entry] = {
         "shaped, computation is paced. Left: model TFLOPS per GCD, times the factor; points: median over "
         "repeats, bars: least and largest. Middle: efficiency. Right: a step on the most ranks. On 32 ranks "
         "two CPU cores are short, and part of the waiting is for them. Shipped measurements." + _READING,
+    ),
+    "step_time": Entry(
+        "box",
+        "Where a step's time goes, measured in the scale model of Frontier at nominal link rates; medians "
+        "over n repeats. Left bars: computing, and waiting for communication. Right bars: communication that "
+        "went on behind the computation. On 32 ranks two CPU cores are short, and part of the waiting is for "
+        "them. Shipped measurements." + _READING,
     ),
     "box_ratios": Entry(
         "box_ratios",
@@ -117,7 +123,7 @@ FIGURES: dict[str, Entry] = {
 
 
 def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
-    """Write `name`.pdf and .png, .csv (exactly what is drawn) and .json (what it was made from) to `out_dir`.
+    """Write `name`.pdf, .svg, .png, .csv (exactly what is drawn) and .json (what it was made from).
 
     The same table gives the same bytes. Raises UserError for a name that is not in FIGURES.
     """
@@ -133,6 +139,7 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
         drawn = figure.draw(data) if len(data) else nothing_to_draw(source.name)
         # Without its date a PDF of the same figure is the same file.
         drawn.savefig(out_dir / f"{name}.pdf", metadata={"CreationDate": None})
+        drawn.savefig(out_dir / f"{name}.svg", metadata={"Date": None})
         drawn.savefig(out_dir / f"{name}.png", dpi=PNG_DPI)
     write_csv(data, out_dir / f"{name}.csv")
     write_whole(out_dir / f"{name}.json", json.dumps(_origin(name, entry, source, out_dir), indent=2) + "\n")
@@ -143,13 +150,13 @@ def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, s
         "figure": name,
         "caption": entry.caption,
         "table": source.as_posix(),
-        "table_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
-        "commit": _commit(),
+        "table_sha256": sha256(source),
+        "commit": commit(),
         "command": f"lowband figure {name} --tables {source.parent.as_posix()} --out {out_dir.as_posix()}",
     }
 
 
-def _commit() -> str:
+def commit() -> str:
     """Commit of the code that draws; "unknown" outside of git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:

@@ -51,7 +51,7 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
     positive = worst.loc[worst["loss_difference"] > 0, "loss_difference"]
     if not positive.empty:
         smallest = 10 ** np.floor(np.log10(positive.min()))
-        axes.set_yscale("symlog", linthresh=smallest, linscale=0.4)
+        axes.set_yscale("symlog", linthresh=smallest, linscale=1)
         axes.set_ylim(0, 100 * positive.max())  # room for the note
     equal = int((others.groupby("run_id")["loss_difference"].max() == 0).sum())
     _note(axes, f"exactly 0 at every step: {equal} of {others['run_id'].nunique()} runs")

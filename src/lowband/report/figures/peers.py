@@ -1,5 +1,7 @@
 """Our step time (left) and peak memory (right) over a peer's, one bar per point; 1 is a draw."""
 
+from itertools import cycle
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,28 +20,27 @@ def draw(df: pd.DataFrame) -> Figure:
     peers = list(dict.fromkeys(df["peer"]))
     figure = canvas(TWO_COLUMNS, 0.4 + 2.2 * len(peers))
     grid = figure.subplots(len(peers), 2, squeeze=False)
+    hatches = dict(zip(looks(df["scheme"]), cycle(("", "////", "....", "xxxx")), strict=False))
     for row, peer in zip(grid, peers, strict=True):
         for axes, (column, label) in zip(row, RATIOS.items(), strict=True):
-            _bars(axes, df[df["peer"] == peer], column)
+            _bars(axes, df[df["peer"] == peer], column, hatches)
             axes.set_ylabel(label.format(peer=peer))
-    legend_above(figure, grid[0, 0], columns=4)
+    legend_above(figure, list(grid[:, 0]), columns=6)
     return figure
 
 
-def _bars(axes: Axes, df: pd.DataFrame, column: str) -> None:
+def _bars(axes: Axes, df: pd.DataFrame, column: str, hatches: dict[str, str]) -> None:
     groups = list(dict.fromkeys(zip(df["compute_dtype"], df["ranks"], strict=True)))
     schemes = looks(df["scheme"])
     width = 0.8 / len(schemes)
-    hatches = ("", "////", "....", "xxxx")
     for i, (scheme, look) in enumerate(schemes.items()):
         rows = df[df["scheme"] == scheme].set_index(["compute_dtype", "ranks"])[column]
         places = [g + (i - (len(schemes) - 1) / 2) * width for g in range(len(groups))]
         heights = [rows.get(group, float("nan")) for group in groups]
-        hatch = hatches[i % len(hatches)]
-        bars = axes.bar(
-            places, heights, width * 0.92, color=look.color, hatch=hatch, edgecolor="white", linewidth=0
-        )
-        bars.set_label(scheme)
+        axes.bar(
+            places, heights, width * 0.92, color=look.color, hatch=hatches[scheme], edgecolor="white",
+            linewidth=0, label=scheme,
+        )  # fmt: skip
     axes.axhline(1, color="0.2", linewidth=0.8)
     axes.set_xticks(range(len(groups)), [f"{dtype}\n{ranks} ranks" for dtype, ranks in groups])
     axes.grid(axis="x", visible=False)

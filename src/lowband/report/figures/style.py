@@ -45,6 +45,8 @@ def paper_style() -> Iterator[None]:
         "hatch.linewidth": 0.4,
         "pdf.fonttype": 42,
         "ps.fonttype": 42,
+        "svg.fonttype": "path",  # a page shows the letters as they were set
+        "svg.hashsalt": "lowband",  # names inside an SVG are the same when it is redrawn
     }
     with mpl.rc_context(settings):
         yield
@@ -176,9 +178,14 @@ def stacked_bars(axes: Axes, parts: pd.DataFrame, totals: pd.Series, what: str) 
         label.set(rotation=50, ha="right", rotation_mode="anchor")
 
 
-def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
-    """One legend for all panels, above them."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend_above(figure: Figure, axes: Axes | Sequence[Axes], columns: int) -> None:
+    """One legend for all panels, above them: of one panel, or of several that show different things."""
+    panels = [axes] if isinstance(axes, Axes) else axes
+    shown = [panel.get_legend_handles_labels() for panel in panels]
+    named = {
+        label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)
+    }
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=columns, handlelength=2.6, columnspacing=1.2
-    )
+        named.values(), named.keys(), loc="outside upper center", ncols=columns, handlelength=2.6,
+        columnspacing=1.2,
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""claims, summary, appendix, page, provenance, verify, status: what a reproduction shows."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    claims = commands.add_parser("claims", help="grade the claims against the tables")
+    claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
+    claims.add_argument("--tables", type=Path, required=True)
+    claims.add_argument("--only", metavar="ID", help="this claim alone")
+    claims.add_argument("--out", type=Path, help="folder of claims.{csv,md,tex,html} (default: --tables)")
+    claims.set_defaults(run=_claims)
+
+    summary = commands.add_parser("summary", help="which claims hold, and where tables and figures lie")
+    summary.add_argument("--tables", type=Path, required=True)
+    summary.add_argument("--figures", type=Path, required=True)
+    summary.set_defaults(run=_summary)
+
+    appendix = commands.add_parser("appendix", help="graded claims -> artifact appendices (LaTeX)")
+    appendix.add_argument("--claims", type=Path, required=True, help="the graded claims.csv")
+    appendix.add_argument("--config", type=Path, default=Path("config"), help="folder of experiments.yaml")
+    appendix.add_argument("--out", type=Path, required=True)
+    appendix.set_defaults(run=_appendix)
+
+    page = commands.add_parser("page", help="tables and figures -> one self-contained HTML page")
+    page.add_argument("--tables", type=Path, required=True)
+    page.add_argument("--figures", type=Path, required=True)
+    page.add_argument("--out", type=Path, required=True, help="the page")
+    page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    page.set_defaults(run=_page)
+
+    provenance = commands.add_parser("provenance", help="a finished reproduction -> an RO-Crate, one zip")
+    provenance.add_argument("--results", required=True, help="its folder under results/")
+    provenance.add_argument("--out", type=Path, required=True, help="the zip")
+    provenance.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
+    provenance.set_defaults(run=_provenance)
+
+    verify = commands.add_parser("verify", help="whether the shipped data are those of SHA256SUMS")
+    verify.add_argument("--write", action="store_true", help="write SHA256SUMS anew")
+    verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
+    verify.set_defaults(run=_verify)
+
+    status = commands.add_parser("status", help="what of a reproduction is done, runs, failed; time left")
+    status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
+    status.add_argument("--suite", nargs="+", help="default: those of config/config.yaml")
+    status.add_argument("--follow", action="store_true", help="until every run has ended")
+    status.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
+    status.set_defaults(run=_status)
+
+
+def _claims(options: argparse.Namespace) -> None:
+    from lowband.report.claims import write_claims
+
+    write_claims(options.claims, options.tables, options.out or options.tables, options.only)
+
+
+def _summary(options: argparse.Namespace) -> None:
+    from lowband.report.summary import summary
+
+    print(summary(options.tables / "claims.csv", options.tables, options.figures))
+
+
+def _appendix(options: argparse.Namespace) -> None:
+    from lowband.report.appendix import write_appendices
+
+    write_appendices(options.claims, options.config, options.out)
+
+
+def _page(options: argparse.Namespace) -> None:
+    from lowband.report.page import write_page
+
+    write_page(options.root, options.tables, options.figures, options.out)
+
+
+def _provenance(options: argparse.Namespace) -> None:
+    from lowband.report.provenance import write_crate
+
+    write_crate(options.root, options.results, options.out)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from lowband.report.verify import verify, write_sums
+
+    if options.write:
+        write_sums(options.root)
+    good, wrong = verify(options.root)
+    print("\n".join([*wrong, f"{good} files are as listed, {len(wrong)} are not"]))
+    return 1 if wrong else 0
+
+
+def _status(options: argparse.Namespace) -> None:
+    from lowband.report.status import asked_suites, follow, read_status, report
+
+    suites = options.suite or asked_suites(options.root)
+    if options.follow:
+        follow(options.root, options.results, suites)
+    print(report(read_status(options.root, options.results, suites)))

@@ -1,0 +1,53 @@
+"""config/experiments.yaml: what it takes to try a claim, with the minutes that shipped runs took."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from lowband.report.files import read_table
+from lowband.spec.strict import Strict, read_yaml
+
+
+class Measured(Strict):
+    """Shipped runs: their wall times add up to an experiment's minutes."""
+
+    runs: str = Field(description="a runs.csv, relative to experiments.yaml")
+    suites: tuple[str, ...] = Field(min_length=1)
+
+
+class Experiment(Strict):
+    """An entry of experiments.yaml."""
+
+    id: str
+    title: str
+    command: str = Field(default="", description="none: this artifact has no experiment for it")
+    hardware: str
+    human_minutes: PositiveFloat = Field(description="of attention, the set-up not counted; our judgement")
+    measured: Measured | None = None
+    machine_minutes: PositiveFloat | None = Field(
+        default=None, description="an upper bound, where nothing was measured"
+    )
+
+    @model_validator(mode="after")
+    def _one_source_of_minutes(self) -> "Experiment":
+        if self.measured is not None and self.machine_minutes is not None:
+            raise ValueError("minutes are measured or given as machine_minutes, not both")
+        return self
+
+    def minutes(self, config: Path) -> float | None:
+        """Of the machine; none where there is no experiment. `config` is the folder of experiments.yaml."""
+        if self.measured is None:
+            return self.machine_minutes
+        runs = read_table(config / self.measured.runs)
+        return float(runs.loc[runs["suite"].isin(self.measured.suites), "wall_s"].sum()) / 60
+
+
+def read_experiments(config: Path) -> dict[str, Experiment]:
+    """By id, in their order. Raises UserError for an entry that does not fit."""
+    path = config / "experiments.yaml"
+    entries: dict[str, dict[str, Any]] = read_yaml(path)
+    return {
+        name: Experiment.parse({"id": name, **(entry or {})}, f"{path}: {name}")
+        for name, entry in entries.items()
+    }

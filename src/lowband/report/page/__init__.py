@@ -1,0 +1,149 @@
+"""Tables and figures of a reproduction -> one self-contained page, to be read in any browser, offline.
+
+The words are in page.html.j2; every number on the page comes from a table, every drawing from a machine
+file or config/schemes.yaml.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from lowband.errors import UserError
+from lowband.report.claim_views import html_fragment, html_table, tally
+from lowband.report.derive import SUITE_OF
+from lowband.report.figures import FIGURES, commit
+from lowband.report.files import read_table, sha256
+from lowband.report.page.machine import draw_machine, links
+from lowband.report.page.schemes import draw_scheme, wires
+from lowband.report.predicted.write import PREDICTED
+from lowband.spec.machine import read_machine
+from lowband.spec.records import write_whole
+from lowband.spec.scheme import read_scheme
+from lowband.spec.strict import read_text, read_yaml
+
+MACHINE = "frontier"  # of the paper at the core: drawn, and what "at scale" means
+GIB = 2**30
+PX_PER_POINT, ENLARGED, SHRUNK = 4 / 3, 1.35, 0.9  # figures are drawn for print
+
+_FOLDER = Path(__file__).parent
+
+
+def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
+    """Write the page to the file `out`. Raises UserError for a figure that was not drawn."""
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    machine = read_machine(root, MACHINE)
+    schemes_yaml = root / "config" / "schemes.yaml"
+    claims = read_table(tables / "claims.csv")
+    page = environment.get_template("page.html.j2").render(
+        style=Markup(read_text(_FOLDER / "page.css")),
+        figure=lambda name: _figure(name, tables, figures),
+        machine=machine,
+        machine_svg=Markup(draw_machine(machine)),
+        links=_table(["level", "ranks", "GB/s per rank", "slower", "source"], links(machine)),
+        schemes=[
+            {"scheme": scheme, "svg": Markup(draw_scheme(scheme, machine.sizes)), "wires": wires(scheme)}
+            for scheme in (read_scheme(schemes_yaml, name) for name in read_yaml(schemes_yaml))
+        ],
+        at_scale=_at_scale(tables),
+        claims=Markup("\n".join(html_fragment(claims))),
+        tally=tally(claims),
+        claim_count=len(claims),
+        runs=_runs(root, tables),
+        sources=_sources(tables),
+        commit=commit(),
+    )
+    write_whole(out, page)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> Markup:
+    return Markup("\n".join(html_table(columns, rows)))
+
+
+def _figure(name: str, tables: Path, figures: Path) -> Markup:
+    """A figure with its caption and the kinds of evidence in it."""
+    path = figures / f"{name}.svg"
+    if not path.is_file():
+        raise UserError("no such figure", where=path, allowed=f"what `lowband figure {name}` draws")
+    entry = FIGURES[name]
+    kinds = _evidence(entry.table, tables, figures / f"{name}.csv")
+    badges = "".join(f'<b class="badge {kind}">{kind}</b> ' for kind in kinds)
+    return Markup(
+        f'<figure id="figure-{name}"><div class="wide">{_inline(path, name)}</div>'
+        f"<figcaption>{badges}{escape(entry.caption)}</figcaption></figure>"
+    )
+
+
+def _evidence(table: str, tables: Path, drawn: Path) -> list[str]:
+    """Of what is drawn, where that says it row by row; else of the table."""
+    data = read_table(drawn)
+    if table in PREDICTED:
+        return ["predicted", "reported"] if "published" in data else ["predicted"]
+    rows = data if "provenance" in data else read_table(tables / f"{table}.csv")
+    return sorted(set(rows["provenance"]))
+
+
+def _inline(path: Path, name: str) -> str:
+    """The SVG element alone, with names of its own (a page has many figures) and lines to two decimals.
+
+    On a narrow screen it shrinks by a tenth at most, so that it can be read, and scrolls in its frame.
+    """
+    svg = read_text(path)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' d="[^"]*"', lambda line: re.sub(r"(\.\d\d)\d+", r"\1", line[0]), svg)
+    [points] = re.findall(r'<svg[^>]* width="([\d.]+)pt"', svg)
+    pixels = float(points) * PX_PER_POINT
+    svg = re.sub(r'(width|height)="[\d.]+pt"', "", svg, count=2)
+    size = f"width:{pixels * ENLARGED:.0f}px;min-width:{pixels * SHRUNK:.0f}px"
+    label = name.replace("_", " ")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="{size}"', 1)
+
+
+def _at_scale(tables: Path) -> Markup:
+    """What a rank sends over each level in a step and holds, by scheme, for the most ranks of MACHINE.
+
+    Empty where no run was at that scale.
+    """
+    sent, held = (read_table(tables / f"{name}.csv") for name in ("communication", "memory"))
+    sent, held = (df[df["cluster"] == MACHINE] for df in (sent, held))
+    if sent.empty:
+        return Markup()
+    by_level = sent.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / GIB
+    memory = held.groupby("scheme")["measured_bytes"].sum() / GIB
+    rows = [
+        [scheme, *(f"{value:.2f}" for value in by_level.loc[scheme]), f"{memory.loc[scheme]:.1f}"]
+        for scheme in map(str, by_level.index)
+    ]
+    columns = ["scheme", *(f"over {level} (GiB)" for level in by_level), "held per rank (GiB)"]
+    return _table(columns, rows)
+
+
+def _runs(root: Path, tables: Path) -> dict[str, Any]:
+    """How the runs ended, and what they and the shipped ones beside them ran on."""
+    runs = read_table(tables / "runs.csv")
+    shipped = sorted(set(SUITE_OF.values()) - set(runs["suite"]))
+    beside = [read_table(root / "results" / "reference" / suite / "runs.csv") for suite in shipped]
+    everything = pd.concat([runs, *beside]).fillna({"torch": "-"})
+    where = ["suite", "commit", "dirty", "device", "torch"]
+    environments = everything.groupby(where, sort=False).size().reset_index()
+    rows = [[str(cell) for cell in row] for row in environments.to_numpy().tolist()]
+    return {
+        "ended": ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items()),
+        "table": _table(["suite", "commit", "uncommitted changes", "device", "torch", "runs"], rows),
+    }
+
+
+def _sources(tables: Path) -> Markup:
+    rows = [
+        [path.name, f"{len(pd.read_csv(path, low_memory=False)):,}", sha256(path)]
+        for path in sorted(tables.glob("*.csv"))
+    ]
+    return _table(["table", "rows", "sha256"], rows)

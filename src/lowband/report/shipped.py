@@ -1,0 +1,22 @@
+"""The shipped measurements -> every table, as a reproduction would have them. Nothing is run."""
+
+import shutil
+from pathlib import Path
+
+from lowband.report.claims import write_claims
+from lowband.report.derive import SUITE_OF, TABLES, write_table
+from lowband.report.predicted.write import write_predicted
+
+RAW = ("runs", "steps", "bytes", "states")  # what `lowband collect` wrote of the shipped reproduction
+
+
+def write_shipped_tables(root: Path, out: Path) -> None:
+    """Raw, predicted and derived tables and the graded claims, from `root`/results/reference into `out`."""
+    reference = root / "results" / "reference"
+    out.mkdir(parents=True, exist_ok=True)
+    for name in RAW:
+        shutil.copyfile(reference / "local" / "tables" / f"{name}.csv", out / f"{name}.csv")
+    write_predicted(root, out)
+    for name in TABLES:
+        write_table(name, reference / SUITE_OF[name] if name in SUITE_OF else out, out, root)
+    write_claims(root / "config" / "claims.yaml", out, out)

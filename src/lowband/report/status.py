@@ -1,0 +1,169 @@
+"""What of a reproduction is done, what runs, what failed and why, and how long is left.
+
+Looks at run folders while jobs write them, and only to tell a person; tables come from `collect`.
+"""
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.run import RunSpec
+from lowband.spec.strict import read_yaml
+from lowband.spec.suites import expand
+
+POLL_S = 5.0
+SHOWN = 8  # runs and failures listed, at most
+
+
+@dataclass(frozen=True)
+class Run:
+    """state: waiting, running, or how it ended. share: of its steps that are taken."""
+
+    run_id: str
+    suite: str
+    state: str
+    cause: str = ""
+    share: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """All runs that a reproduction asks for."""
+
+    runs: list[Run]
+
+    def of(self, *states: str) -> list[Run]:
+        return [run for run in self.runs if run.state in states]
+
+    @property
+    def ended(self) -> list[Run]:
+        return [run for run in self.runs if run.state not in ("waiting", "running")]
+
+    @property
+    def failed(self) -> list[Run]:
+        return [run for run in self.ended if run.state not in ("ok", "not run")]
+
+    @property
+    def left_s(self) -> float | None:
+        """One run after the other, each as long as those of its suite that ended ok; none: not known yet."""
+        left = 0.0
+        for run in self.of("waiting", "running"):
+            took = [other.wall_s for other in self.of("ok") if other.suite == run.suite]
+            if not took:
+                return None
+            left += (1 - run.share) * mean(took)
+        return left
+
+
+def asked_suites(root: Path) -> list[str]:
+    """The suites that config/config.yaml asks for."""
+    return [str(name) for name in read_yaml(root / "config" / "config.yaml")["suites"]]
+
+
+def read_status(root: Path, results: str, suites: list[str]) -> Status:
+    """The state of every run of the suites, in the folder results/`results`."""
+    folder = root / "results" / results / "runs"
+    return Status([_run(spec, RunFolder(folder / spec.run_id)) for spec in expand(root, suites)])
+
+
+def _run(spec: RunSpec, folder: RunFolder) -> Run:
+    if folder.outcome.exists():
+        outcome = Outcome.read_json(folder.outcome)
+        return Run(spec.run_id, spec.suite, outcome.status, outcome.cause, 1.0, outcome.wall_s)
+    if not folder.env.exists():
+        return Run(spec.run_id, spec.suite, "waiting")
+    # Lines are counted, not read: the last one may be half written.
+    steps = folder.steps.read_bytes().count(b"\n") if folder.steps.exists() else 0
+    return Run(spec.run_id, spec.suite, "running", share=min(1.0, steps / spec.steps))
+
+
+def headline(status: Status) -> str:
+    """One line: counts and time left."""
+    states = ", ".join(
+        f"{len(runs)} {name}"
+        for name, runs in (
+            ("ok", status.of("ok")),
+            ("failed", status.failed),
+            ("not run", status.of("not run")),
+            ("running", status.of("running")),
+            ("waiting", status.of("waiting")),
+        )
+        if runs
+    )
+    if len(status.ended) == len(status.runs):
+        return f"{len(status.runs)} runs: {states}; all ended"
+    left = status.left_s
+    time_left = "unknown until a run of each suite has ended ok" if left is None else duration(left)
+    return f"{len(status.runs)} runs: {states}; left: {time_left}"
+
+
+def report(status: Status) -> str:
+    """The headline, what runs, and what failed with its cause."""
+    running = [f"  {run.run_id}: {run.share:.0%} of its steps" for run in status.of("running")]
+    failed = [f"  {run.run_id}: {run.state}, {run.cause}" for run in status.failed]
+    return "\n".join(
+        [headline(status), *_listed("running now:", running), *_listed("failed, and why:", failed)]
+    )
+
+
+def _listed(title: str, lines: list[str]) -> Iterable[str]:
+    if not lines:
+        return []
+    more = [f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [title, *lines[:SHOWN], *more]
+
+
+def duration(seconds: float) -> str:
+    """To the minute from one minute on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
+
+
+def follow(root: Path, results: str, suites: list[str]) -> None:
+    """Show the status until every run has ended: redrawn on a terminal, a line per change in a log."""
+    if sys.stdout.isatty():
+        _live(root, results, suites)
+        return
+    said = ""
+    while True:
+        status = read_status(root, results, suites)
+        line = headline(status)
+        if line != said:
+            sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+            sys.stdout.flush()
+            said = line
+        if len(status.ended) == len(status.runs):
+            return
+        time.sleep(POLL_S)
+
+
+def _live(root: Path, results: str, suites: list[str]) -> None:
+    from rich.live import Live
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+    progress = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    everything = progress.add_task("", total=1.0)
+    bars: dict[str, TaskID] = {}
+    with Live(progress, refresh_per_second=2):
+        while True:
+            status = read_status(root, results, suites)
+            done = sum(run.share for run in status.runs) / max(1, len(status.runs))
+            progress.update(everything, description=headline(status), completed=done)
+            running = {run.run_id: run.share for run in status.of("running")}
+            for run_id in set(bars) - set(running):
+                progress.remove_task(bars.pop(run_id))
+            for run_id, share in running.items():
+                if run_id not in bars:
+                    bars[run_id] = progress.add_task(f"  {run_id}", total=1.0)
+                progress.update(bars[run_id], completed=share)
+            if len(status.ended) == len(status.runs):
+                return
+            time.sleep(POLL_S)

@@ -1,0 +1,33 @@
+"""CITATION.cff has what CFF 1.2.0 requires, and names the papers at the core."""
+
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+TYPES = {"article", "conference-paper"}
+
+
+def test_citation_is_valid() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "license", "version"} <= set(citation)
+    assert citation["type"] == "software"
+    assert all({"name"} & set(author) or {"family-names"} <= set(author) for author in citation["authors"])
+    for reference in citation["references"]:
+        assert {"type", "title", "authors"} <= set(reference)
+        assert reference["type"] in TYPES
+
+
+def test_citation_names_the_papers() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for paper in ("2501.04266", "2306.10209", "2307.08691", "2001.04438"):
+        assert f"arXiv:{paper}" in text
+
+
+def test_citation_says_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert str(citation["version"]) == project["version"]
+    assert citation["license"] == project["license"]

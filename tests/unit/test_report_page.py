@@ -1,0 +1,76 @@
+"""The page and its drawings, without a browser (tests/workflow/test_shipped.py has one)."""
+
+import re
+from pathlib import Path
+
+import pytest
+from report_runs import ROOT
+
+from lowband.errors import UserError
+from lowband.report.claims import write_claims
+from lowband.report.figures import FIGURES
+from lowband.report.page import write_page
+from lowband.report.page.machine import draw_machine, links
+from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
+from lowband.spec.machine import read_machine
+from lowband.spec.scheme import read_scheme
+
+CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id="text_1"/></svg>'
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_every_machine_can_be_drawn(cluster: str) -> None:
+    machine = read_machine(ROOT, cluster)
+    drawn = draw_machine(machine)
+    for level in machine.levels:
+        assert (level.name if level.size is not None else "between nodes") in drawn
+    assert drawn.count('class="rank"') == 2 * machine.node_size
+    assert len(links(machine)) == sum(level.link is not None for level in machine.levels)
+
+
+def test_links_say_how_much_slower() -> None:
+    rows = links(read_machine(ROOT, "frontier"))
+    assert [row[0] for row in rows] == ["package", "node", "world"]
+    assert [row[3] for row in rows] == ["1 x", "4 x", "16 x"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "heights"),
+    # Of weights and optimizer, on two nodes of 8: the share of a cell that is filled.
+    [("ddp", (1, 1)), ("zero1", (1, 1 / 16)), ("hsdp", (1 / 8, 1 / 8)), ("hier3", (1 / 2, 1 / 16))],
+)
+def test_a_cell_is_filled_as_far_as_its_rank_holds(scheme: str, heights: tuple[float, float]) -> None:
+    drawn = draw_scheme(read_scheme(ROOT / "config" / "schemes.yaml", scheme), {"package": 2, "node": 8})
+    filled = re.findall(rf'<rect [^>]*width="{CELL}" height="([\d.]+)" fill="(#\w+)"', drawn)
+    for color, share in zip(("#0173b2", "#029e73"), heights, strict=True):
+        assert {float(height) for height, fill in filled if fill == color} == {share * TALL}
+    assert drawn.count('class="cell"') == 4 * 16
+
+
+def test_wires_are_named() -> None:
+    path = ROOT / "config" / "schemes.yaml"
+    assert wires(read_scheme(path, "zero3")) == "all native"
+    assert wires(read_scheme(path, "zeropp")) == "forward gather int8, grad reduce int4"
+
+
+def test_a_page_of_a_few_runs(tables: Path, tmp_path: Path) -> None:
+    write_claims(ROOT / "config" / "claims.yaml", tables, tables)
+    for name, entry in FIGURES.items():
+        (tmp_path / f"{name}.svg").write_text(SVG)
+        (tmp_path / f"{name}.csv").write_bytes((tables / f"{entry.table}.csv").read_bytes())
+    write_page(ROOT, tables, tmp_path, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "No run of this reproduction is at the scale of the paper" in page
+    names = re.findall(r' id="([^"]+)"', page)
+    assert len(names) == len(set(names))
+    assert all(f'id="figure-{name}"' in page for name in FIGURES)
+    targets = re.findall(r'href="#([^"]+)"', page)
+    assert set(targets) <= set(names)
+
+
+def test_a_figure_that_was_not_drawn_is_told(tables: Path, tmp_path: Path) -> None:
+    write_claims(ROOT / "config" / "claims.yaml", tables, tables)
+    with pytest.raises(UserError, match="no such figure"):
+        write_page(ROOT, tables, tmp_path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

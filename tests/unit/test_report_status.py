@@ -1,0 +1,65 @@
+"""What a reproduction that is under way says of itself."""
+
+from pathlib import Path
+
+import pytest
+from report_runs import ROOT, smoke_specs, write_failure, write_run
+
+from lowband.report import status as status_of
+from lowband.report.status import duration, follow, headline, read_status, report
+from lowband.spec.records import Outcome
+
+
+@pytest.fixture
+def under_way(tmp_path: Path) -> Path:
+    """Nine runs: two ok of 10 s, one out of memory, one after 3 of its 6 steps, the others not begun."""
+    for part in ("config", "slurm"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    runs = tmp_path / "results" / "local" / "runs"
+    first, second, failed, running = smoke_specs()[:4]
+    for spec in (first, second):
+        outcome = write_run(runs, spec, 1, 5) / "outcome.json"
+        outcome.write_text(Outcome(status="ok", steps=6, wall_s=10).to_json())
+    write_failure(runs, failed, Outcome(status="oom", cause="not enough memory", steps=0, wall_s=10))
+    folder = write_run(runs, running, 1, 5)
+    (folder / "outcome.json").unlink()
+    steps = folder / "steps.jsonl"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:3]))
+    return tmp_path
+
+
+def test_counts_causes_and_time_left(under_way: Path) -> None:
+    status = read_status(under_way, "local", ["smoke"])
+    assert headline(status) == "9 runs: 2 ok, 1 failed, 1 running, 5 waiting; left: 55 s"
+    text = report(status)
+    assert "50% of its steps" in text
+    assert "oom, not enough memory" in text
+
+
+def test_time_is_not_guessed(tmp_path: Path) -> None:
+    assert "left: unknown" in headline(read_status(ROOT, "nothing-here", ["smoke"]))
+
+
+def test_a_log_gets_a_line_per_change(
+    under_way: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = 0
+
+    def meanwhile(_seconds: float) -> None:
+        """Nothing at the first look; at the second all runs have ended."""
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            for spec in smoke_specs():
+                write_run(under_way / "results" / "local" / "runs", spec, 1, 5)
+
+    monkeypatch.setattr(status_of.time, "sleep", meanwhile)
+    follow(under_way, "local", ["smoke"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].endswith("9 runs: 9 ok; all ended")
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0, "0 s"), (59, "59 s"), (61, "1 min"), (7500, "2 h 05 min")])
+def test_durations(seconds: float, said: str) -> None:
+    assert duration(seconds) == said

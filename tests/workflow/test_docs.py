@@ -1,0 +1,65 @@
+"""docs/adding.md, followed as written in a copy of the tree: blocks go where they say, commands run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from trees import ROOT, copy_tree
+
+BLOCK = re.compile(r"```(?P<info>[^\n]*)\n(?P<text>.*?)```", re.DOTALL)
+LINES = re.compile(r"^(?P<verb>append|file|insert)=(?P<path>\S+)$")
+
+
+@pytest.mark.slow
+def test_adding_as_written(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    commands = 0
+    for block in BLOCK.finditer((ROOT / "docs" / "adding.md").read_text()):
+        words = block["info"].split()
+        if not words:
+            for command in block["text"].strip().splitlines():
+                run(command, tmp_path)
+                commands += 1
+            continue
+        place = LINES.match(words[-1])
+        assert place, block["info"]
+        put(tmp_path / place["path"], place["verb"], block["text"])
+    assert commands >= 5
+
+
+def put(path: Path, verb: str, text: str) -> None:
+    """`insert`: after the block's first line, which stands in the file."""
+    if verb == "file":
+        assert not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    elif verb == "append":
+        path.write_text(path.read_text() + "\n" + text)
+    else:
+        anchor = text.splitlines(keepends=True)[0]
+        assert path.read_text().count(anchor) == 1, anchor
+        path.write_text(path.read_text().replace(anchor, text))
+
+
+def run(command: str, tree: Path) -> None:
+    program, *arguments = shlex.split(command)
+    result = subprocess.run(
+        [sys.executable, "-m", program, *arguments],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+
+
+def test_every_key_of_the_configuration_is_described() -> None:
+    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    assert set(schema["properties"]) == set(config) == set(schema["required"])
+    assert all(key["description"] for key in schema["properties"].values())

@@ -1,0 +1,139 @@
+"""Everything redrawn from the shipped measurements, once, without torch; then each thing that it made."""
+
+import hashlib
+import json
+import resource
+import zipfile
+from pathlib import Path
+
+import browser
+import pytest
+from trees import ROOT, copy_tree, planned, snakemake
+
+from lowband.report.figures import FIGURES, write_figure
+from lowband.report.files import read_table
+from lowband.report.provenance import METADATA
+
+pytestmark = pytest.mark.slow
+
+SHIPPED = ("--config", "measurements=shipped", "results=shipped")
+CPU_S = 240  # two minutes on the two cores that the README asks for
+NO_TORCH = "raise ImportError('torch is not needed here')\n"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree after `make figures`, but for its set-up."""
+    tree = copy_tree(tmp_path_factory.mktemp("shipped"))
+    (tree / "blocked").mkdir()
+    (tree / "blocked" / "torch.py").write_text(NO_TORCH)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = snakemake(tree, *SHIPPED, path=str(tree / "blocked"))
+    assert result.returncode == 0, result.stderr[-4000:]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < CPU_S
+    return tree
+
+
+@pytest.fixture(scope="module")
+def results(tree: Path) -> Path:
+    return tree / "results" / "shipped"
+
+
+def test_everything_is_there(tree: Path, results: Path) -> None:
+    kinds = {".pdf", ".svg", ".png", ".csv", ".json"}
+    drawn = {path.name for path in (tree / "figures" / "shipped").iterdir()}
+    assert drawn == {f"{figure}{kind}" for figure in FIGURES for kind in kinds}
+    assert {path.name for path in results.glob("tables/claims.*")} == {
+        f"claims.{kind}" for kind in ("csv", "md", "tex", "html")
+    }
+    assert (results / "appendix" / "eurosys.tex").stat().st_size > 0
+    assert planned(snakemake(tree, "-n", *SHIPPED)) == {}  # a second run has nothing to do
+
+
+def test_the_readme_shows_these_verdicts(results: Path) -> None:
+    assert (results / "tables" / "claims.md").read_text() in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["memory", "box"])
+def test_a_figure_redrawn_elsewhere_is_the_same(name: str, tree: Path, results: Path, tmp_path: Path) -> None:
+    write_figure(name, results / "tables", tmp_path)
+    for kind in ("pdf", "svg", "png", "csv"):
+        shipped = tree / "figures" / "shipped" / f"{name}.{kind}"
+        assert shipped.read_bytes() == (tmp_path / f"{name}.{kind}").read_bytes(), kind
+
+
+def test_one_claim_by_name_says_its_verdict(tree: Path) -> None:
+    result = snakemake(tree, "claim_hier3_converges", *SHIPPED)
+    assert result.returncode == 0, result.stderr
+    assert "| pass | hier3 - final loss less zero3's |" in result.stdout
+    rows = read_table(tree / "results" / "shipped" / "claims" / "hier3-converges" / "claims.csv")
+    assert list(rows["id"]) == ["hier3-converges"]
+
+
+def test_notebooks_are_executed(results: Path) -> None:
+    notebooks = sorted((results / "notebooks").glob("*.ipynb"))
+    assert [path.stem for path in notebooks] == sorted(
+        path.stem for path in (ROOT / "workflow" / "notebooks").glob("*.ipynb")
+    )
+    for path in notebooks:
+        code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["execution_count"] for cell in code), path.name
+        outputs = [output for cell in code for output in cell["outputs"]]
+        assert any("image/png" in output.get("data", {}) for output in outputs), path.name
+
+
+def test_the_crate_holds_what_it_says(tree: Path, results: Path) -> None:
+    with zipfile.ZipFile(results / "reproduction.crate.zip") as crate:
+        graph = json.loads(crate.read(METADATA))["@graph"]
+        entities = {entity["@id"]: entity for entity in graph}
+        assert len(entities) == len(graph)
+        root, run = entities["./"], entities["#run"]
+        assert {"name", "description", "datePublished", "license", "mainEntity"} <= set(root)
+        assert any("wfrun/workflow" in profile["@id"] for profile in root["conformsTo"])
+        assert "ComputationalWorkflow" in entities[root["mainEntity"]["@id"]]["@type"]
+        assert run["@type"] == "CreateAction"
+        assert run["instrument"] == root["mainEntity"]
+        files = {part["@id"] for part in root["hasPart"]}
+        assert {entry["@id"] for entry in (*run["object"], *run["result"])} == files
+        assert files == set(crate.namelist()) - {METADATA}
+        for path in files:
+            assert entities[path]["sha256"] == hashlib.sha256(crate.read(path)).hexdigest()
+        assert "results/shipped/page.html" in files
+        assert "config/claims.yaml" in files
+
+
+@pytest.mark.parametrize("kind", ["html", "zip"])
+def test_snakemakes_own_report(kind: str, tree: Path) -> None:
+    out = tree / f"report.{kind}"
+    result = snakemake(tree, "--report", str(out), *SHIPPED)
+    assert result.returncode == 0, result.stderr
+    if kind == "zip":
+        with zipfile.ZipFile(out) as archive:
+            names = archive.namelist()
+            assert any(name.endswith("report.html") for name in names)
+            assert sum(name.endswith(".png") for name in names) == len(FIGURES)
+    else:
+        text = out.read_text()
+        for word in ("Figures", "Claims", "Page", *FIGURES):
+            assert word in text
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make page-deps")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_page_in_a_browser(width: int, results: Path, tmp_path: Path) -> None:
+    found = browser.look_at(results / "page.html", width, tmp_path)
+    assert found["console"] == []
+    assert found["missing"] == []
+    assert found["fetched"] == []  # nothing but itself
+    assert found["scroll"] <= found["width"], found["wide"]
+    assert found["svgs"] > len(FIGURES)
+    assert found["texts"] > 0
+    assert found["overlapping"] == []
+    assert found["outside"] == []
+
+
+def test_the_page_needs_no_network(results: Path) -> None:
+    page = (results / "page.html").read_text()
+    assert "<script" not in page
+    assert not [word for word in ('src="http', 'href="http', "url(http", "@import") if word in page]

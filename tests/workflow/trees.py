@@ -1,0 +1,51 @@
+"""A copy of the tree to run the workflow in, so that nothing is written here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "CITATION.cff", "LICENSE")
+
+
+def copy_tree(to: Path) -> Path:
+    """What `snakemake` needs, in the folder `to`."""
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, to / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, to / part)
+    for part in ("reported", "reference"):
+        shutil.copytree(ROOT / "results" / part, to / "results" / part)
+    return to
+
+
+def snakemake(
+    tree: Path, *arguments: str, path: str = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run it in the tree; `path` goes before the tree's own code on PYTHONPATH."""
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
+        cwd=cwd or tree,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(tree / "src")]))},
+        capture_output=True,
+        text=True,
+    )
+
+
+def planned(result: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Jobs by rule, of a dry run."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = iter((result.stdout + result.stderr).splitlines())
+    if not any(line.startswith("Job stats:") for line in lines):
+        return {}
+    jobs = {}
+    for line in list(lines)[2:]:
+        if not line.strip():
+            break
+        name, count = line.split()
+        jobs[name] = int(count)
+    return jobs

@@ -1,0 +1,31 @@
+# A name for each table, figure and claim: snakemake -c2 table_scaling figure_scaling claim_bytes_closed_form
+
+
+for table in (*TABLES, *PREDICTED):
+
+    rule:
+        name:
+            f"table_{table}"
+        input:
+            f"{TABLES_DIR}/{table}.csv",
+        localrule: True
+
+
+for figure in FIGURES:
+
+    rule:
+        name:
+            f"figure_{figure}"
+        input:
+            f"{FIGURES_DIR}/{figure}.pdf",
+        localrule: True
+
+
+for claim in CLAIMS:
+
+    rule:
+        name:
+            f"claim_{claim.replace('-', '_')}"
+        input:
+            f"results/{NAME}/claims/{claim}/claims.csv",
+        localrule: True
