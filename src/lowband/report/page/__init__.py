@@ -130,7 +130,8 @@ def _runs(root: Path, tables: Path) -> dict[str, Any]:
     """How the runs ended, and what they and the shipped ones beside them ran on."""
     runs = read_table(tables / "runs.csv")
     shipped = sorted(set(SUITE_OF.values()) - set(runs["suite"]))
-    beside = [read_table(root / "results" / "reference" / suite / "runs.csv") for suite in shipped]
+    files = [root / "results" / "reference" / suite / "runs.csv" for suite in shipped]
+    beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs
     everything = pd.concat([runs, *beside]).fillna({"torch": "-"})
     where = ["suite", "commit", "dirty", "device", "torch"]
     environments = everything.groupby(where, sort=False).size().reset_index()

@@ -6,7 +6,7 @@ runs are repeats. Rates at the machine's scale are the measured ones times `scal
 step_time_s, _min_s, _max_s  median, least and largest over repeats of the median measured step
 model_flop_per_s_per_rank    as measured; `at_scale` times the scale
 predicted_step_time_s        by the predictor, from the box's own rates (cost/scale_model.py); nothing fitted
-measured_over_predicted      of the step time
+measured_over_predicted      of the step time; prediction_error_percent: how far from 1, without its sign
 over_zero3, over_zeropp      throughput over that scheme's at the same point
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks of the series
 outer_link_share             the outer link's rate over the largest in the table of that cluster
@@ -42,6 +42,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
         links=("links", "first"),
     ).reset_index()  # fmt: skip
     df["measured_over_predicted"] = df["step_time_s"] / df["predicted_step_time_s"]
+    df["prediction_error_percent"] = 100 * (df["measured_over_predicted"] - 1).abs()
     df["tokens_per_rank"] = df["tokens_per_step"] / df["ranks"]
     rate = df["model_flop_per_token"] * df["tokens_per_rank"] / df["step_time_s"]
     df["model_flop_per_s_per_rank"] = rate
