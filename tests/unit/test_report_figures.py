@@ -73,3 +73,10 @@ def test_an_unknown_figure_is_refused(tables: Path, tmp_path: Path) -> None:
         write_figure("nope", tables, tmp_path)
     assert "scaling" in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_figure_never_overwrites_its_table(tables: Path) -> None:
+    before = (tables / "memory.csv").read_bytes()
+    with pytest.raises(UserError, match="would overwrite its table"):
+        write_figure("memory", tables, tables)
+    assert (tables / "memory.csv").read_bytes() == before

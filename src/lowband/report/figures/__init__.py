@@ -60,8 +60,8 @@ FIGURES: dict[str, Entry] = {
         "box",
         "Scale model of Frontier, measured: every rate is the machine's divided by one factor, links are "
         "shaped, computation is paced. Left: model TFLOPS per GCD, times the factor; points: median over "
-        "repeats, bars: least and largest. Middle: efficiency. Right: a step on the most ranks. On 32 ranks "
-        "two CPU cores are short, and part of the waiting is for them. Shipped measurements." + _READING,
+        "repeats, bars: least and largest. Right: efficiency. On 32 ranks two CPU cores are short, and "
+        "part of what is lost there is lost to that. Shipped measurements." + _READING,
     ),
     "step_time": Entry(
         "box",
@@ -125,10 +125,13 @@ FIGURES: dict[str, Entry] = {
 def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
     """Write `name`.pdf, .svg, .png, .csv (exactly what is drawn) and .json (what it was made from).
 
-    The same table gives the same bytes. Raises UserError for a name that is not in FIGURES.
+    The same table gives the same bytes. Raises UserError for a name that is not in FIGURES, and
+    for the tables' own folder.
     """
     if name not in FIGURES:
         raise UserError(f"no figure '{name}'", allowed=FIGURES)
+    if out_dir.resolve() == tables_dir.resolve():
+        raise UserError("a figure's data would overwrite its table", where=out_dir, allowed="another folder")
     from lowband.report.figures.style import nothing_to_draw, paper_style
 
     entry, figure = FIGURES[name], import_module(f"lowband.report.figures.{name}")
