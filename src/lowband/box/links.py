@@ -20,6 +20,9 @@ NAMESPACES = Path("/run/netns")  # where iproute2 keeps them
 HEAD_PORT = "lowband-head"  # the host's end of the link to the fabric
 TIMEOUT_S = 60.0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
+# TCP hands over single frames. A queue passes what it holds at once and pays afterwards: of a whole message it
+# would never be paid what the last one takes.
+FRAMES = "gso_max_segs 1"
 
 # Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large
 # ones. All windows are equal and never grow, so that connections which share a link get equal parts of it.
@@ -54,7 +57,7 @@ def network_up(layout: Layout, with_head: bool = False) -> None:
             place = places[link.rank]
             fabric += [f"link add {far} type veth peer name eth0 netns {place.namespace}"]
             inside[link.rank] = (
-                ["link set lo up", f"addr add {place.address}/16 dev eth0", "link set eth0 up"],
+                ["link set lo up", f"addr add {place.address}/16 dev eth0", f"link set eth0 {FRAMES} up"],
                 _queue("eth0", link.bits_per_s),
             )
         fabric += _attach(far, link.outer)
