@@ -32,7 +32,7 @@ def test_collectives_take_what_the_links_take(tmp_path: Path) -> None:
 
 def box_run(folder: Path, **changes) -> RunFolder:
     spec = next(spec for spec in expand(ROOT, ["links"]) if spec.scheme.name == "hier3")
-    small = {"ranks": 4, "steps": 2, "warmup_steps": 1, "micro_batch": 1}
+    small = {"ranks": 4, "steps": 2, "warmup_steps": 1, "micro_batch": 4}
     spec = RunSpec.parse({**spec.model_dump(), **small, **changes}, "test")
     (folder / "spec.json").write_text(spec.to_json())
     return RunFolder(folder)

@@ -20,8 +20,8 @@ NAMESPACES = Path("/run/netns")  # where iproute2 keeps them
 HEAD_PORT = "lowband-head"  # the host's end of the link to the fabric
 TIMEOUT_S = 60.0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
-# TCP hands over single frames. A queue passes what it holds at once and pays afterwards: of a whole message it
-# would never be paid what the last one takes.
+# TCP hands over single frames. A queue passes what it holds at once and pays afterwards: of a whole message
+# it would never be paid for the last one.
 FRAMES = "gso_max_segs 1"
 
 # Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large
