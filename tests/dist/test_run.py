@@ -34,7 +34,7 @@ def command(path: Path) -> list[str]:
 
 def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **variables}
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=100, env=env)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=env)
 
 
 def test_local_ranks_write_whole_records(tmp_path: Path) -> None:

@@ -77,6 +77,22 @@ def _box(root: Path) -> list[str]:
     return markdown_table(columns, rows)
 
 
+def _comm(root: Path) -> list[str]:
+    """Collectives on shaped links: seconds and counted bytes over the closed form's."""
+    comm = read_table(root / "results" / "reference" / "box" / "comm.csv")
+    comm["time"] = comm["took_s"] / comm["closed_form_s"]
+    comm["counted"] = comm["interface_bytes"] / comm["bytes"]
+    rows = []
+    for point, runs in comm.groupby(["ranks", "level", "collective", "partners"], sort=False):
+        ratios = [
+            f"{runs[column].median():.3f} ({runs[column].min():.3f} to {runs[column].max():.3f})"
+            for column in ("time", "counted")
+        ]
+        rows.append([*map(str, point), str(len(runs)), *ratios])
+    columns = ["ranks", "level", "collective", "partners", "n", "time / closed form", "interface / ledger"]
+    return markdown_table(columns, rows)
+
+
 def _claims(root: Path) -> list[str]:
     """Every claim, graded on what is shipped."""
     with tempfile.TemporaryDirectory() as folder:
@@ -161,6 +177,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "faults": ("docs/peers.md", _faults),
     "peers": ("docs/benchmarks.md", _peers),
     "box": ("docs/scale-model.md", _box),
+    "comm": ("docs/scale-model.md", _comm),
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "claims": ("README.md", _claims),
