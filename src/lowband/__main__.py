@@ -13,6 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options) or 0)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        print(f"lowband: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"lowband: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ import yaml
 from report_runs import ROOT
 
 from lowband.errors import UserError
-from lowband.report.claim_views import latex_text
+from lowband.report.claim_views import latex_text, read_graded
 from lowband.report.claims import read_claims, write_claims
 from lowband.report.experiments import read_experiments
 from lowband.report.files import read_table
@@ -177,3 +177,12 @@ def test_every_view_has_every_claim(tables: Path, tmp_path: Path) -> None:
 
 def test_latex_text_is_taken_literally() -> None:
     assert latex_text("a_b & 50 % <= {x} +- 1") == (r"a\_b \& 50 \% $\leq$ \{x\} $\pm$ 1")
+
+
+def test_another_table_is_no_graded_claims(tmp_path: Path) -> None:
+    (tmp_path / "claims.csv").write_text("id,verdict\na,pass\n")
+    with pytest.raises(UserError, match="no graded claims"):
+        read_graded(tmp_path / "claims.csv")
+    (tmp_path / "claims.csv").write_text("# words\n\na,b\n1,2,3\n")
+    with pytest.raises(UserError, match="no such table"):
+        read_graded(tmp_path / "claims.csv")

@@ -45,6 +45,7 @@ def _box(options: argparse.Namespace) -> int:
 
 def _bench_comm(options: argparse.Namespace) -> None:
     from lowband.box import links
+    from lowband.box.layout import Layout
     from lowband.box.network import start_privately
     from lowband.errors import UserError
     from lowband.spec.machine import read_machine
@@ -54,6 +55,12 @@ def _bench_comm(options: argparse.Namespace) -> None:
         raise UserError(
             f"'{options.cluster}' describes no box", where="--cluster", allowed="frontier-box, ..."
         )
+    if not 0 < options.seconds <= 30:
+        raise UserError(f"{options.seconds}", where="--seconds", allowed="more than 0, at most 30")
+    if options.repeats < 1:
+        raise UserError(f"{options.repeats}", where="--repeats", allowed="1 or more")
+    Layout.of(machine, options.ranks)  # raises for ranks that do not fill the levels
+    options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     if options.links is None:
         reason = links.missing()
         if reason:
@@ -66,9 +73,17 @@ def _bench_comm(options: argparse.Namespace) -> None:
     from lowband.report.files import write_csv
     from lowband.run.bench_comm import time_collectives
     from lowband.run.environment import describe, host
+    from lowband.run.launch import RankFailure, TimeLimit
     from lowband.spec.records import write_whole
 
-    rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
+    try:
+        rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
+    except RankFailure as failure:
+        raise UserError(str(failure)) from None
+    except TimeLimit:
+        raise UserError(
+            "the collectives took longer than their time limit", allowed="fewer --repeats"
+        ) from None
     write_csv(pd.DataFrame(rows), options.out / "comm.csv")
     environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none: ones"}, "shaped")
     write_whole(options.out / "env.json", environment.to_json())

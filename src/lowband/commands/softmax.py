@@ -25,6 +25,7 @@ def _bench(options: argparse.Namespace) -> None:
     from lowband.spec.records import write_whole
     from lowband.spec.softmax import Setup, Time
 
+    options.out.mkdir(parents=True, exist_ok=True)  # before a minute is spent
     times, setups, environment = measure()
     write_csv(pd.DataFrame(times, columns=Time._fields), options.out / TIMES)
     write_csv(pd.DataFrame(setups, columns=Setup._fields), options.out / SETUP)

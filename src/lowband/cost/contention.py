@@ -40,6 +40,8 @@ def missing(python: str) -> str:
         )
     except OSError as error:
         return f"{python}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"{python} does not answer"
     return "" if tried.returncode == 0 else f"{python} has no simgrid (Debian: python3-simgrid)"
 
 
@@ -53,6 +55,8 @@ def check(
     reason = missing(python)
     if reason:
         raise UserError(reason)
+    if ranks < 2:
+        raise UserError(f"{ranks} ranks send nothing", allowed="2 or more")
     levels = Levels.fit(machine.sizes, ranks)
     cases = [case for scheme in schemes for case in _cases(machine, model, scheme, levels)]
     network = Network(_bare(machine, "hops"))
@@ -112,11 +116,15 @@ def _simulate(python: str, given: dict[str, Any]) -> list[float]:
         files = [Path(folder, name) for name in ("given.json", "found.json")]
         files[0].write_text(json.dumps(given), encoding="utf-8")
         job = Path(__file__).with_name("simgrid_job.py")
-        done = subprocess.run(
-            [python, str(job), *map(str, files)],
-            capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [python, str(job), *map(str, files)],
+                capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise UserError(f"SimGrid took more than {TIME_LIMIT_S} s", allowed="fewer ranks") from None
         if done.returncode:
-            raise UserError(f"SimGrid: {done.stderr.strip().splitlines()[-1]}")
+            said = done.stderr.strip().splitlines()
+            raise UserError(f"SimGrid: {said[-1] if said else f'exit {done.returncode}'}")
         found: list[float] = json.loads(files[1].read_text(encoding="utf-8"))
         return found

@@ -20,6 +20,7 @@ from lowband.errors import UserError
 from lowband.kernels.device import IS_INTERPRETED, runs_triton
 
 HEAD_SIZES = (32, 64, 128, 256)
+MOST_HEADS = 65535  # over the batch: the second dimension of a CUDA grid
 
 FLOP_CONVENTION = (
     "4 Tq Tk D a head forward, 10 Tq Tk D backward; halved with causal masking "
@@ -106,6 +107,7 @@ def attention(
     Raises UserError for a head size, a grouping or a device that the kernels do not serve.
     """
     require(q_BNTD.device)
+    _check_shapes(q_BNTD, k_BGTD, v_BGTD)
     D = q_BNTD.shape[3]
     check_heads(q_BNTD.shape[1], k_BGTD.shape[1], D)
     scale = D**-0.5 if scale is None else scale
@@ -115,6 +117,22 @@ def attention(
         q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
         return _Attention.apply(q, k, v, is_causal, scale).to(torch.bfloat16)
     return _Attention.apply(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """The kernels read k and v by the sizes of q and of each other."""
+    shapes = [tuple(x.shape) for x in (q, k, v)]
+    if (
+        any(len(shape) != 4 for shape in shapes)
+        or k.shape != v.shape
+        or q.shape[0] != k.shape[0]
+        or q.shape[3] != k.shape[3]
+        or q.shape[0] * q.shape[1] > MOST_HEADS
+    ):
+        raise UserError(
+            f"q, k, v of shapes {shapes}", where="attention flash2",
+            allowed=f"[B, N, Tq, D] and twice [B, G, Tk, D], B x N at most {MOST_HEADS}",
+        )  # fmt: skip
 
 
 class _Attention(torch.autograd.Function):

@@ -9,7 +9,8 @@ Of a row that no cache holds, each pass reads it, and some write it. N values ta
 
 Two-Pass (arXiv 2001.04438) needs no maximum, because nothing in it can overflow: e^x = m 2^n with
 n = round(x log2 e) and m = e^(x - n ln 2) in [2^-1/2, 2^1/2]. A sum of such pairs keeps the largest n, and
-shifts the other mantissa by the difference: a product with a power of two, which is exact.
+shifts the other mantissa by the difference: a product with a power of two, which is exact. Rows with numbers
+beyond 45,000, whose n is not exact in fp32, are computed by `recompute` instead.
 """
 
 from typing import Literal, get_args
@@ -59,10 +60,12 @@ def softmax(x: torch.Tensor, algorithm: Algorithm = "two_pass") -> torch.Tensor:
     """Softmax along the last dim of [..., columns], differentiable, in x's dtype (fp16, bf16, fp32).
 
     Sums are fp32. A row with an infinity or a NaN comes out as torch's does.
-    Raises UserError without a GPU, and for an algorithm that there is not.
+    Raises UserError without a GPU, for an empty tensor, and for an algorithm that there is not.
     """
     if algorithm not in ALGORITHMS:
         raise UserError(f"no algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
+    if x.numel() == 0 or x.ndim == 0:
+        raise UserError(f"shape {tuple(x.shape)}", where="softmax", allowed="[..., columns], not empty")
     if not runs_triton(x.device):
         raise UserError(f"needs Triton and a CUDA or ROCm device, not {x.device.type}", where="softmax")
     return _Softmax.apply(x, algorithm)

@@ -18,6 +18,7 @@ _LN2_HIGH = tl.constexpr(0.693145751953125)
 _LN2_LOW = tl.constexpr(1.4286068203094172e-06)
 _HALF_LN2 = tl.constexpr(0.34657359027997264)
 _NOTHING = tl.constexpr(-3.0e38)  # the exponent of a sum of nothing
+_EXACT = tl.constexpr(65536.0)  # below it n is the nearest integer to x log2 e, and n ln 2 exact enough
 
 
 def forward(x: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
@@ -126,23 +127,27 @@ def _two_pass(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
         exponent = largest
     row_exponent = tl.max(exponent, axis=1)
     total = tl.sum(mantissa * _power_of_two(exponent - row_exponent[:, None]), axis=1)
-    factor = 1.0 / total
-    for first in range(0, columns, WIDTH):
-        m, n = _exp_pair(_load(x, start, is_row, first, columns, WIDTH, float("-inf")))
-        weight = m * factor[:, None] * _power_of_two(n - row_exponent[:, None])
-        _store(y, weight, start, is_row, first, columns, WIDTH)
+    # What pairs do not hold exactly (huge numbers, an infinity, a NaN) takes three passes.
+    is_exact = (row_exponent > -_EXACT) & (row_exponent < _EXACT) & (total > 0.0)
+    if tl.min(tl.where(is_row, is_exact.to(tl.int32), 1)) == 0:
+        _three_pass(x, y, rows, columns, ROWS, WIDTH, False)
+    else:
+        factor = 1.0 / total
+        for first in range(0, columns, WIDTH):
+            m, n = _exp_pair(_load(x, start, is_row, first, columns, WIDTH, float("-inf")))
+            weight = m * factor[:, None] * _power_of_two(n - row_exponent[:, None])
+            _store(y, weight, start, is_row, first, columns, WIDTH)
 
 
 @triton.jit
 def _exp_pair(x):
-    """e^x = m 2^n: m in [2^-1/2, 2^1/2] and n an integer, as a float, whatever the size of x."""
-    n = tl.minimum(tl.floor(x * _LOG2E + 0.5), -_NOTHING)  # the product may overflow where x does not
+    """e^x = m 2^n: m in [2^-1/2, 2^1/2] and n an integer, as a float. Of a huge x only n's size is right."""
+    n = tl.minimum(tl.floor(x * _LOG2E + 0.5), -_NOTHING)
     rest = tl.fma(n, tl.full(n.shape, -_LN2_HIGH, tl.float32), x)
     rest = tl.fma(n, tl.full(n.shape, -_LN2_LOW, tl.float32), rest)
-    # Where x is so large that n is rounded, the rest is too. x - x is 0, but of an infinity or a NaN a NaN.
     rest = tl.where(rest > _HALF_LN2, _HALF_LN2, tl.where(rest < -_HALF_LN2, -_HALF_LN2, rest)) + (x - x)
-    is_zero = x == float("-inf")
-    return tl.where(is_zero, 0.0, tl.exp2(rest * _LOG2E)), tl.where(is_zero, _NOTHING, n)
+    is_nothing = n < _NOTHING  # e^x is 0, and has no exponent
+    return tl.where(is_nothing, 0.0, tl.exp2(rest * _LOG2E)), tl.where(is_nothing, _NOTHING, n)
 
 
 @triton.jit

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.errors import UserError
+from lowband.report.files import read_table
 from lowband.spec.records import write_whole
 
 VERDICTS = ("pass", "short", "not run")
@@ -17,6 +19,14 @@ TRIED = ("verdict", "claim", "paper element", "reported", "ours", "must be", "ki
 NOT_RUN = ("claim", "paper element", "reported", "why not run")
 
 Rows = list[list[str]]
+
+
+def read_graded(path: Path) -> pd.DataFrame:
+    """A claims.csv. Raises UserError for another table."""
+    claims = read_table(path)
+    if not {"verdict", "experiment"} <= set(claims):
+        raise UserError("no graded claims", where=path, allowed="a claims.csv that `lowband claims` wrote")
+    return claims
 
 
 def ours(claim: "pd.Series[Any]") -> str:

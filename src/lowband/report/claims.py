@@ -198,7 +198,7 @@ def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str
 
 def _select(query: Query, evidence: Evidence, tables_dir: Path, where: str) -> pd.DataFrame:
     """The rows asked for, of the claim's kind of evidence only."""
-    if evidence == "measured" and query.column.startswith("closed_form"):
+    if evidence == "measured" and query.column.startswith(("closed_form", "predicted")):
         raise UserError(f"column '{query.column}' is computed, the claim says measured", where=where)
     table = read_table(tables_dir / f"{query.table}.csv")
     if query.column not in table:

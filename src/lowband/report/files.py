@@ -40,7 +40,11 @@ def _read(path: Path, types: Any) -> pd.DataFrame:
         raise UserError(
             "no such table", where=path, allowed="what `lowband collect` and `lowband table` write"
         )
-    return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=types)
+    try:
+        return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=types)
+    except (ValueError, OverflowError) as error:  # pandas' ParserError is a ValueError
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(f"no such table: {reason}", where=path, allowed="CSV with a header") from None
 
 
 def write_csv(df: pd.DataFrame, path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from lowband.errors import UserError
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.strict import read_yaml
@@ -62,7 +63,11 @@ class Status:
 
 def asked_suites(root: Path) -> list[str]:
     """The suites that config/config.yaml asks for."""
-    return [str(name) for name in read_yaml(root / "config" / "config.yaml")["suites"]]
+    path = root / "config" / "config.yaml"
+    asked = read_yaml(path)
+    if "suites" not in asked:
+        raise UserError("no key 'suites'", where=path, allowed="a list of names in config/suites/")
+    return [str(name) for name in asked["suites"]]
 
 
 def read_status(root: Path, results: str, suites: list[str]) -> Status:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from lowband.report.claim_views import VERDICTS, must_be, ours
+from lowband.report.claim_views import VERDICTS, must_be, ours, read_graded
 from lowband.report.files import read_table
 
 WIDTH = 100  # columns of the screen
@@ -13,7 +13,7 @@ WIDTH = 100  # columns of the screen
 
 def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
     """The claims that were tried, line by line; of the others only how many."""
-    claims = read_table(claims_csv)
+    claims = read_graded(claims_csv)
     runs = read_table(tables_dir / "runs.csv")
     verdicts = claims["verdict"].value_counts()
     ended = ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())

@@ -75,6 +75,16 @@ def test_numbers_whose_exponential_overflows(device, algorithm, shift: float) ->
     torch.testing.assert_close(found, reference(x.double()), rtol=1e-4, atol=1e-30)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_huge_numbers_that_differ(device, algorithm) -> None:
+    least = torch.finfo(torch.float32).min  # the usual mask
+    x = torch.tensor(
+        [[least, least, least], [-2.2e38, least, -2.3e38], [3e38, 2.5e38, 1.0], [least, 0.0, 1.0]]
+    )
+    found = softmax(x.to(device), algorithm).cpu().double()
+    torch.testing.assert_close(found, reference(x.double()), rtol=1e-5, atol=1e-30)
+
+
 @pytest.mark.parametrize("place", [0, 9000])
 @pytest.mark.parametrize(
     "odd", [[INF], [-INF], [NAN], [INF, -INF], [-INF, NAN]], ids=["inf", "-inf", "nan", "infs", "-inf nan"]

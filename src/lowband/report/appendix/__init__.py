@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lowband.report.claim_views import latex, latex_text, minutes, must_be, ours
+from lowband.report.claim_views import latex, latex_text, minutes, must_be, ours, read_graded
 from lowband.report.experiments import Experiment, read_experiments
-from lowband.report.files import read_table
 from lowband.spec.records import write_whole
 
 APPENDICES = ("sc", "eurosys", "ctuning")
@@ -47,7 +46,7 @@ class Part:
 
 def write_appendices(claims_csv: Path, config: Path, out: Path) -> None:
     """<appendix>.tex for each of APPENDICES, and claims.tex, in `out`."""
-    claims = read_table(claims_csv)
+    claims = read_graded(claims_csv)
     parts = _parts(claims, config)
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from lowband.errors import UserError
-from lowband.report.claim_views import html_fragment, html_table, tally
+from lowband.report.claim_views import html_fragment, html_table, read_graded, tally
 from lowband.report.derive import SUITE_OF
 from lowband.report.figures import FIGURES, commit
 from lowband.report.files import read_table, sha256
@@ -40,7 +40,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
     )  # fmt: skip
     machine = read_machine(root, MACHINE)
     schemes_yaml = root / "config" / "schemes.yaml"
-    claims = read_table(tables / "claims.csv")
+    claims = read_graded(tables / "claims.csv")
     page = environment.get_template("page.html.j2").render(
         style=Markup(read_text(_FOLDER / "page.css")),
         figure=lambda name: _figure(name, tables, figures),

@@ -1,4 +1,4 @@
-"""The whole benchmark: parts in order, a row written as soon as it is known, and an end in time."""
+"""The whole benchmark: parts in order, rows written after each group, and an end in time."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def bench(
             for row in measure(group, device, lambda: time.monotonic() - start < limit_s):
                 rows.append(row)
                 say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
-        write_rows(rows, found, out / "kernels.csv")
+            write_rows(rows, found, out / "kernels.csv")
     return rows
 
 

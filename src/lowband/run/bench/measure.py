@@ -56,7 +56,12 @@ def measure(group: list[Case], device: torch.device, is_in_time: Callable[[], bo
             rows[i] = row
         if guard.outcome:
             rows[i] = dataclasses.replace(case.row, outcome=guard.outcome, reason=guard.reason)
-    times = _times(works, device)
+    times: dict[int, list[float]] = {}
+    with _Guard() as guard:
+        times = _times(works, device)
+    for i in works:
+        if guard.outcome:
+            rows[i] = dataclasses.replace(rows[i], outcome=guard.outcome, reason=guard.reason)
     for i in range(len(group)):
         yield _timed(rows[i], times[i]) if i in times else rows[i]
 
