@@ -65,12 +65,11 @@ def test_the_figure_shows_what_has_a_speed() -> None:
     assert "FlashAttention-2, reported" in labels
 
 
-def test_shipped_sources_are_of_every_device(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert source_paths("shipped/kernels", tmp_path) == []
+def test_shipped_sources_are_of_every_device(tmp_path: Path) -> None:
+    assert source_paths("shipped/kernels", tmp_path, tmp_path) == []
     for device in ("h200", "a100"):
         folder = tmp_path / "results" / "reference" / device
         folder.mkdir(parents=True)
         (folder / "kernels.csv").write_text("part\n")
-    found = source_paths("shipped/kernels", tmp_path)
+    found = source_paths("shipped/kernels", tmp_path, tmp_path)
     assert [path.parent.name for path in found] == ["a100", "h200"]

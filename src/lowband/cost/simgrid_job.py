@@ -12,13 +12,13 @@ import sys
 from itertools import permutations
 from pathlib import Path
 
-from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone
-
 # Plain max-min sharing of the stated bandwidths: no model of TCP on top.
 PLAIN = ["bandwidth-factor:1", "latency-factor:1", "weight-S:0", "TCP-gamma:0", "crosstraffic:0"]
 
 
 def main(given_path: str, found_path: str) -> None:
+    from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone
+
     given = json.loads(Path(given_path).read_text())
     sizes, rates = given["sizes"], given["bytes_per_s"]
     engine = Engine(["simgrid", "--log=root.thres:error", *(f"--cfg=network/{item}" for item in PLAIN)])
@@ -59,4 +59,5 @@ def main(given_path: str, found_path: str) -> None:
     Path(found_path).write_text(json.dumps(found))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
