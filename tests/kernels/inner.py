@@ -18,9 +18,10 @@ TIME_LIMIT_S = 300
 
 def run_cases(file: Path, where: str) -> None:
     """where: interpreter | gpu. Fails with the report of the cases that failed."""
+    interpret = "0" if where == "gpu" else "1"
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", str(file)],
-        env={**os.environ, "KERNELS_ON": where, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "KERNELS_ON": where, "TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=TIME_LIMIT_S,
