@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
 
 PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "results/reported", "results/reference")
 
-# Four nodes of two ranks; a step takes one to two seconds.
+# Four nodes of two ranks; a step takes about a second.
 MACHINE = """
 like: frontier
 description: four small nodes
 box: {scale: 1000000, nodes: 4, tflops: 76.6, source: test}
 levels:
-  - {name: package, size: 2, link: {gigabytes_per_s: 800, source: test}}
-  - {name: world, link: {gigabytes_per_s: 200, source: test}}
+  - {name: package, size: 2, link: {gigabytes_per_s: 200, source: test}}
+  - {name: world, link: {gigabytes_per_s: 50, source: test}}
 """
 SUITE = """
 purpose: jobs that end badly
