@@ -22,7 +22,7 @@ WORKFLOW = [
     "results=faults", "--", "results/faults/tables/runs.csv",
 ]  # fmt: skip
 STEPS_FIRST = 4  # a checkpoint is there
-WAIT_S = 150.0
+WAIT_S = 240
 
 
 def jobs() -> dict[str, tuple[str, str]]:
