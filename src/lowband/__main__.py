@@ -95,7 +95,8 @@ def _spec(options: argparse.Namespace) -> None:
         return
     if options.out is None:
         raise UserError("is missing", where="--out", allowed="a folder")
-    from lowband.spec.records import RunFolder, write_if_changed
+    from lowband.spec.files import write_if_changed
+    from lowband.spec.records import RunFolder
     from lowband.spec.suites import expand
 
     for spec in expand(options.root, options.suite):

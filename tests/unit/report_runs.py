@@ -7,7 +7,8 @@ import pandas as pd
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
 from lowband.report.files import write_csv
-from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord, write_whole
+from lowband.spec.files import write_whole
+from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
 from lowband.spec.suites import expand

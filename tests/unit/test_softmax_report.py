@@ -130,7 +130,7 @@ def lowband(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_every_round_calls_everything_once() -> None:
     result = lowband(
         "import json\n"
-        "from lowband.run.softmax_bench import measure\n"
+        "from lowband.run.bench_softmax import measure\n"
         "times, setups, environment = measure([1000, 4096])\n"
         "print(json.dumps([times, setups, environment]))"
     )

@@ -74,7 +74,7 @@ def _bench_comm(options: argparse.Namespace) -> None:
     from lowband.run.bench_comm import time_collectives
     from lowband.run.environment import describe, host
     from lowband.run.launch import RankFailure, TimeLimit
-    from lowband.spec.records import write_whole
+    from lowband.spec.files import write_whole
 
     try:
         rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)

@@ -91,7 +91,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from lowband.report.status import asked_suites, follow, read_status, report
+    from lowband.report.status import follow, read_status, report
+    from lowband.spec.suites import asked_suites
 
     suites = options.suite or asked_suites(options.root)
     if options.follow:

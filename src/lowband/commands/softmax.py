@@ -21,8 +21,8 @@ def _bench(options: argparse.Namespace) -> None:
     import pandas as pd
 
     from lowband.report.files import write_csv
-    from lowband.run.softmax_bench import measure
-    from lowband.spec.records import write_whole
+    from lowband.run.bench_softmax import measure
+    from lowband.spec.files import write_whole
     from lowband.spec.softmax import Setup, Time
 
     options.out.mkdir(parents=True, exist_ok=True)  # before a minute is spent

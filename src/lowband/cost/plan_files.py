@@ -9,7 +9,7 @@ from lowband.cost.plan import WIRES, Candidate, Plan
 from lowband.cost.predict import predict
 from lowband.cost.show import record, text
 from lowband.errors import UserError
-from lowband.spec.records import write_whole
+from lowband.spec.files import write_whole
 from lowband.spec.strict import read_yaml
 
 SHOWN = 10

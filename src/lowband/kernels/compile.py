@@ -5,6 +5,7 @@ that it is right or fast there. In a process with TRITON_INTERPRET=1 kernels can
 """
 
 import csv
+import io
 import re
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from triton.compiler import ASTSource
 from lowband.kernels import block_quant_triton, flash_attention_triton, softmax_triton
 from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles
 from lowband.kernels.softmax import ALGORITHMS
+from lowband.spec.files import write_whole
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),  # A100
@@ -75,11 +77,11 @@ def compile_all(targets: list[str], path: Path, say: Callable[[str], None]) -> N
         for variant in variants(target):
             rows.append(compile_variant(variant, target))
             say(" ".join(map(str, rows[-1])))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Compiled._fields)
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Compiled._fields)
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 def compile_variant(variant: Variant, target: str) -> Compiled:

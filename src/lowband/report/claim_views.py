@@ -12,7 +12,7 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.report.files import read_table
-from lowband.spec.records import write_whole
+from lowband.spec.files import write_whole
 
 VERDICTS = ("pass", "short", "not run")
 TRIED = ("verdict", "claim", "paper element", "reported", "ours", "must be", "kind", "evidence", "experiment")

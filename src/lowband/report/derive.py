@@ -9,9 +9,7 @@ from lowband.errors import UserError
 from lowband.report.files import read_table, write_csv
 
 REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
-SHIPPED = (
-    "shipped/"  # and of this name every file of results/reference/*/, of whichever device; none is no row
-)
+SHIPPED = "shipped/"  # and of this name every such file of results/reference/*/; where there is none, no row
 
 # table -> the tables it is made of, in the order that its `build` takes them
 TABLES: dict[str, tuple[str, ...]] = {

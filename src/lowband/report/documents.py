@@ -13,8 +13,8 @@ from lowband.report.claim_views import markdown, markdown_table
 from lowband.report.files import read_table
 from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import box, peers, softmax
+from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
-from lowband.spec.records import write_if_changed
 from lowband.spec.softmax import TORCH
 from lowband.spec.strict import read_text
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.spec.records import write_whole
+from lowband.spec.files import write_whole
 
 # Columns whose type a table without rows, or one with an unlucky hash, would not tell.
 _TYPES = {

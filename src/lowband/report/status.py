@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from lowband.errors import UserError
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
-from lowband.spec.strict import read_yaml
 from lowband.spec.suites import expand
 
 POLL_S = 5.0
@@ -59,15 +57,6 @@ class Status:
                 return None
             left += (1 - run.share) * mean(took)
         return left
-
-
-def asked_suites(root: Path) -> list[str]:
-    """The suites that config/config.yaml asks for."""
-    path = root / "config" / "config.yaml"
-    asked = read_yaml(path)
-    if "suites" not in asked:
-        raise UserError("no key 'suites'", where=path, allowed="a list of names in config/suites/")
-    return [str(name) for name in asked["suites"]]
 
 
 def read_status(root: Path, results: str, suites: list[str]) -> Status:

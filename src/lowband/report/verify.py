@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lowband.errors import UserError
 from lowband.report.files import sha256
-from lowband.spec.records import write_if_changed
+from lowband.spec.files import write_if_changed
 from lowband.spec.strict import read_text
 
 SUMS = "SHA256SUMS"

@@ -6,7 +6,6 @@ import torch
 
 from lowband.engine.api import clip_grad_norm_, full_state_dict, no_sync, shard
 from lowband.engine.topology import Topology
-from lowband.kernels import flash_attention
 from lowband.model.gpt import GPT, Block
 from lowband.peers.ddp import Ddp
 from lowband.peers.deepspeed import DeepSpeed
@@ -44,12 +43,7 @@ _TRAINERS = {"lowband": Lowband, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSp
 
 
 def prepare(spec: RunSpec, device: torch.device) -> Trainer:
-    """The spec's model under the spec's engine.
-
-    Raises UserError where a peer has no such scheme, or the device cannot run the attention.
-    """
-    if spec.attention == "flash2":
-        flash_attention.require(device)
+    """The spec's model under the spec's engine. Raises UserError where a peer has no such scheme."""
     with device:
         model = GPT(spec.model, seed=spec.seed, attention=spec.attention)
     return _TRAINERS[spec.engine](model, spec)

@@ -8,7 +8,6 @@ Stored values are base units: seconds, bytes.
 """
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from lowband.errors import UserError
+from lowband.spec.files import write_whole
 from lowband.spec.strict import Strict, read_text
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
@@ -170,20 +170,3 @@ class RunFolder:
 
 def _line(record: StepRecord) -> str:
     return json.dumps(record.model_dump(mode="json")) + "\n"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def write_if_changed(path: Path, text: str) -> None:
-    """Write a file whole unless it holds this text already, so that its time tells when it last changed."""
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_whole(path, text)

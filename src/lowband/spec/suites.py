@@ -151,3 +151,12 @@ def _micro_batch(point: Point, where: Path) -> int:
             allowed=f"multiples of {parts}",
         )
     return point.global_batch // parts
+
+
+def asked_suites(root: Path) -> list[str]:
+    """The suites that config/config.yaml asks for."""
+    path = root / "config" / "config.yaml"
+    asked = read_yaml(path)
+    if "suites" not in asked:
+        raise UserError("no key 'suites'", where=path, allowed="a list of names in config/suites/")
+    return [str(name) for name in asked["suites"]]

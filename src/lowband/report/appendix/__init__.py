@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lowband.report.claim_views import latex, latex_text, minutes, must_be, ours, read_graded
 from lowband.report.experiments import Experiment, read_experiments
-from lowband.spec.records import write_whole
+from lowband.spec.files import write_whole
 
 APPENDICES = ("sc", "eurosys", "ctuning")
 

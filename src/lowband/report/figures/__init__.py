@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lowband.errors import UserError
 from lowband.report.files import read_table, sha256, write_csv
-from lowband.spec.records import write_whole
+from lowband.spec.files import write_whole
 
 PNG_DPI = 300
 

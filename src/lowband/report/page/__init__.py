@@ -20,8 +20,8 @@ from lowband.report.files import read_table, sha256
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
 from lowband.report.predicted.write import PREDICTED
+from lowband.spec.files import write_whole
 from lowband.spec.machine import read_machine
-from lowband.spec.records import write_whole
 from lowband.spec.scheme import read_scheme
 from lowband.spec.strict import read_text, read_yaml
 

@@ -27,11 +27,19 @@ def groups(device: torch.device) -> Iterator[list[Case]]:
         part="ceilings", operation="matmul", implementation="torch matmul", dtype="bfloat16", rows=side,
         columns=side, flops=2 * side**3,
     )  # fmt: skip
-    generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(side, side, generator=generator, device=device).bfloat16() for _ in range(2))
-    expected = a[:4].double() @ b.double()
+
+    def factors() -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator(device).manual_seed(0)
+        a, b = (torch.randn(side, side, generator=generator, device=device).bfloat16() for _ in range(2))
+        return a, b
+
+    def matmul() -> Callable[[], torch.Tensor]:
+        a, b = factors()
+        return lambda: a @ b
 
     def error_of(out: torch.Tensor) -> float:
+        a, b = factors()
+        expected = a[:4].double() @ b.double()
         return float((out[:4].double() - expected).abs().max() / expected.abs().max())
 
-    yield [Case(row=row, make=lambda: lambda: a @ b, error_of=error_of, tolerance=1e-2)]
+    yield [Case(row=row, make=matmul, error_of=error_of, tolerance=1e-2)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lowband.kernels.device import IS_INTERPRETED
+from lowband.spec.files import write_whole
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
 MEASUREMENT_VERSION = 1
@@ -62,7 +63,7 @@ def write_rows(rows: list[Row], environment: dict[str, object], path: Path) -> N
     writer = csv.DictWriter(text, [*names, *stamp], lineterminator="\n")
     writer.writeheader()
     writer.writerows({**dataclasses.asdict(row), **stamp} for row in rows)
-    _write(path, text.getvalue())
+    write_whole(path, text.getvalue())
 
 
 def environment(device: torch.device) -> dict[str, object]:
@@ -98,7 +99,7 @@ def environment(device: torch.device) -> dict[str, object]:
 
 
 def write_environment(environment: dict[str, object], path: Path) -> None:
-    _write(path, json.dumps(environment, indent=2) + "\n")
+    write_whole(path, json.dumps(environment, indent=2) + "\n")
 
 
 def _version(package: str) -> str:
@@ -106,10 +107,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
