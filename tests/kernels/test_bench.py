@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from lowband.errors import UserError
+from lowband.report.files import read_table
+from lowband.report.tables import kernel_rates
 from lowband.run.bench.measure import RUNS, Case, measure
 from lowband.run.bench.rows import Row
 
@@ -53,6 +55,10 @@ def test_every_part_runs_under_the_interpreter(tmp_path: Path) -> None:
         assert int(row["runs"]) == RUNS["cpu"][1]
     ours = {(row["part"], row["operation"]) for row in rows if row["implementation"].startswith("triton")}
     assert {("attention", "backward"), ("block_quant", "sum_encode int4"), ("softmax", "forward")} <= ours
+    rates = kernel_rates.build(read_table(tmp_path / "kernels.csv"))
+    assert set(rates["part"]) == {"softmax", "block_quant"}
+    assert (rates.loc[rates["implementation"].str.startswith("triton"), "of_copy"] > 0).all()
+    assert (rates.loc[rates["implementation"] == "torch", "over_torch"] == 1).all()
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["is_interpreted"] is True
     assert environment["torch"] == torch.__version__

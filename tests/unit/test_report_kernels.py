@@ -9,7 +9,7 @@ import pytest
 from lowband.report.derive import source_paths
 from lowband.report.figures import attention as figure
 from lowband.report.files import read_table
-from lowband.report.tables import attention
+from lowband.report.tables import attention, kernel_rates, training_speed
 
 ROOT = Path(__file__).parents[2]
 REPORTED = read_table(ROOT / "results" / "reported" / "03_flashattention2_2307.08691.csv")
@@ -63,6 +63,47 @@ def test_the_figure_shows_what_has_a_speed() -> None:
     labels = [text.get_text() for text in figure.draw(drawn).legends[0].get_texts()]
     assert "lowband flash2, measured" in labels
     assert "FlashAttention-2, reported" in labels
+
+
+def test_training_stands_beside_table_1() -> None:
+    """2 TFLOP by the paper's count in 10 ms."""
+    step = {
+        "part": "training", "operation": "step", "model": "gpt-1.3b", "seq_len": 2048, "device": "H200",
+        "outcome": "ok", "reason": np.nan,
+    }  # fmt: skip
+    rows = [
+        {**step, "implementation": "flash2", "paper_flops": 2e12, "time_s": 0.01},
+        {**step, "implementation": "sdpa", "outcome": "oom", "reason": "OutOfMemoryError: x"},
+    ]
+    empty = training_speed.build(pd.DataFrame(), REPORTED)
+    assert len(empty) == 12
+    table = training_speed.build(pd.DataFrame(rows), REPORTED)
+    point = table[(table["model"] == "gpt-1.3b") & (table["seq_len"] == 2048)].set_index("method")
+    assert point["tflops"].dropna().to_dict() == {
+        "lowband flash2": 200, "without FlashAttention": 142, "FlashAttention": 189, "FlashAttention-2": 196,
+    }  # fmt: skip
+    assert point.loc["torch SDPA", "reason"] == "OutOfMemoryError: x"
+
+
+def test_rates_are_over_the_copy_and_torch_of_the_same_run() -> None:
+    size = {"part": "softmax", "operation": "forward", "dtype": "float32", "rows": 8, "columns": 1000}
+    rows = pd.DataFrame(
+        [
+            {"part": "ceilings", "operation": "copy", "bytes": 8e9, "time_s": 0.002},
+            {**size, "implementation": "triton online", "bytes": 3e9, "least_bytes": 2e9, "time_s": 0.001},
+            {**size, "implementation": "torch", "least_bytes": 2e9, "time_s": 0.004},
+            {**size, "implementation": "torch.compile", "least_bytes": 2e9, "outcome": "error"},
+        ]
+    )
+    defaults = {"partners": np.nan, "outcome": "ok", "reason": np.nan, "device": "H200", "commit": "c"}
+    for column, value in defaults.items():
+        rows[column] = rows[column].fillna(value) if column in rows else value
+    table = kernel_rates.build(rows).set_index("implementation")
+    ours = table.loc["triton online"]
+    assert (ours["bytes_per_s"], ours["of_copy"], ours["over_torch"]) == pytest.approx((3e12, 0.75, 4))
+    assert table.loc["torch", "of_copy"] == pytest.approx(0.125)
+    assert np.isnan(table.loc["torch.compile", "over_torch"])
+    assert kernel_rates.build(pd.DataFrame()).empty
 
 
 def test_shipped_sources_are_of_every_device(tmp_path: Path) -> None:

@@ -22,29 +22,6 @@ from lowband.kernels.device import IS_INTERPRETED, runs_triton
 HEAD_SIZES = (32, 64, 128, 256)
 MOST_HEADS = 65535  # over the batch: the second dimension of a CUDA grid
 
-FLOP_CONVENTION = (
-    "4 Tq Tk D a head forward, 10 Tq Tk D backward; halved with causal masking "
-    "(arXiv 2307.08691, section 4.1)"
-)
-
-
-def flops(
-    batch: int, heads: int, queries: int, keys: int, head_size: int, is_causal: bool
-) -> tuple[int, int]:
-    """Of the forward and of the backward: FLOP_CONVENTION. The backward's five products count once each."""
-    products = batch * heads * queries * keys * head_size // (2 if is_causal else 1)
-    return 4 * products, 10 * products
-
-
-def bytes_moved(
-    batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, element: int
-) -> tuple[int, int]:
-    """Least of the forward and of the backward: each tensor read or written once, `element` bytes a value."""
-    q = batch * heads * queries * head_size * element
-    kv = 2 * batch * kv_heads * keys * head_size * element
-    logsumexp = 4 * batch * heads * queries
-    return 2 * q + kv + logsumexp, 4 * q + 2 * kv + logsumexp
-
 
 def inputs(
     shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device, seed: int = 0

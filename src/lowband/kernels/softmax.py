@@ -23,23 +23,6 @@ from lowband.kernels.device import runs_triton
 Algorithm = Literal["recompute", "reload", "online", "two_pass"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
-_PASSES = {"recompute": 4, "reload": 5, "online": 3, "two_pass": 3}
-_BACKWARD_PASSES = 5  # the sum of y dy, then y (dy - sum): both read twice, the result written
-
-
-def bytes_moved(rows: int, columns: int, element: int, algorithm: Algorithm) -> int:
-    """Of the forward, where no row stays in a cache between passes."""
-    return _PASSES[algorithm] * rows * columns * element
-
-
-def backward_bytes_moved(rows: int, columns: int, element: int) -> int:
-    return _BACKWARD_PASSES * rows * columns * element
-
-
-def least_bytes(rows: int, columns: int, element: int) -> int:
-    """Of any algorithm, the row kept between its passes: read once, written once."""
-    return 2 * rows * columns * element
-
 
 def inputs(
     rows: int, columns: int, dtype: torch.dtype, device: torch.device, seed: int = 0

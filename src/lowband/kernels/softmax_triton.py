@@ -85,13 +85,11 @@ def _three_pass(
     factor = 1.0 / tl.sum(total, axis=1)
     if IS_RELOADED:
         tl.debug_barrier()  # other threads may read what this one has written
-    for first in range(0, columns, WIDTH):
-        if IS_RELOADED:
+        for first in range(0, columns, WIDTH):
             weight = _load(y, start, is_row, first, columns, WIDTH, 0.0)
-        else:
-            value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
-            weight = tl.exp2((value - row_top[:, None]) * _LOG2E)
-        _store(y, weight * factor[:, None], start, is_row, first, columns, WIDTH)
+            _store(y, weight * factor[:, None], start, is_row, first, columns, WIDTH)
+    else:
+        _write_weights(x, y, start, is_row, columns, row_top, factor, WIDTH)
 
 
 @triton.jit
@@ -109,6 +107,12 @@ def _online(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
         top = new_top
     row_top = tl.max(top, axis=1)
     factor = 1.0 / tl.sum(total * tl.exp2((top - row_top[:, None]) * _LOG2E), axis=1)
+    _write_weights(x, y, start, is_row, columns, row_top, factor, WIDTH)
+
+
+@triton.jit
+def _write_weights(x, y, start, is_row, columns, row_top, factor, WIDTH: tl.constexpr):
+    """The last pass: e^(x - max) factor."""
     for first in range(0, columns, WIDTH):
         value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
         weight = tl.exp2((value - row_top[:, None]) * _LOG2E)

@@ -85,8 +85,9 @@ FIGURES: dict[str, Entry] = {
     "peers": Entry(
         "peers",
         "Step time and peak resident memory of our engine over a peer's on the same model, data, ranks and "
-        "clock; medians over repeats, gloo on loopback. Below 1 ours is ahead. DeepSpeed's zeropp runs with "
-        "a torch quantizer in the place of its own, which has no CPU code. Shipped measurements.",
+        "clock; medians over repeats, gloo. local: plain loopback; frontier-box: shaped links. Below 1 ours "
+        "is ahead. DeepSpeed's zeropp runs with a torch quantizer in the place of its own, which has no CPU "
+        "code. Shipped measurements.",
     ),
     "softmax": Entry(
         "softmax",

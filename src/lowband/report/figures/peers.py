@@ -10,10 +10,12 @@ from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, look
 
 RATIOS = {"step_time_ratio": "step time, ours / {peer}", "memory_ratio": "peak memory, ours / {peer}"}
 
+GROUP = ["cluster", "compute_dtype", "ranks"]
+
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     ran = table[table["step_time_ratio"].notna()]
-    return ran[["peer", "notes", "model", "compute_dtype", "ranks", "scheme", *RATIOS]]
+    return ran[["peer", "notes", "model", *GROUP, "scheme", *RATIOS]]
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -30,11 +32,11 @@ def draw(df: pd.DataFrame) -> Figure:
 
 
 def _bars(axes: Axes, df: pd.DataFrame, column: str, hatches: dict[str, str]) -> None:
-    groups = list(dict.fromkeys(zip(df["compute_dtype"], df["ranks"], strict=True)))
+    groups = list(dict.fromkeys(df[GROUP].itertuples(index=False, name=None)))
     schemes = looks(df["scheme"])
     width = 0.8 / len(schemes)
     for i, (scheme, look) in enumerate(schemes.items()):
-        rows = df[df["scheme"] == scheme].set_index(["compute_dtype", "ranks"])[column]
+        rows = df[df["scheme"] == scheme].set_index(GROUP)[column]
         places = [g + (i - (len(schemes) - 1) / 2) * width for g in range(len(groups))]
         heights = [rows.get(group, float("nan")) for group in groups]
         axes.bar(
@@ -42,5 +44,5 @@ def _bars(axes: Axes, df: pd.DataFrame, column: str, hatches: dict[str, str]) ->
             linewidth=0, label=scheme,
         )  # fmt: skip
     axes.axhline(1, color="0.2", linewidth=0.8)
-    axes.set_xticks(range(len(groups)), [f"{dtype}\n{ranks} ranks" for dtype, ranks in groups])
+    axes.set_xticks(range(len(groups)), [f"{on}\n{dtype}\n{ranks} ranks" for on, dtype, ranks in groups])
     axes.grid(axis="x", visible=False)

@@ -10,7 +10,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lowband.kernels.flash_attention import attention, bytes_moved, flops, inputs, reference
+from lowband.cost.attention import bytes_moved, flops
+from lowband.kernels.flash_attention import attention, inputs, reference
 from lowband.run.bench.measure import Case
 from lowband.run.bench.rows import Row
 

@@ -5,12 +5,10 @@ from typing import Any
 
 import torch
 
+from lowband.cost.softmax import BACKWARD_TRAFFIC, FP32_BYTES, LEAST_TRAFFIC, traffic_bytes
 from lowband.kernels.softmax import (
     ALGORITHMS,
-    backward_bytes_moved,
-    bytes_moved,
     inputs,
-    least_bytes,
     reference,
     softmax,
 )
@@ -43,8 +41,8 @@ def _forward(device: torch.device, rows: int, columns: int, name: str, algorithm
     row = Row(
         part="softmax", operation="forward", implementation=f"triton {name}" if algorithm else name,
         dtype="float32", rows=rows, columns=columns,
-        bytes=bytes_moved(rows, columns, 4, algorithm) if algorithm else None,
-        least_bytes=least_bytes(rows, columns, 4),
+        bytes=traffic_bytes(algorithm, rows * columns) if algorithm else None,
+        least_bytes=LEAST_TRAFFIC["forward"] * FP32_BYTES * rows * columns,
     )  # fmt: skip
 
     def make() -> Callable[[], torch.Tensor]:
@@ -66,10 +64,11 @@ def _forward(device: torch.device, rows: int, columns: int, name: str, algorithm
 
 
 def _backward(device: torch.device, rows: int, columns: int, name: str) -> Case:
+    matrix = FP32_BYTES * rows * columns
     row = Row(
         part="softmax", operation="backward", implementation=name, dtype="float32", rows=rows,
-        columns=columns, bytes=backward_bytes_moved(rows, columns, 4) if name == "triton" else None,
-        least_bytes=3 * rows * columns * 4,
+        columns=columns, bytes=BACKWARD_TRAFFIC * matrix if name == "triton" else None,
+        least_bytes=LEAST_TRAFFIC["backward"] * matrix,
     )  # fmt: skip
 
     def make() -> Callable[[], torch.Tensor]:

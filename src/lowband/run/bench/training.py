@@ -1,52 +1,66 @@
 """Whole training steps of the GPTs of FlashAttention-2's table 1 (arXiv 2307.08691) on one device.
 
 fp32 weights under bf16 autocast, fused AdamW, no recomputation, blocks through torch's compiler (on a GPU);
-16k tokens a step. The model's FLOPs are counted as `cost.flops` does; `paper_flops` as the paper does, with
-all weights: 6 N T + 12 L H T^2 a sequence.
+16k tokens a step.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from lowband.run.bench.measure import Case
 from lowband.run.bench.rows import Row
 
+if TYPE_CHECKING:  # needs pydantic, which a GPU machine may lack
+    from lowband.spec.model import ModelSpec
+
 TOKENS = {"cuda": 16384, "cpu": 32}
 LENGTHS = {"cuda": (2048, 8192), "cpu": (32,)}
-# Layers, hidden, heads: as in config/models.yaml, which a GPU machine may lack the packages to read.
-MODELS = {
-    "cuda": {"gpt-1.3b": (24, 2048, 16), "gpt-2.7b": (32, 2560, 20)},
-    "cpu": {"tiny": (1, 64, 2)},
-}
-VOCAB = {"cuda": 50304, "cpu": 256}
+MODELS_FILE = Path("config") / "models.yaml"
+MODELS = {"cuda": ("gpt-1.3b", "gpt-2.7b"), "cpu": ("gpt-1m",)}
 ATTENTION = ("sdpa", "flash2")
 LOSS_TOLERANCE = 0.02  # of the first loss against ln(vocab): weights are fresh
 
 
 def groups(device: torch.device) -> Iterator[list[Case]]:
-    for name, shape in MODELS[device.type].items():
+    for name in MODELS[device.type]:
         for length in LENGTHS[device.type]:
             for attention in ATTENTION:
-                yield [_case(device, name, shape, length, attention)]
+                try:
+                    yield [_case(device, _read(name, length), attention)]
+                except ImportError as error:
+                    yield [_missing(name, attention, error)]
 
 
-def _case(
-    device: torch.device,
-    name: str,
-    shape: tuple[int, int, int],
-    length: int,
-    attention: str,
-) -> Case:
-    _, hidden, heads = shape
+def _read(name: str, length: int) -> "ModelSpec":
+    from lowband.spec.model import read_model
+
+    return read_model(MODELS_FILE, name).model_copy(update={"seq_len": length})
+
+
+def _missing(name: str, attention: str, error: ImportError) -> Case:
+    """A row that says what is not installed."""
+
+    def make() -> Callable[[], float]:
+        raise error
+
+    row = Row(part="training", operation="step", dtype="bfloat16", model=name, implementation=attention)
+    return Case(row=row, make=make, error_of=float, tolerance=LOSS_TOLERANCE)
+
+
+def _case(device: torch.device, spec: "ModelSpec", attention: str) -> Case:
+    from lowband.cost.flops import model_flops_per_token, paper_flops_per_token
+
+    length = spec.seq_len
     batch = TOKENS[device.type] // length
-    counted = _flops(device, name, shape, length)
     row = Row(
-        part="training", operation="step", dtype="bfloat16", model=name, batch=batch, heads=heads,
-        implementation=attention, seq_len=length,
-        head_dim=hidden // heads, causal=True,
-        flops=counted and counted[0] * batch * length, paper_flops=counted and counted[1] * batch * length,
+        part="training", operation="step", dtype="bfloat16", model=spec.name, batch=batch, heads=spec.heads,
+        implementation=attention, seq_len=length, head_dim=spec.hidden // spec.heads, causal=True,
+        flops=model_flops_per_token(spec, length) * batch * length,
+        paper_flops=paper_flops_per_token(spec, length) * batch * length,
     )  # fmt: skip
 
     def make() -> Callable[[], float]:
@@ -54,9 +68,9 @@ def _case(
 
         torch.compiler.reset()
         with device:
-            model = GPT(_spec(device, name, shape, length), attention=attention)  # type: ignore[arg-type]
+            model = GPT(spec, attention=attention)  # type: ignore[arg-type]
             torch.manual_seed(0)
-            tokens = torch.randint(0, VOCAB[device.type], (batch, length + 1))
+            tokens = torch.randint(0, spec.vocab, (batch, length + 1))
         if device.type == "cuda":
             for block in model.blocks:
                 block.compile()
@@ -73,36 +87,7 @@ def _case(
         return step
 
     def error_of(loss: torch.Tensor) -> float:
-        expected = math.log(VOCAB[device.type])
+        expected = math.log(spec.vocab)
         return abs(float(loss) - expected) / expected
 
     return Case(row=row, make=make, error_of=error_of, tolerance=LOSS_TOLERANCE)
-
-
-def _spec(device: torch.device, name: str, shape: tuple[int, int, int], length: int):
-    from lowband.spec.model import ModelSpec
-
-    layers, hidden, heads = shape
-    return ModelSpec(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        vocab=VOCAB[device.type],
-        seq_len=length,
-        source="as named",
-    )
-
-
-def _flops(
-    device: torch.device, name: str, shape: tuple[int, int, int], length: int
-) -> tuple[int, int] | None:
-    """Per token, by our convention and by the paper's; none where the model cannot be described."""
-    try:
-        from lowband.cost.flops import model_flops_per_token
-
-        spec = _spec(device, name, shape, length)
-    except ImportError:  # pydantic is missing: the case says so when it is made
-        return None
-    layers, hidden, _ = shape
-    return model_flops_per_token(spec, length), 6 * spec.parameters + 12 * layers * hidden * length

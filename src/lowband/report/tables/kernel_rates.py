@@ -1,0 +1,32 @@
+"""Kernels that memory limits, on a GPU: softmax and block quantization, measured by `lowband bench-kernel`.
+
+bytes_per_s  what the algorithm moves, by its formula, over the median time; where its algorithm is not known
+             (torch's softmax), the least that any moves
+of_copy      over what a copy on that device reached in the same run
+over_torch   torch's time over this one's, on the same size in the same run: above 1 it is ahead of torch
+"""
+
+import pandas as pd
+
+SIZE = ["device", "part", "operation", "dtype", "rows", "columns", "partners"]
+COLUMNS = [
+    "provenance", *SIZE, "implementation", "time_s", "bytes_per_s", "of_copy", "over_torch", "outcome",
+    "reason", "commit",
+]  # fmt: skip
+PARTS = ("softmax", "block_quant")
+REFERENCE = "torch"
+
+
+def build(measured: pd.DataFrame) -> pd.DataFrame:
+    """measured: rows of results/reference/*/kernels.csv; without any, no row."""
+    if measured.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    df = measured[measured["part"].isin(PARTS)].assign(provenance="measured")
+    df["bytes_per_s"] = df["bytes"].fillna(df["least_bytes"]) / df["time_s"]
+    copies = measured[(measured["part"] == "ceilings") & (measured["operation"] == "copy")]
+    copy_rate = (copies["bytes"] / copies["time_s"]).groupby(copies["device"]).max()
+    df["of_copy"] = df["bytes_per_s"] / df["device"].map(copy_rate)
+    torchs = df[df["implementation"] == REFERENCE].groupby(SIZE, dropna=False)["time_s"].max()
+    df = df.join(torchs.rename("torch_time_s"), on=SIZE)
+    df["over_torch"] = df["torch_time_s"] / df["time_s"]
+    return df[COLUMNS].sort_values([*SIZE, "implementation"], kind="stable", ignore_index=True)
