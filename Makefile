@@ -1,4 +1,4 @@
-# make reproduce   set up, run the default suite, print which claims hold
+# make reproduce   set up, run what config/config.yaml asks for, print which claims hold
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       the same path as reproduce, in under two minutes

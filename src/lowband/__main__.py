@@ -1,10 +1,11 @@
 """The command line: parsing only. `python -m lowband COMMAND --help` tells what each takes."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from lowband.commands import box, kernels, peers, predict, report, softmax
+from lowband.commands import at_least_one, box, kernels, peers, predict, report, softmax
 from lowband.errors import UserError
 
 
@@ -13,7 +14,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options) or 0)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest flushed at exit
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.filename is None:
+            raise
         print(f"lowband: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except UserError as error:
@@ -35,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     spec.add_argument("--out", type=Path, help="folder of run folders")
     spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
     spec.add_argument("--cluster", default="local", help="whose levels --scheme and --from mean")
-    spec.add_argument("--ranks", type=int, help="over how many ranks")
+    spec.add_argument("--ranks", type=at_least_one, help="over how many ranks")
     spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     spec.set_defaults(run=_spec)
 
@@ -46,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("spec", type=Path)
     train.add_argument(
         "--links",
-        choices=["auto", "private", "plain"],
+        choices=["auto", "private", "plain", "here"],
+        metavar="{auto,private,plain}",  # `here` is how the command starts itself anew in a private network
         default="auto",
         help="of a box's run: a network of its own with shaped links (private), plain loopback, or private "
         "where it can be had (auto, the default)",

@@ -1,5 +1,7 @@
 """lowband.shard on any module: the usual loop, held against the same loop on one device."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +16,8 @@ from lowband.engine.states import UnitState
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
 
-INNER = {"package": 2, "node": 4}
+ROOT = Path(__file__).parents[2]
+INNER = {"package": 2, "node": 4}  # of slurm/local
 HIER3 = Scheme(name="hier3-exact", weights="package", grads="node", optim="world")
 HPZ = Scheme(name="hpz", weights="world", secondary="node", grads="world", optim="world")
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
@@ -185,6 +188,15 @@ class HalfFrozen(Tower):
 def test_tied_and_frozen_parameters(scheme: Scheme, make_model) -> None:
     [expected] = on_ranks(1, single, make_model, sgd, 4)
     assert_same(on_ranks(4, sharded, make_model, sgd, scheme, is_layer)[0], expected, "unused")
+
+
+def levels_of_a_cluster():
+    return lowband.Topology.from_cluster("local", ROOT).levels, lowband.Topology(INNER).levels
+
+
+def test_a_topology_is_read_from_a_cluster_file() -> None:
+    for found, expected in on_ranks(8, levels_of_a_cluster):
+        assert found == expected
 
 
 def count_checkpointed(checkpointing: tuple[bool, bool], scheme: Scheme):

@@ -7,6 +7,7 @@ pytest, numpy, pydantic and PyYAML. `--device cpu` only tries the program out.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=SHAPES, default="cuda")
     device = torch.device(parser.parse_args().device, 0)
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", str(ROOT / "tests" / "gpu")], cwd=ROOT)
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(ROOT / "tests" / "gpu")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
     )

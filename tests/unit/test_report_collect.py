@@ -73,7 +73,7 @@ def test_what_only_one_side_counts_stands_beside_a_zero(tmp_path: Path) -> None:
 def test_states_without_a_closed_form_have_none(tables: Path) -> None:
     states = read_table(tables / "states.csv")
     other = states[states["state"] == "other"]
-    assert (other["measured_bytes"] == 7).all()
+    assert (other["held_bytes"] == 7).all()
     assert other["closed_form_bytes"].isna().all()
     others = states[states["state"] != "other"]
     assert (others["difference_bytes"] == 0).all()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lowband.cost.softmax import ALGORITHMS, PASSES, TWO_PASS, traffic_bytes
 from lowband.errors import UserError
-from lowband.kernels import compiled, softmax_cpu
+from lowband.kernels import c_library, softmax_cpu
 from lowband.kernels.softmax_cpu import ISAS, SOURCE, error_bound, kernels, missing, reference, softmax
 
 INF, NAN = float("inf"), float("nan")
@@ -23,7 +23,7 @@ EMULATED = "AVX512 emulated"
 SIZES = [1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 1000, 8191, 8192, 8193, 20_011]
 
 needs_compiler = pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64") or not any(map(shutil.which, compiled.COMPILERS)),
+    platform.machine() not in ("x86_64", "AMD64") or not any(map(shutil.which, c_library.COMPILERS)),
     reason="no x86 processor or no C compiler",
 )
 
@@ -33,7 +33,7 @@ Run = Callable[[str, np.ndarray, np.ndarray], None]
 @pytest.fixture(scope="module", params=[*ISAS, EMULATED])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The functions of one width: (algorithm, x, y) -> None."""
-    if not any(map(shutil.which, compiled.COMPILERS)):
+    if not any(map(shutil.which, c_library.COMPILERS)):
         pytest.skip("no C compiler")
     if request.param != EMULATED:
         if missing(request.param):
@@ -49,7 +49,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         str(SIMDE),
     )  # the second renames what the first declares
     flags = ("-std=gnu11", "-O1", "-DLANES=16", "-mavx2", "-mfma", "-DSIMDE_ENABLE_NATIVE_ALIASES", *headers)
-    compiled.build(SOURCE, flags, library)
+    c_library.build(SOURCE, flags, library)
     loaded = ctypes.CDLL(str(library))
     return lambda name, x, y: softmax_cpu._function(loaded, name)(*softmax_cpu._pointers(x, y))
 
@@ -146,7 +146,7 @@ def test_denormals_outside_are_left_as_they_were(run) -> None:
 @needs_compiler
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_width_compiles(isa: str, tmp_path: Path) -> None:
-    compiled.build(SOURCE, (*ISAS[isa].flags, "-Wall", "-Wextra", "-Werror"), tmp_path / "softmax.so")
+    c_library.build(SOURCE, (*ISAS[isa].flags, "-Wall", "-Wextra", "-Werror"), tmp_path / "softmax.so")
     listing = subprocess.run(
         ["objdump", "-d", "--no-show-raw-insn", tmp_path / "softmax.so"],
         capture_output=True,
@@ -184,11 +184,11 @@ def test_where_nothing_can_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(UserError, match="no AVX2 here"):
         softmax_cpu.Kernels("AVX2")
     monkeypatch.setenv("PATH", str(tmp_path))
-    compiled.compiler.cache_clear()
+    c_library.compiler.cache_clear()
     with pytest.raises(UserError, match="no C compiler"):
-        compiled.compiler()
+        c_library.compiler()
     monkeypatch.undo()
-    compiled.compiler.cache_clear()
+    c_library.compiler.cache_clear()
 
 
 @needs_compiler

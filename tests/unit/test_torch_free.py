@@ -1,4 +1,4 @@
-"""Specs, closed forms and the report work where torch is not installed."""
+"""Specs, closed forms, the report and `lowband doctor` work where torch is not installed."""
 
 import subprocess
 import sys
@@ -11,6 +11,8 @@ for name in ("errors", "spec", "cost", "report"):
     for inner in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
         importlib.import_module(inner.name)
         print(inner.name)
+from lowband.__main__ import main
+main(["doctor"])
 """
 
 
@@ -18,3 +20,4 @@ def test_no_torch_is_needed() -> None:
     result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "lowband.report.figures.scaling" in result.stdout
+    assert "no training here; tables and figures work without it" in result.stdout

@@ -30,15 +30,24 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("start", [(), ("-s", "workflow/Snakefile")], ids=["root", "workflow"])
 @pytest.mark.parametrize("suite", SUITES)
-def test_every_suite_can_be_planned(tree: Path, suite: str, start: tuple[str, ...]) -> None:
-    jobs = planned(snakemake(tree, "-n", *start, "--config", f"suites=[{suite}]"))
+def test_every_suite_can_be_planned(tree: Path, suite: str) -> None:
+    result = snakemake(tree, "-n", "--config", f"suites=[{suite}]")
+    jobs = planned(result)
     assert jobs["train"] == jobs["spec"] > 0
     assert jobs["figure"] >= 4
     assert {"collect", "table", "claims", "notebook"} <= set(jobs)
     assert ("bench_softmax" in jobs) == (suite == "default")  # else the shipped results are shown
+    for family in ("box", "peers", "convergence"):  # shipped, unless this suite measures it
+        is_own = suite.split("-", maxsplit=1)[0] == family
+        assert (f"results/reference/{family}/" in result.stdout + result.stderr) != is_own
     assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
+
+
+def test_the_workflows_own_file_can_be_named(tree: Path) -> None:
+    assert (
+        planned(snakemake(tree, "-n", "-s", "workflow/Snakefile", "--config", "suites=[tiny]"))["train"] == 2
+    )
 
 
 def test_from_another_folder(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

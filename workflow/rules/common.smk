@@ -9,7 +9,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.appendix import APPENDICES
 from lowband.report.claims import read_claims, sources
-from lowband.report.derive import SUITE_OF, TABLES, source_paths
+from lowband.report.derive import SUITE_OF, TABLES, is_made_by, source_paths
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
 from lowband.report.shipped import RAW
@@ -58,8 +58,8 @@ BENCHMARKS = {"softmax": "default"}
 def sources_dir(table):
     """Where a table's raw tables lie: shipped ones, unless this reproduction makes them itself."""
     suite = SUITE_OF.get(table)
-    is_shipped = suite is not None and BENCHMARKS.get(suite, suite) not in SUITES
-    return f"results/reference/{suite}" if is_shipped else TABLES_DIR
+    is_own = suite is None or is_made_by(SUITES, BENCHMARKS.get(suite, suite))
+    return TABLES_DIR if is_own else f"results/reference/{suite}"
 
 
 def table_sources(wildcards):

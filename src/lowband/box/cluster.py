@@ -12,11 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from lowband.box import links, slurm
+from lowband.box import links, slurm, tools
 from lowband.box.layout import Layout
 from lowband.box.network import MACHINE, STATE, private_command
 from lowband.box.slurm import CONFIGURATION, ETC
@@ -49,7 +50,12 @@ def up(root: Path, cluster: str) -> str:
 
 
 def down() -> str:
-    """Take the box down, also one that came up half way: daemons, jobs, namespaces, files."""
+    """Take the box down, also one that came up half way: daemons, jobs, namespaces, files.
+
+    Raises UserError for a plain user: a box that stays is root's.
+    """
+    if os.geteuid() != 0 and (STATE.exists() or links.namespaces()):
+        raise UserError("the box is root's", where="lowband box down", allowed="root")
     ended = _end_processes()
     namespaces = links.namespaces()
     links.network_down()
@@ -144,7 +150,7 @@ def _bind_configuration() -> None:
     """In mounts of its own a box may cover /etc/slurm."""
     if not ETC.exists():
         raise UserError(f"no folder {ETC}: Slurm's package makes it")
-    subprocess.run(["mount", "--bind", str(STATE), str(ETC)], check=True, timeout=20)
+    tools.run(["mount", "--bind", str(STATE), str(ETC)])
 
 
 def _running() -> str | None:
@@ -166,7 +172,8 @@ def _end_processes() -> int:
     found = {process.pid: process for process in _daemons()}
     for namespace in links.namespaces():
         for pid in links.processes(namespace):
-            found.setdefault(pid, psutil.Process(pid))
+            with suppress(psutil.NoSuchProcess):
+                found.setdefault(pid, psutil.Process(pid))
     mine = [process for pid, process in found.items() if pid != os.getpid()]
     # Jobs first and by force: slurmd would wait for them.
     for process in sorted(mine, key=lambda process: process.pid, reverse=True):

@@ -8,17 +8,16 @@ import ctypes
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lowband.box import tools
 from lowband.box.layout import FABRIC, HEAD_ADDRESS, PREFIX, Layout
 from lowband.errors import UserError
 
 NAMESPACES = Path("/run/netns")  # where iproute2 keeps them
 HEAD_PORT = "lowband-head"  # the host's end of the link to the fabric
-TIMEOUT_S = 60.0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 # TCP hands over single frames. A queue passes what it holds at once and pays afterwards: of a whole message
 # it would never be paid for the last one.
@@ -64,7 +63,7 @@ def network_up(layout: Layout, with_head: bool = False) -> None:
         queues += _queue(far, link.bits_per_s)
     if with_head:
         core = layout.bridges()[-1]
-        _run("ip", "link", "add", HEAD_PORT, "type", "veth", "peer", "name", "head", "netns", FABRIC)
+        tools.run(["ip", *f"link add {HEAD_PORT} type veth peer name head netns {FABRIC}".split()])
         mine = [f"addr add {HEAD_ADDRESS}/16 dev {HEAD_PORT}", f"link set {HEAD_PORT} up", "link set lo up"]
         _batch(["ip"], mine)
         fabric += _attach("head", core)
@@ -82,9 +81,9 @@ def network_up(layout: Layout, with_head: bool = False) -> None:
 def network_down() -> None:
     """Remove every namespace that a box made, of whatever size it was; with them go their links."""
     if HEAD_PORT in [name for _, name in socket.if_nameindex()]:
-        _run("ip", "link", "del", HEAD_PORT)
+        tools.run(["ip", "link", "del", HEAD_PORT])
     for namespace in namespaces():
-        _run("ip", "netns", "del", namespace)
+        tools.run(["ip", "netns", "del", namespace])
 
 
 def namespaces() -> list[str]:
@@ -94,7 +93,7 @@ def namespaces() -> list[str]:
 
 def processes(namespace: str) -> list[int]:
     """Process numbers of all that run in a namespace."""
-    return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
+    return [int(pid) for pid in tools.run(["ip", "netns", "pids", namespace]).split()]
 
 
 def missing() -> str:
@@ -108,9 +107,11 @@ def missing() -> str:
         "-c",
         "ip link add veth0 type veth peer name veth1 && tc qdisc add dev veth0 root handle 1: htb",
     ]
-    tried = subprocess.run(probe, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    lines = tried.stderr.strip().splitlines()
-    return f"no network namespaces or no htb: {lines[-1] if lines else ''}" if tried.returncode else ""
+    try:
+        tools.run(probe)
+    except UserError as error:
+        return f"no network namespaces or no htb: {str(error).rpartition(': ')[2]}"
+    return ""
 
 
 def private_namespaces() -> list[str]:
@@ -186,11 +187,4 @@ def _queue(device: str, bits_per_s: int) -> list[str]:
 
 
 def _batch(command: list[str], lines: list[str]) -> None:
-    _run(*command, "-batch", "-", text="\n".join(lines) + "\n")
-
-
-def _run(*command: str, text: str = "") -> str:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise UserError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip().splitlines()[0]}")
-    return done.stdout
+    tools.run([*command, "-batch", "-"], "\n".join(lines) + "\n")

@@ -23,15 +23,15 @@ OWN = "the machine's own"
 STATE = Path("/run/lowband-box")  # everything of a Slurm box but its network: configuration, sockets, logs
 MACHINE = STATE / "machine.json"  # whose box it is; written when it is whole
 
-Links = Literal["auto", "private", "plain"]
+Links = Literal["auto", "private", "plain", "here"]
 
 
 def connect(spec: RunSpec, wish: Links) -> str:
     """Make or find the links of a run; returns what they are, for the record.
 
-    With `auto`, a run of a box's machine that no launcher started is started anew by `private_command`, with
-    `private`, and this function does not return. Raises UserError in a Slurm box with other links than the
-    run's.
+    With `auto` and `private`, a run of a box's machine that no launcher started is started anew by
+    `private_command`, with `here`, and this function does not return. Raises UserError in a Slurm box with
+    other links than the run's, and where `private` cannot be had.
     """
     if spec.machine.box is None or spec.device == "fake":
         return OWN
@@ -44,19 +44,21 @@ def connect(spec: RunSpec, wish: Links) -> str:
                 allowed="a run with outer_link goes without Slurm, on links of its own",
             )  # fmt: skip
         return SHAPED
-    if wish == "private":
+    if wish == "here":
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED
     reason = "as asked" if wish == "plain" else links.missing()
+    if reason and wish == "private":
+        raise UserError(reason, where="--links private", allowed="auto, plain")
     if reason:
         return f"{PLAIN}: {reason}"
     return start_privately()
 
 
 def start_privately() -> NoReturn:
-    """Start this command anew, with `--links private`, in a network of its own."""
+    """Start this command anew, with `--links here`, in a network of its own."""
     sys.stdout.flush()
-    command = private_command([sys.executable, "-m", "lowband", *sys.argv[1:], "--links", "private"])
+    command = private_command([sys.executable, "-m", "lowband", *sys.argv[1:], "--links", "here"])
     os.execvp(command[0], command)
 
 

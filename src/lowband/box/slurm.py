@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from lowband.box import tools
 from lowband.box.layout import HEAD_ADDRESS, NODE, Layout
 from lowband.box.links import NAMESPACES
 from lowband.box.network import STATE
@@ -18,7 +19,7 @@ from lowband.errors import UserError
 ETC = Path("/etc/slurm")  # where Slurm's commands look: Snakemake's jobs have no SLURM_CONF
 CONFIGURATION = "slurm.conf"
 READY_S = 30.0
-PACKAGES = "slurmctld slurmd slurm-client munge iproute2 util-linux"
+PACKAGES = "slurmctld slurmd slurm-client munge iproute2"
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "sinfo", "sbatch", "srun")
 _SBIN = ("/usr/sbin", "/sbin")  # not in every user's path
@@ -116,17 +117,17 @@ def start(layout: Layout) -> None:
         }.items()
     ]
     # --force: in a user namespace the folders above belong to users that are not in it.
-    _run([_tool("munged"), *munged, "--num-threads=2", *(["--force"] if is_rootless() else [])])
+    tools.run([_tool("munged"), *munged, "--num-threads=2", *(["--force"] if is_rootless() else [])])
     preload = _preload()
     conf = str(STATE / CONFIGURATION)
-    _run(_on_host("head", [*preload, _tool("slurmctld"), "-f", conf]))
+    tools.run(_on_host("head", [*preload, _tool("slurmctld"), "-f", conf]))
     for node in range(1, layout.nodes + 1):
         name = f"{NODE}{node}"
         (STATE / "spool" / name).mkdir()
         # Not by `ip netns exec`: it hides the cgroup file systems, without which slurmd does not start.
         enter = ["nsenter", f"--net={NAMESPACES / layout.place((node - 1) * layout.node_size).namespace}"]
         command = [*preload, _tool("slurmd"), "-f", conf, "-N", name]
-        _run([*enter, *_on_host(name, command)])
+        tools.run([*enter, *_on_host(name, command)])
     _wait_until_idle(layout.nodes)
 
 
@@ -164,7 +165,7 @@ def _preload() -> list[str]:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise UserError("a box of a plain user needs a C compiler", allowed="gcc or cc, or root")
-    _run([compiler, "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("nogroups.c"))])
+    tools.run([compiler, "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("nogroups.c"))])
     return ["env", f"LD_PRELOAD={library}"]
 
 
@@ -173,10 +174,3 @@ def _tool(name: str) -> str:
     if path is None:
         raise UserError(missing())
     return path
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(f"{' '.join(command[-5:])}: {lines[-1] if lines else f'exit code {done.returncode}'}")

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.commands import at_least_one
+
 
 def add(commands: Any) -> None:
     box = commands.add_parser("box", help="a scale model of a machine: a Slurm cluster on shaped links")
@@ -23,11 +25,11 @@ def add(commands: Any) -> None:
 
     bench = commands.add_parser("bench-comm", help="time the engine's collectives on a box's links")
     bench.add_argument("--cluster", default="frontier-box", help="a folder of slurm/ that describes a box")
-    bench.add_argument("--ranks", type=int, required=True)
+    bench.add_argument("--ranks", type=at_least_one, required=True)
     bench.add_argument("--seconds", type=float, default=1.0, help="what one should take by the links' rates")
-    bench.add_argument("--repeats", type=int, default=5)
+    bench.add_argument("--repeats", type=at_least_one, default=5)
     bench.add_argument("--out", type=Path, required=True, help="folder of comm.csv and env.json")
-    bench.add_argument("--links", choices=["private"], help=argparse.SUPPRESS)
+    bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
     bench.set_defaults(run=_bench_comm)
 
 
@@ -57,8 +59,6 @@ def _bench_comm(options: argparse.Namespace) -> None:
         )
     if not 0 < options.seconds <= 30:
         raise UserError(f"{options.seconds}", where="--seconds", allowed="more than 0, at most 30")
-    if options.repeats < 1:
-        raise UserError(f"{options.repeats}", where="--repeats", allowed="1 or more")
     Layout.of(machine, options.ranks)  # raises for ranks that do not fill the levels
     options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     if options.links is None:

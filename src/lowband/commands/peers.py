@@ -1,9 +1,11 @@
-"""import-log, documents, faults: what others have run and written."""
+"""import-log, faults: what others have run and written."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
+
+from lowband.commands import at_least_one
 
 
 def add(commands: Any) -> None:
@@ -15,16 +17,12 @@ def add(commands: Any) -> None:
         choices=("megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"),
     )
     log.add_argument("--model", required=True, help="a name in config/models.yaml")
-    log.add_argument("--seq-len", type=int, required=True)
-    log.add_argument("--ranks", type=int, required=True)
+    log.add_argument("--seq-len", type=at_least_one, required=True)
+    log.add_argument("--ranks", type=at_least_one, required=True)
     log.add_argument("--recompute", action="store_true", help="activations were recomputed")
     log.add_argument("--out", type=Path, required=True, help="the CSV")
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
     log.set_defaults(run=_import_log)
-
-    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
-    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
-    documents.set_defaults(run=_documents)
 
     faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
@@ -39,12 +37,6 @@ def _import_log(options: argparse.Namespace) -> None:
     run = Run(model, options.seq_len, options.ranks, options.recompute)
     for message in import_log(options.log, options.format, run, options.out):
         print(message, file=sys.stderr)
-
-
-def _documents(options: argparse.Namespace) -> None:
-    from lowband.report.documents import write_documents
-
-    write_documents(options.root)
 
 
 def _faults(options: argparse.Namespace) -> None:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lowband.commands import at_least_one
+
 RECOMPUTE = ["none", "selective", "op", "full"]
 
 
@@ -14,12 +16,14 @@ def add(commands: Any) -> None:
     predict = commands.add_parser("predict", help="time and memory of a scheme on a cluster, item by item")
     _add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
-    predict.add_argument("--micro-batch", nargs="+", type=int, default=[1], help="sequences per pass")
-    predict.add_argument("--accumulation", nargs="+", type=int, default=[1], help="passes per step")
+    predict.add_argument(
+        "--micro-batch", nargs="+", type=at_least_one, default=[1], help="sequences per pass"
+    )
+    predict.add_argument("--accumulation", nargs="+", type=at_least_one, default=[1], help="passes per step")
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
-    predict.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
-    predict.add_argument("--pp", type=int, default=1, help="pipeline stages")
-    predict.add_argument("--interleave", type=int, default=1, help="virtual stages per rank")
+    predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
+    predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
+    predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
     predict.add_argument("--schedule", choices=["1f1b", "breadth-first"], default="1f1b")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object, or an array of a grid's")
@@ -28,9 +32,11 @@ def add(commands: Any) -> None:
 
     plan = commands.add_parser("plan", help="the fastest placement, wires, batches and degrees that fit")
     _add_job(plan)
-    plan.add_argument("--global-batch", type=int, help="sequences per step (default: 4 a rank)")
-    plan.add_argument("--tp", nargs="+", type=int, help="degrees to try (default: powers of 2 in a node)")
-    plan.add_argument("--pp", nargs="+", type=int, help="stages to try (default: powers of 2 to 16)")
+    plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
+    plan.add_argument(
+        "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
+    )
+    plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     plan.add_argument(
         "--write", metavar="NAME", help="add the best scheme and a suite of this name to config/"
     )
@@ -54,7 +60,7 @@ def add(commands: Any) -> None:
     simulate.add_argument("--cluster", default="frontier", help="a folder of slurm/, or a machine file")
     simulate.add_argument("--model", default="gpt-20b", help="a name of config/models.yaml, or a file")
     simulate.add_argument("--scheme", nargs="+", default=["zero3", "zeropp", "hsdp", "hier3"])
-    simulate.add_argument("--gpus", type=int, nargs="+", default=[16, 64, 384], help="ranks")
+    simulate.add_argument("--gpus", type=at_least_one, nargs="+", default=[16, 64, 384], help="ranks")
     simulate.add_argument("--python", default="/usr/bin/python3", help="a Python that has simgrid")
     simulate.add_argument("--out", type=Path, required=True, help="folder of simgrid.csv")
     simulate.add_argument("--root", type=Path, default=Path())
@@ -71,9 +77,11 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         nargs="+" if several else None,
         help="a name of config/models.yaml, or a file",
     )
-    parser.add_argument("--gpus", required=True, type=int, nargs="+" if several else None, help="ranks")
     parser.add_argument(
-        "--seq", type=int, nargs="+" if several else None, help="default: the model's longest"
+        "--gpus", required=True, type=at_least_one, nargs="+" if several else None, help="ranks"
+    )
+    parser.add_argument(
+        "--seq", type=at_least_one, nargs="+" if several else None, help="default: the model's longest"
     )
     parser.add_argument(
         "--stack", choices=["machine", "engine"], default="machine",

@@ -1,4 +1,4 @@
-"""claims, summary, appendix, page, provenance, verify, status: what a reproduction shows."""
+"""claims, summary, appendix, page, documents, provenance, verify, status: what a reproduction shows."""
 
 import argparse
 from pathlib import Path
@@ -30,6 +30,10 @@ def add(commands: Any) -> None:
     page.add_argument("--out", type=Path, required=True, help="the page")
     page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     page.set_defaults(run=_page)
+
+    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
+    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
+    documents.set_defaults(run=_documents)
 
     provenance = commands.add_parser("provenance", help="a finished reproduction -> an RO-Crate, one zip")
     provenance.add_argument("--results", required=True, help="its folder under results/")
@@ -72,6 +76,12 @@ def _page(options: argparse.Namespace) -> None:
     from lowband.report.page import write_page
 
     write_page(options.root, options.tables, options.figures, options.out)
+
+
+def _documents(options: argparse.Namespace) -> None:
+    from lowband.report.documents import write_documents
+
+    write_documents(options.root)
 
 
 def _provenance(options: argparse.Namespace) -> None:

@@ -10,10 +10,6 @@ MODEL_CONVENTION = (
     "6 (N - position and input embeddings) + 12 L H T per token; no recomputation; "
     "attention not halved for causality"
 )
-HARDWARE_CONVENTION = (
-    "model FLOPs + the forward of what is recomputed: 2 a weight and 4 H T a layer (full), 4 H T a layer "
-    "(selective), 2 every other weight of a block (op); attention not halved for causality"
-)
 BACKWARD_MATMUL = 2  # a product of the forward has two in the backward
 
 
@@ -50,10 +46,12 @@ def head_flops_per_token(model: ModelSpec) -> int:
 
 
 def hardware_flops_per_token(model: ModelSpec, seq_len: int, recompute: str) -> float:
-    """FLOPs of the products that run (for HFU): HARDWARE_CONVENTION.
+    """FLOPs of the products that run (for HFU): model FLOPs and the forward of what is recomputed.
 
-    recompute: none | selective | op | full. Source: equation 3 of Narayanan et al. (arXiv 2104.04473)
-    for full; appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
+    recompute: none | selective (4 H T a layer) | op (2 every other weight of a block) | full (2 a weight and
+    4 H T a layer). Attention is not halved for causality.
+    Source: equation 3 of Narayanan et al. (arXiv 2104.04473) for full;
+    appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
     """
     attention = attention_flops_per_token(model, seq_len)
     block = block_matmul_flops_per_token(model)

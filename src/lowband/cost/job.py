@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
@@ -49,8 +51,8 @@ class Job:
 
     def __post_init__(self) -> None:
         """Raises UserError for degrees that do not divide, and for a scheme that the levels cannot serve."""
-        for name in ("ranks", "tp", "pp", "interleave"):
-            if getattr(self, name) < 1:
+        for name in ("ranks", "tp", "pp", "interleave", "micro_batch", "seq_len", "accumulation"):
+            if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if self.ranks % (self.tp * self.pp):
             raise UserError(

@@ -48,11 +48,16 @@ def _why(c: Candidate) -> str:
 def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
     """Add the scheme `name` to config/schemes.yaml and write the suite `name` that runs it.
 
-    Raises UserError if the name is taken, or for tensor or pipeline parallelism, which the engine has not.
+    Raises UserError if the name is taken, and for what a suite has not: tensor and pipeline parallelism,
+    recomputation.
     """
     job = best.job
     if job.tp * job.pp > 1:
         raise UserError(f"tp {job.tp}, pp {job.pp}: the engine runs tp 1, pp 1", allowed="--tp 1 --pp 1")
+    if job.recompute != "none":
+        raise UserError(
+            f"recompute {job.recompute}: suites train without", allowed="a batch that fits without it"
+        )
     schemes = root / "config" / "schemes.yaml"
     suite = root / "config" / "suites" / f"{name}.yaml"
     if name in read_yaml(schemes) or suite.exists():
@@ -70,8 +75,8 @@ def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
         "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
     }  # fmt: skip
-    write_whole(schemes, f"{schemes.read_text(encoding='utf-8').rstrip()}\n\n{_yaml({name: entry})}")
     write_whole(suite, _yaml({"purpose": purpose, "cluster": job.machine.name, "fixed": fixed}))
+    write_whole(schemes, f"{schemes.read_text(encoding='utf-8').rstrip()}\n\n{_yaml({name: entry})}")
     return schemes, suite
 
 

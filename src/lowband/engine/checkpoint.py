@@ -239,6 +239,7 @@ def _new_optimizer_states(
     States of a shard's shape are made here, padding included; DCP fills the part that is the parameter's.
     """
     by_name = {name: (shard, piece) for name, shard, piece in _pieces(module)}
+    group_of = {id(shard): group for group in optimizer.param_groups for shard in group["params"]}
     for full, entry in stored.items():
         if not full.startswith("optimizer."):
             continue
@@ -253,7 +254,11 @@ def _new_optimizer_states(
             optimizer.state[shard][key] = values
             yield full, shard, key, _like(piece, values)
         else:
-            yield full, shard, key, torch.empty(entry.size, dtype=entry.properties.dtype)
+            # A step count, which fused and capturable optimizers keep on the device.
+            group = group_of.get(id(shard), {})
+            is_on_device = group.get("fused") or group.get("capturable")
+            device = shard.device if is_on_device else torch.device("cpu")
+            yield full, shard, key, torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
 
 
 def _verify(path: Path) -> dict[str, Any]:

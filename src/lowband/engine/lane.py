@@ -44,7 +44,7 @@ class Lane:
         return _Waiting(self, self._pool.submit(self._run, work))
 
     def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Keep the memory of tensors that the caller is about to let go until the lane's work is done."""
+        """Keep the memory of tensors that the caller is about to let go until the next work is waited for."""
 
     def _run(self, work: Callable[[], None]) -> None:
         start = time.perf_counter()
@@ -83,13 +83,16 @@ class StreamLane(Lane):
 
     [Note: lane and allocator] Work starts after everything the caller had issued before. So memory that the
     caller frees is taken again by later work only after the caller's kernels that used it; the other way
-    round it takes `protect`. `exposed_s` is read from events when times are taken.
+    round it takes `protect`. That refers to the tensors until the caller has waited for the work, and not by
+    `record_stream`: the host may be a whole backward ahead, and memory so recorded is not free before the
+    side stream has really passed. `exposed_s` is read from events when times are taken.
     """
 
     def __init__(self, device: torch.device, overlap: bool = True) -> None:
         super().__init__(overlap)
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
+        self._protected: list[torch.Tensor] = []
         self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
 
     def _start(self, work: Callable[[], None]) -> Handle:
@@ -101,12 +104,12 @@ class StreamLane(Lane):
             work()
             done.record()
         self._keep(start, done, is_busy=True)
-        return _OnStream(self, done)
+        handle = _OnStream(self, done, self._protected)
+        self._protected = []
+        return handle
 
     def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.record_stream(self._stream)
+        self._protected += [tensor for tensor in tensors if tensor is not None]
 
     def _keep(self, start: torch.cuda.Event, done: torch.cuda.Event, is_busy: bool) -> None:
         if self._is_timed:
@@ -126,14 +129,15 @@ class StreamLane(Lane):
 
 
 class _OnStream:
-    def __init__(self, lane: StreamLane, done: torch.cuda.Event) -> None:
-        self._lane, self._done = lane, done
+    def __init__(self, lane: StreamLane, done: torch.cuda.Event, protected: list[torch.Tensor]) -> None:
+        self._lane, self._done, self._protected = lane, done, protected
 
     def wait(self) -> None:
         here = torch.cuda.current_stream(self._lane._device)
         reached = torch.cuda.Event(enable_timing=True)
         reached.record(here)
         here.wait_event(self._done)
+        self._protected.clear()  # taken again only by what the caller's stream does from here on
         # The caller's stream stood still from `reached` to `done`; a negative span means it did not.
         self._lane._keep(reached, self._done, is_busy=False)
 

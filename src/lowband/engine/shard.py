@@ -259,6 +259,7 @@ class Unit:
 
     def start_reduce(self, at_boundary: bool) -> None:
         """Submit the reduction of the leaves' gradients; out to the optimizer's level at the boundary."""
+        self.wait_reduce()  # one that came earlier in this backward
         grads = [leaf.grad for leaf in self.leaves]
         self.lane.protect(grads)
         for leaf in self.leaves:

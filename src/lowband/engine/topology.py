@@ -27,8 +27,16 @@ class BoundHop:
     def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
         """On gloo: send sent[i] to partner i and receive received[i] from it, all at once.
 
-        The own places of both stay as they are.
+        The own places of both stay as they are. What lies on a GPU goes through the CPU: gloo's sends
+        read host memory.
         """
+        if received[0].is_cuda:
+            arrived = [tensor.cpu() for tensor in received]
+            self.exchange([tensor.cpu() for tensor in sent], arrived)
+            for i, tensor in enumerate(arrived):
+                if i != self.coordinate:
+                    received[i].copy_(tensor)
+            return
         works = []
         for i, partner in enumerate(self.hop.partners(dist.get_rank())):
             if i != self.coordinate:
@@ -87,9 +95,3 @@ class Topology:
                     mine = group
         assert mine is not None
         return mine
-
-
-def default_device(backend: str | None = None) -> torch.device:
-    """The device that this rank's backend moves data on."""
-    backend = backend or dist.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

@@ -187,10 +187,13 @@ def _tile(n, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def _bytes_of(blocks, n, BITS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The places in a message of these blocks' codes, and which of them are there."""
+    """The places in a message of these blocks' codes, and which of them are there.
+
+    n is divided first: n * BITS would not fit 32 bits from 2^28 values on.
+    """
     within = tl.arange(0, WIDTH * BITS // 8)[None, :]
     places = blocks[:, None] * (BLOCK * BITS // 8) + within
-    return places, (within < BLOCK * BITS // 8) & (places < n * BITS // 8)
+    return places, (within < BLOCK * BITS // 8) & (places < n // (8 // BITS))
 
 
 @triton.jit
@@ -209,7 +212,7 @@ def _sum(
 ):
     """[GROUP, WIDTH] fp32, values of these blocks summed over `count` messages in their order."""
     places, is_code = _bytes_of(blocks, n, BITS, BLOCK, WIDTH)
-    scale_places = n * BITS // 32 + blocks
+    scale_places = n // (32 // BITS) + blocks
     is_scale = blocks * BLOCK < n
     # A sum that begins with -0.0 is the first message itself.
     total = tl.full((GROUP, WIDTH), -0.0, tl.float32)
@@ -251,4 +254,4 @@ def _write(
         codes = (low & 0xF) | (high << 4)
     places, is_code = _bytes_of(blocks, n, BITS, BLOCK, WIDTH)
     tl.store(messages + start + places, codes.to(tl.uint8, bitcast=True), mask=is_code)
-    tl.store(scales + start // 4 + n * BITS // 32 + blocks, scale, mask=blocks * BLOCK < n)
+    tl.store(scales + start // 4 + n // (32 // BITS) + blocks, scale, mask=blocks * BLOCK < n)

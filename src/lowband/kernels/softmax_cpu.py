@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowband.cost.softmax import ALGORITHMS, PASSES, TWO_PASS
 from lowband.errors import UserError
-from lowband.kernels.compiled import load, processor_features
+from lowband.kernels.c_library import load, processor_features
 
 SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-std=gnu11", "-O3")

@@ -81,7 +81,7 @@ class GPT(nn.Module):
     def _init(self, seed: int) -> None:
         if self.embed.weight.is_meta:  # shapes only, nothing to fill
             return
-        generator = torch.Generator(device=self.embed.weight.device).manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)  # the same weights on every device
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
@@ -90,7 +90,8 @@ class GPT(nn.Module):
             else:
                 is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 std = INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD
-                parameter.normal_(0.0, std, generator=generator)
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+                parameter.copy_(drawn.normal_(0.0, std, generator=generator))
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
         x_BTH = self.embed(tokens_BT)

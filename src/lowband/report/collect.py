@@ -206,7 +206,7 @@ def _outside(outcome: Outcome) -> Iterator[Row]:
         yield {**sent.model_dump(exclude={"bytes"}), "outside_bytes": sent.bytes}
 
 
-STATE_COLUMNS = ["state", "measured_bytes", "closed_form_bytes", "difference_bytes"]
+STATE_COLUMNS = ["state", "held_bytes", "closed_form_bytes", "difference_bytes"]
 
 
 def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]:
@@ -226,7 +226,7 @@ def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]
         should = closed.get(state)
         yield {
             "state": state,
-            "measured_bytes": held,
+            "held_bytes": held,
             "closed_form_bytes": should,
             "difference_bytes": None if should is None else abs(held - should),
         }

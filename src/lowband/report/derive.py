@@ -1,5 +1,6 @@
 """Raw tables -> derived tables, by name. A table is a file of `tables/` and a line here."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -44,6 +45,11 @@ SUITE_OF = {
     "softmax": "softmax",
     "kernel_resources": "kernels",
 }
+
+
+def is_made_by(suites: Iterable[str], suite: str) -> bool:
+    """Whether `suites` have what a suite's tables are made of: itself, or one of its kin (`<suite>-...`)."""
+    return any(name == suite or name.startswith(f"{suite}-") for name in suites)
 
 
 def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:

@@ -21,13 +21,14 @@ from lowband.spec.strict import read_text
 
 def write_documents(root: Path) -> None:
     """Write every block of BLOCKS into its document. Raises UserError for a document without the block."""
-    for name, (document, build) in BLOCKS.items():
+    built = {name: build(root) for name, (_, build) in BLOCKS.items()}  # all, before anything is written
+    for name, (document, _) in BLOCKS.items():
         path = root / document
         text = read_text(path)
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
             raise UserError(f"no block '{name}'", where=path, allowed=f"{begin.strip()} ... {end}")
-        block = begin + "\n".join(build(root)) + "\n" + end
+        block = begin + "\n".join(built[name]) + "\n" + end
         before, after = text.split(begin)[0], text.split(end)[1]
         write_if_changed(path, before + block + after)
 

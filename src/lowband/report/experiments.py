@@ -1,12 +1,11 @@
 """config/experiments.yaml: what it takes to try a claim, with the minutes that shipped runs took."""
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from lowband.report.files import read_table
-from lowband.spec.strict import Strict, read_yaml
+from lowband.spec.strict import Strict, read_entries
 
 
 class Measured(Strict):
@@ -46,8 +45,4 @@ class Experiment(Strict):
 def read_experiments(config: Path) -> dict[str, Experiment]:
     """By id, in their order. Raises UserError for an entry that does not fit."""
     path = config / "experiments.yaml"
-    entries: dict[str, dict[str, Any]] = read_yaml(path)
-    return {
-        name: Experiment.parse({"id": name, **(entry or {})}, f"{path}: {name}")
-        for name, entry in entries.items()
-    }
+    return read_entries(Experiment, path, "id")

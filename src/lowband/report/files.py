@@ -14,7 +14,7 @@ _TYPES = {
     **dict.fromkeys(("is_quantized", "is_warmup"), bool),
     **dict.fromkeys(("seq_len", "global_batch", "repeat", "ranks", "step"), int),
     **dict.fromkeys(
-        ("counted_bytes", "closed_form_bytes", "measured_bytes", "difference_bytes", "outside_bytes"), float
+        ("counted_bytes", "closed_form_bytes", "held_bytes", "difference_bytes", "outside_bytes"), float
     ),
     **dict.fromkeys(("step_time_s", "exposed_comm_time_s", "hidden_comm_time_s", "tokens_per_s"), float),
     **dict.fromkeys(("loss", "loss_difference"), float),

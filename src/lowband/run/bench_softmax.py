@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lowband.cost.softmax import ALGORITHMS, FP32_BYTES, PASSES, READ
 from lowband.errors import UserError
-from lowband.kernels.compiled import compiler
+from lowband.kernels.c_library import compiler
 from lowband.kernels.softmax_cpu import ISAS, Kernels, error_bound, kernels, reference
 from lowband.run.environment import cpu_name, describe, host
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time

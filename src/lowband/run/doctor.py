@@ -53,7 +53,7 @@ def _torch() -> Iterator[Row]:
     yield "torch", torch.__version__, f"built for {_build(torch)}"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if devices:
-        yield "devices", f"{len(devices)} x {devices[0]}", "ranks train on them"
+        yield "devices", f"{len(devices)} x {devices[0]}", "ranks of a machine with devices train on them"
     else:
         yield "devices", "none", "ranks train on the CPU"
     yield "gloo", _yes(dist.is_gloo_available()), "ranks on CPU"
@@ -71,7 +71,7 @@ def _deepspeed() -> Iterator[Row]:
     try:
         found = version("deepspeed")
     except PackageNotFoundError:
-        yield "deepspeed", "missing", "nothing of this version needs it"
+        yield "deepspeed", "missing", "suite `peers` needs it"
         return
     compilers = [name for name in ("nvcc", "hipcc", "g++", "ninja") if shutil.which(name)]
     yield (

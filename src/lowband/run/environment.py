@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from lowband.spec.records import Environment
 
 _PREFIXES = ("NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "GLOO_", "MKL_", "ROCR_", "CUDA_")
@@ -21,9 +21,11 @@ _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pyda
 
 
 def describe(
-    hosts: tuple[str, ...], device: torch.device, backend: str, data: Mapping[str, Any], links: str
+    hosts: tuple[str, ...], device: "torch.device", backend: str, data: Mapping[str, Any], links: str
 ) -> "Environment":
     """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
+    import torch  # here only: `doctor` tells where it is missing
+
     from lowband.spec.records import Environment  # needs pydantic, which `bench-kernel` does without
 
     commit, dirty = code_version()

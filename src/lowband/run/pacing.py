@@ -91,10 +91,6 @@ class PacedDevice(TorchDispatchMode):
             self._ahead_s -= time.perf_counter() - start  # what it overslept counts for the next
         self._cpu_s = time.thread_time()
 
-    def start_step(self) -> None:
-        """Forget what ran between the steps."""
-        self._cpu_s, self._ahead_s = time.thread_time(), 0.0
-
     def take_real_share(self) -> float:
         """Real over paced computation since the last call; 0 if nothing was computed."""
         share = self._real_s / self._paced_s if self._paced_s else 0.0

@@ -38,6 +38,7 @@ class Job:
     corpus: Corpus
     folder: RunFolder
     links: str
+    device_type: str  # cpu | cuda
 
 
 def train(spec_path: Path, links: str = OWN) -> Outcome:
@@ -51,16 +52,18 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
     folder = RunFolder(spec_path.parent)
     if spec.device == "fake":
         return _count(spec, folder)
+    mine = from_environment(spec.ranks)
+    device_type = _device_type(spec, is_launched=mine is not None)
     try:
         spec.check_engine()
         if spec.engine == "deepspeed":
-            deepspeed.load("cuda" if torch.cuda.device_count() >= spec.ranks else "cpu")
+            deepspeed.load(device_type)
     except UserError as error:
         folder.start()
         folder.write_outcome(Outcome(status="not run", cause=str(error), steps=0))
         return Outcome.read_json(folder.outcome)
     if spec.attention == "flash2":
-        flash_attention.require(torch.device("cuda" if torch.cuda.device_count() else "cpu"))
+        flash_attention.require(torch.device(device_type))
         flash_attention.check_heads(spec.model.heads, spec.model.heads, spec.model.hidden // spec.model.heads)
     corpus = read_corpus(spec.text)
     if corpus.vocab > spec.model.vocab:
@@ -70,8 +73,7 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
             allowed=f"tokens below {spec.model.vocab}, the vocabulary of {spec.model.name}",
         )
     batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
-    job = Job(spec, corpus, folder, links)
-    mine = from_environment(spec.ranks)
+    job = Job(spec, corpus, folder, links, device_type)
     if isinstance(mine, Rank):
         _run_launched_rank(mine, job)
     else:
@@ -139,7 +141,7 @@ def _run_rank(rank: Rank, job: Job) -> None:
     if job.links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
     _share_one_heap(keeps_memory=spec.machine.box is not None)
-    device = _device(rank)
+    device = _device(rank, job.device_type)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -180,14 +182,22 @@ def _share_one_heap(keeps_memory: bool) -> None:
             mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
-def _device(rank: Rank) -> torch.device:
-    devices = torch.cuda.device_count()
-    is_forked = rank.init_method != "env://"
-    # NCCL takes one rank a device: local ranks that outnumber the devices train on the CPU.
-    if devices == 0 or (is_forked and rank.world > devices):
+def _device_type(spec: RunSpec, is_launched: bool) -> str:
+    """cuda where the machine's file names an accelerator, and one is here for each rank.
+
+    Not what happens to be here decides: runs of one suite are compared with each other. NCCL takes one rank a
+    device, so ranks started here that outnumber the devices train on the CPU; a launcher has counted them.
+    """
+    is_accelerated = spec.machine.device.memory_gib is not None and spec.machine.box is None
+    needed = 1 if is_launched else spec.ranks
+    return "cuda" if is_accelerated and torch.cuda.device_count() >= needed else "cpu"
+
+
+def _device(rank: Rank, device_type: str) -> torch.device:
+    if device_type == "cpu":
         return torch.device("cpu")
     # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all of a node's.
-    device = torch.device("cuda", rank.local_rank % devices)
+    device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 

@@ -69,6 +69,16 @@ def read_named(cls: type[Strict], path: Path, name: str) -> Any:
     return cls.parse({"name": name, **entries[name]}, f"{path}: {name}")
 
 
+def read_entries(cls: type[Strict], path: Path, key: str) -> dict[str, Any]:
+    """All entries of a YAML mapping of entries, in their order, as `cls` with the name under `key`."""
+    found = {}
+    for name, entry in read_yaml(path).items():
+        if not isinstance(entry, dict):
+            raise UserError("is no mapping of keys to values", where=f"{path}: {name}")
+        found[name] = cls.parse({key: name, **entry}, f"{path}: {name}")
+    return found
+
+
 def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseModel]) -> UserError:
     """The first finding as one line: its key, what is wrong, and which keys there are.
 

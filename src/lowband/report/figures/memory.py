@@ -15,7 +15,7 @@ from lowband.report.tables import EXPERIMENT
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    return table[[*EXPERIMENT, "scheme", "ranks", "state", "measured_bytes", "closed_form_bytes"]]
+    return table[[*EXPERIMENT, "scheme", "ranks", "state", "held_bytes", "closed_form_bytes"]]
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -26,7 +26,7 @@ def draw(df: pd.DataFrame) -> Figure:
     column = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for (title, rows), axes in zip(panels, column, strict=True):
         schemes = list(dict.fromkeys(rows["scheme"]))
-        measured = rows.pivot_table("measured_bytes", "scheme", "state", aggfunc="max")
+        measured = rows.pivot_table("held_bytes", "scheme", "state", aggfunc="max")
         measured = measured.reindex(index=schemes, columns=states).fillna(0)
         closed = rows.groupby("scheme")["closed_form_bytes"].sum().reindex(schemes)
         unit, name = byte_unit(measured.sum(axis=1).max())

@@ -5,20 +5,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from lowband.cost.softmax import TWO_PASS
 from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
+from lowband.spec.softmax import TORCH
 
 COLUMNS = [
     "provenance", "device", "isa", "algorithm", "regime", "array_bytes", "elements", "l1_bytes", "l2_bytes",
     "last_bytes", "time_s", "time_q20_s", "time_q80_s", "limit_s", "over_two_pass", "over_two_pass_q20",
     "over_two_pass_q80", "gain_percent",
 ]  # fmt: skip
-_TWO_PASS = "two-pass"
-_ALONE = "torch.softmax"
 _LOOKS = {
-    _TWO_PASS: ("#0173b2", "o", "-"),
+    TWO_PASS: ("#0173b2", "o", "-"),
     "three-pass recompute": ("#d55e00", "s", "--"),
     "three-pass reload": ("#029e73", "^", "-."),
-    _ALONE: ("0.45", "x", ":"),
+    TORCH: ("0.45", "x", ":"),
 }
 _CACHES = {"l1_bytes": "L1", "l2_bytes": "L2", "last_bytes": "last"}
 
@@ -31,11 +31,11 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(df: pd.DataFrame) -> Figure:
     measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
-    isas = measured.loc[measured["algorithm"] == _TWO_PASS, "isa"].unique()
+    isas = measured.loc[measured["algorithm"] == TWO_PASS, "isa"].unique()
     figure = canvas(TWO_COLUMNS, 0.5 + 2.5 * len(isas))
     grid = figure.subplots(len(isas), 2, squeeze=False)
     for (left, right), isa in zip(grid, isas, strict=True):
-        rows = measured[(measured["isa"] == isa) | (measured["algorithm"] == _ALONE)]
+        rows = measured[(measured["isa"] == isa) | (measured["algorithm"] == TORCH)]
         _times(left, rows)
         _ratios(right, rows[rows["isa"] == isa], reported[reported["isa"] == isa])
         left.set_title(f"{isa}, {rows['device'].iloc[0]}")
@@ -51,7 +51,7 @@ def _times(axes: Axes, df: pd.DataFrame) -> None:
         axes.plot(
             rows["array_bytes"], per_value["time_s"], color=color, marker=marker, linestyle=dash, label=name
         )
-        if name == _TWO_PASS:
+        if name == TWO_PASS:
             axes.plot(
                 rows["array_bytes"], per_value["limit_s"], color="0.2", linewidth=0.8,
                 label="two-pass, its passes without arithmetic",
@@ -63,7 +63,7 @@ def _times(axes: Axes, df: pd.DataFrame) -> None:
 
 def _ratios(axes: Axes, df: pd.DataFrame, reported: pd.DataFrame) -> None:
     for name, (color, marker, dash) in _LOOKS.items():
-        rows = df[(df["algorithm"] == name) & (name != _TWO_PASS)].sort_values("elements")
+        rows = df[(df["algorithm"] == name) & (name != TWO_PASS)].sort_values("elements")
         if len(rows):
             axes.plot(rows["array_bytes"], rows["over_two_pass"], color=color, marker=marker, linestyle=dash)
             axes.fill_between(

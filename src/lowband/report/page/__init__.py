@@ -12,9 +12,10 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from lowband.cost.footprint import GIB
 from lowband.errors import UserError
 from lowband.report.claim_views import html_fragment, html_table, read_graded, tally
-from lowband.report.derive import SUITE_OF
+from lowband.report.derive import SUITE_OF, is_made_by
 from lowband.report.figures import FIGURES, commit
 from lowband.report.files import read_table, sha256
 from lowband.report.page.machine import draw_machine, links
@@ -26,7 +27,6 @@ from lowband.spec.scheme import read_scheme
 from lowband.spec.strict import read_text, read_yaml
 
 MACHINE = "frontier"  # of the paper at the core: drawn, and what "at scale" means
-GIB = 2**30
 PX_PER_POINT, ENLARGED, SHRUNK = 4 / 3, 1.35, 0.9  # figures are drawn for print
 
 _FOLDER = Path(__file__).parent
@@ -117,7 +117,7 @@ def _at_scale(tables: Path) -> Markup:
     if sent.empty:
         return Markup()
     by_level = sent.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / GIB
-    memory = held.groupby("scheme")["measured_bytes"].sum() / GIB
+    memory = held.groupby("scheme")["held_bytes"].sum() / GIB
     rows = [
         [scheme, *(f"{value:.2f}" for value in by_level.loc[scheme]), f"{memory.loc[scheme]:.1f}"]
         for scheme in map(str, by_level.index)
@@ -129,7 +129,7 @@ def _at_scale(tables: Path) -> Markup:
 def _runs(root: Path, tables: Path) -> dict[str, Any]:
     """How the runs ended, and what they and the shipped ones beside them ran on."""
     runs = read_table(tables / "runs.csv")
-    shipped = sorted(set(SUITE_OF.values()) - set(runs["suite"]))
+    shipped = sorted(suite for suite in set(SUITE_OF.values()) if not is_made_by(set(runs["suite"]), suite))
     files = [root / "results" / "reference" / suite / "runs.csv" for suite in shipped]
     beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs
     everything = pd.concat([runs, *beside]).fillna({"torch": "-"})

@@ -11,5 +11,5 @@ from lowband.report.tables import EXPERIMENT, POINT
 def build(states: pd.DataFrame) -> pd.DataFrame:
     """One row per point and state. Repeats hold the same."""
     most = states[states["ranks"] == states.groupby(EXPERIMENT)["ranks"].transform("max")]
-    columns = ["measured_bytes", "closed_form_bytes", "difference_bytes"]
+    columns = ["held_bytes", "closed_form_bytes", "difference_bytes"]
     return most.groupby([*POINT, "state"], sort=False)[columns].max().reset_index()

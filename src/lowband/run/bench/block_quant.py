@@ -90,7 +90,8 @@ class _Size:
         return lambda: quantize(values, self.bits, BLOCK)
 
     def _compiled_encode(self) -> Callable[[], Any]:
-        compiled, values = torch.compile(quantize), self._values()
+        torch.compiler.reset()  # else the second length is compiled for any
+        compiled, values = torch.compile(quantize, dynamic=False), self._values()
         return lambda: compiled(values, self.bits, BLOCK)
 
     def _decode(self) -> Callable[[], torch.Tensor]:

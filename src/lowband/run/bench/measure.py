@@ -19,7 +19,8 @@ from lowband.run.bench.rows import Row
 TARGET_S = 0.1  # time spent on one case, warm-up aside
 RUNS = {"cuda": (5, 50), "cpu": (5, 5)}  # least and most timed runs
 WARMUP = 3
-FLUSH_BYTES = 2**28  # larger than any L2: a kernel must not find its input there
+# Larger than any L2, where a kernel must not find its input; and zeroed for longer than a launch takes.
+FLUSH_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +35,11 @@ class Case:
 
 def measure(group: list[Case], device: torch.device, is_in_time: Callable[[], bool]) -> Iterator[Row]:
     """The group's rows, in its order."""
-    if not is_in_time():
+    hindrance = _forget(device) if is_in_time() else "out of time"
+    if hindrance:
         for case in group:
-            yield dataclasses.replace(case.row, outcome="not run", reason="out of time")
+            yield dataclasses.replace(case.row, outcome="not run", reason=hindrance)
         return
-    _forget(device)
     rows: dict[int, Row] = {}
     works: dict[int, Callable[[], Any]] = {}
     for i, case in enumerate(group):
@@ -66,11 +67,16 @@ def measure(group: list[Case], device: torch.device, is_in_time: Callable[[], bo
         yield _timed(rows[i], times[i]) if i in times else rows[i]
 
 
-def _forget(device: torch.device) -> None:
-    """Give back what the groups before have held: models refer to themselves."""
+def _forget(device: torch.device) -> str:
+    """Give back what the groups before have held: models refer to themselves. Returns what hinders more."""
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # of a kernel that went astray: CUDA then takes nothing more
+            return f"the device failed in a group before: {error}".splitlines()[0]
+    return ""
 
 
 def wait(device: torch.device) -> None:
