@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lowband.run.group import on_ranks
+from lowband.run.train import device_type
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
@@ -35,6 +37,25 @@ def command(path: Path) -> list[str]:
 def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **variables}
     return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=env)
+
+
+@pytest.mark.parametrize(
+    ("suite", "devices", "is_launched", "expected"),
+    [
+        ("smoke", 8, False, "cpu"),  # a machine of CPU cores
+        ("links", 64, False, "cpu"),  # a box: its links are sockets
+        ("cuda", 8, False, "cuda"),
+        ("cuda", 4, False, "cpu"),  # 8 ranks: NCCL takes one a device
+        ("cuda", 1, True, "cuda"),  # Slurm shows each task its own
+        ("cuda", 0, True, "cpu"),
+    ],
+)
+def test_the_machine_tells_the_device(
+    suite: str, devices: int, is_launched: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    spec = next(spec for spec in expand(ROOT, [suite]) if suite != "cuda" or spec.ranks == 8)
+    assert device_type(spec, is_launched) == expected
 
 
 def test_local_ranks_write_whole_records(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from lowband.cost.collectives import Network
 from lowband.cost.command import Grid, machine_of, model_of, scheme_of
 from lowband.cost.flops import attention_flops_per_token, block_matmul_flops_per_token, head_flops_per_token
 from lowband.cost.job import Job
-from lowband.cost.plan import KNOBS, RECOMPUTE, jobs, plan
+from lowband.cost.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
+from lowband.cost.plan_files import write
 from lowband.cost.predict import predict
 from lowband.cost.scale_model import box_step_s
 from lowband.cost.time import step_time
@@ -30,6 +31,18 @@ FRONTIER = machine_of(ROOT, "frontier")
 def job(scheme: str = "hier3", machine: Machine = FRONTIER, **changes: object) -> Job:
     given_ = {"ranks": 64, "micro_batch": 1, "seq_len": 2048, "accumulation": 4, **changes}
     return Job(machine, model_of(ROOT, "gpt-20b"), scheme_of(ROOT, scheme), **given_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"tp": 2}, "tp 2"), ({"recompute": "full"}, "recompute full")]
+)
+def test_what_suites_cannot_say_is_not_written(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    best = Candidate((), job(**{"recompute": "none", **changes}), 1, 4, 1.0, 0.0)
+    with pytest.raises(UserError, match=words):
+        write(best, "found", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -53,17 +53,17 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
     if spec.device == "fake":
         return _count(spec, folder)
     mine = from_environment(spec.ranks)
-    device_type = _device_type(spec, is_launched=mine is not None)
+    on = device_type(spec, is_launched=mine is not None)
     try:
         spec.check_engine()
         if spec.engine == "deepspeed":
-            deepspeed.load(device_type)
+            deepspeed.load(on)
     except UserError as error:
         folder.start()
         folder.write_outcome(Outcome(status="not run", cause=str(error), steps=0))
         return Outcome.read_json(folder.outcome)
     if spec.attention == "flash2":
-        flash_attention.require(torch.device(device_type))
+        flash_attention.require(torch.device(on))
         flash_attention.check_heads(spec.model.heads, spec.model.heads, spec.model.hidden // spec.model.heads)
     corpus = read_corpus(spec.text)
     if corpus.vocab > spec.model.vocab:
@@ -73,7 +73,7 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
             allowed=f"tokens below {spec.model.vocab}, the vocabulary of {spec.model.name}",
         )
     batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
-    job = Job(spec, corpus, folder, links, device_type)
+    job = Job(spec, corpus, folder, links, on)
     if isinstance(mine, Rank):
         _run_launched_rank(mine, job)
     else:
@@ -182,7 +182,7 @@ def _share_one_heap(keeps_memory: bool) -> None:
             mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
-def _device_type(spec: RunSpec, is_launched: bool) -> str:
+def device_type(spec: RunSpec, is_launched: bool) -> str:
     """cuda where the machine's file names an accelerator, and one is here for each rank.
 
     Not what happens to be here decides: runs of one suite are compared with each other. NCCL takes one rank a

@@ -1,0 +1,87 @@
+"""Bad input on the command line: one line, exit code 2, nothing written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from report_runs import ROOT
+
+from lowband.__main__ import main
+from lowband.box import links, network
+from lowband.errors import UserError
+from lowband.spec.suites import expand
+
+PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
+PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line on stderr, of a command that ends with exit code 2."""
+    try:
+        code = main(arguments)
+    except SystemExit as ended:  # argparse's own
+        code = ended.code
+    assert code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "Traceback" not in lines
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*PREDICT, "--gpus", "0"],
+        [*PREDICT, "--gpus", "8", "--micro-batch", "0"],
+        [*PREDICT, "--gpus", "8", "--accumulation", "-1"],
+        [*PREDICT, "--gpus", "8", "--seq", "x"],
+        [*PLAN, "--tp", "0"],
+        [*PLAN, "--global-batch", "0"],
+    ],
+)
+def test_counts_are_one_or_more(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert "allowed: 1 or more" in told(arguments, capsys)
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").write_text("")
+    out = ["spec", "--suite", "smoke", "--root", str(ROOT), "--out", str(tmp_path / "taken")]
+    assert "taken" in told(out, capsys)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As `lowband predict ... | head` closes the pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lowband", *PREDICT, "--gpus", "8"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("file", "entry"), [("claims.yaml", "words"), ("experiments.yaml", ["a", "list"])])
+def test_an_entry_that_is_no_mapping_is_named(
+    tmp_path: Path, file: str, entry: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("claims.yaml", "experiments.yaml"):
+        (tmp_path / name).write_text((ROOT / "config" / name).read_text())
+    (tmp_path / file).write_text(yaml.safe_dump({"broken": entry}))
+    words = told(["claims", "--claims", str(tmp_path / "claims.yaml"), "--tables", str(tmp_path)], capsys)
+    assert f"{tmp_path / file}: broken: is no mapping" in words
+
+
+def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "missing", lambda: "no ip")
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    [spec, *_] = expand(ROOT, ["links"])
+    with pytest.raises(UserError, match="no ip"):
+        network.connect(spec, "private")
+    assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"
