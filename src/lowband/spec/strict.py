@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowband.errors import UserError
 
+# By libyaml where PyYAML was built with it, far faster: Snakemake reads all of config/ three times a job.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 class Strict(BaseModel):
     """Immutable, keyword-only, unknown keys refused. Base of everything read from a file."""
@@ -49,7 +52,7 @@ def read_text(path: Path) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping. Raises UserError if it is missing, is not YAML or no mapping."""
     try:
-        data = yaml.safe_load(read_text(path))
+        data = yaml.load(read_text(path), _LOADER)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f"{path}:{line + 1}" if line is not None else str(path)
