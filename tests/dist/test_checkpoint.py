@@ -1,4 +1,4 @@
-"""Checkpoints: resumed under another scheme, rank count and level sizes; never harmed, never trusted blindly."""
+"""Checkpoints: resumed under another scheme, rank count and levels; never harmed, never trusted blindly."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from test_parity import CLIP, SCHEMES_FILE, SPEC, part_of_batch
 from torch import nn
 
 import lowband
-from lowband.run.group import on_ranks
 import lowband.engine.checkpoint
 from lowband.engine.checkpoint import MANIFEST
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
+from lowband.run.group import on_ranks
 from lowband.spec.scheme import read_scheme
 
 INNER = {"package": 2, "node": 4}

@@ -11,10 +11,10 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
-from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
+from lowband.run.group import on_ranks
 from lowband.spec.machine import Levels
 from lowband.spec.scheme import Scheme
 
@@ -66,7 +66,9 @@ def check(placement, widths: list[int], dtype: str, reduce_dtype: str, accumulat
     inner, world, scheme = placement
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
-        model = nn.Sequential(nn.LayerNorm(5), *(nn.Sequential(nn.Linear(5, n), nn.Linear(n, 5)) for n in widths))
+        model = nn.Sequential(
+            nn.LayerNorm(5), *(nn.Sequential(nn.Linear(5, n), nn.Linear(n, 5)) for n in widths)
+        )
         topology = lowband.Topology(inner)
         wrap = lambda module: isinstance(module, nn.Sequential) and module is not model  # noqa: E731
         lowband.shard(model, scheme, topology, wrap, DTYPE[dtype], DTYPE[reduce_dtype])

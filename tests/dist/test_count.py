@@ -17,7 +17,9 @@ CASES = [("volume", "zeropp", 1), ("volume", "hier3", 2), ("volume", "hsdp", 1),
 
 
 @pytest.mark.parametrize(("suite", "scheme", "accumulation"), CASES)
-def test_counted_at_scale_equals_closed_forms(tmp_path: Path, suite: str, scheme: str, accumulation: int) -> None:
+def test_counted_at_scale_equals_closed_forms(
+    tmp_path: Path, suite: str, scheme: str, accumulation: int
+) -> None:
     [spec] = [spec for spec in expand(ROOT, [suite]) if spec.scheme.name == scheme]
     two_layers = spec.model.model_copy(update={"layers": 2})
     spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation})

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from test_parity import CLIP, SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
 
 import lowband
-from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
+from lowband.run.group import on_ranks
 from lowband.spec.machine import Levels
 from lowband.spec.scheme import read_scheme
 

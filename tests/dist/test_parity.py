@@ -10,10 +10,10 @@ import torch.distributed as dist
 import yaml
 
 import lowband
-from lowband.run.group import on_ranks
 from lowband.engine.api import engine_of
 from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
+from lowband.run.group import on_ranks
 from lowband.spec.machine import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import read_scheme

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lowband.cost.peers import peer_sent_bytes
-from lowband.run.peer_faults import qgz_scale
 from lowband.run.outside import level_of
+from lowband.run.peer_faults import qgz_scale
 from lowband.run.train import train
 from lowband.spec.machine import Levels, Machine
 from lowband.spec.model import ModelSpec
@@ -32,7 +32,9 @@ STEPS = 20
 BOUND = 5e-6
 
 
-def run(folder: Path, engine: str, scheme: str, ranks: int, **changes) -> tuple[RunSpec, list[float], Outcome]:
+def run(
+    folder: Path, engine: str, scheme: str, ranks: int, **changes
+) -> tuple[RunSpec, list[float], Outcome]:
     values = {
         "run_id": f"{engine}-{scheme}", "suite": "test", "repeat": 1, "engine": engine, "machine": MACHINE,
         "model": MODEL, "scheme": read_scheme(ROOT / "config" / "schemes.yaml", scheme), "ranks": ranks,
@@ -93,9 +95,11 @@ def test_accumulation_agrees(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_zeropp_runs_shimmed(tmp_path: Path) -> None:
-    """Both quantize, each in its own way, and DeepSpeed's gradients are too large (lowband.run.peer_faults): the
-    losses stay near each other."""
-    even = {"model": MODEL.model_copy(update={"hidden": 64, "heads": 4, "vocab": 256})}  # it takes multiples of 8
+    """Both quantize, each in its own way, and DeepSpeed's gradients are too large
+    (lowband.run.peer_faults): the losses stay near each other.
+    """
+    # It takes multiples of 8.
+    even = {"model": MODEL.model_copy(update={"hidden": 64, "heads": 4, "vocab": 256})}
     _, ours, _ = run(tmp_path, "lowband", "zeropp", 4, **even)
     _, losses, outcome = run(tmp_path, "deepspeed", "zeropp", 4, **even)
     assert outcome.notes == "shimmed"
@@ -108,7 +112,9 @@ def test_zeropp_runs_shimmed(tmp_path: Path) -> None:
 def test_what_a_peer_cannot_run_is_an_outcome(tmp_path: Path) -> None:
     _, _, outcome = run(tmp_path, "fsdp2", "hier3-exact", 4)
     assert (outcome.status, outcome.steps) == ("not run", 0)
-    assert outcome.cause.endswith("no counterpart: it keeps weights and gradients where it keeps the optimizer state")
+    assert outcome.cause.endswith(
+        "no counterpart: it keeps weights and gradients where it keeps the optimizer state"
+    )
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
 
 import lowband
-from lowband.run.group import on_ranks
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
+from lowband.run.group import on_ranks
 from lowband.spec.machine import Levels
 from lowband.spec.scheme import Scheme
 
@@ -87,7 +87,9 @@ def test_every_placement(inner: dict[str, int], ranks: int, count: int) -> None:
     schemes = placements(inner, ranks)
     assert len(schemes) == count
     [expected] = on_ranks(1, train_references, schemes, inner, ranks)
-    for scheme, (weights, is_closed_form) in zip(schemes, on_ranks(ranks, train_all, schemes, inner)[0], strict=True):
+    for scheme, (weights, is_closed_form) in zip(
+        schemes, on_ranks(ranks, train_all, schemes, inner)[0], strict=True
+    ):
         assert is_closed_form, scheme
         for name, value in expected[scheme.grads].items():
             assert torch.equal(weights[name], value), (scheme, name)

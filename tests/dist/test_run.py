@@ -252,7 +252,18 @@ def start_as(changes: dict[str, object]) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("changes", "what"), [({}, ""), ({"seed": 9}, "spec"), ({"commit": "abc"}, "commit"), ({"source": "abc"}, "source code"), ({"text": "other"}, "text")])
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, ""),
+        ({"seed": 9}, "spec"),
+        ({"commit": "abc"}, "commit"),
+        ({"source": "abc"}, "source code"),
+        ({"text": "other"}, "text"),
+    ],
+)
 def test_ranks_that_differ_are_told_at_start(changes: dict[str, object], what: str) -> None:
     for said in on_ranks(2, start_as, changes):
-        assert (f"rank 1 on {socket.gethostname()} has another {what} than rank 0" in said) if what else not said
+        assert (
+            (f"rank 1 on {socket.gethostname()} has another {what} than rank 0" in said) if what else not said
+        )

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from lowband.run.group import on_ranks
 from lowband.engine.collectives import Collectives
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import Topology
 from lowband.engine.wire import decode, decode_sum, encode, sum_encode
 from lowband.kernels.block_quant import dequantize, quantize
+from lowband.run.group import on_ranks
 from lowband.spec.machine import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, message_bytes
@@ -109,7 +109,7 @@ def test_reduce_scatter(ranks: int, inner: dict[str, int], wire: str) -> None:
 @pytest.mark.parametrize("block", [1, 7, 24, 256])
 @pytest.mark.parametrize("wire", ["int8", "int4"])
 def test_pieces_give_the_same_bytes(monkeypatch, wire: str, block: int) -> None:
-    """Large messages are quantized a piece at a time: blocks and packed codes lie where they would at once."""
+    """Large messages are quantized a piece at a time: blocks and packed codes lie where they would."""
     values = torch.stack([values_of(rank, 328) for rank in range(3)])
     whole = encode(values, wire, block)
     expected = dequantize(*quantize(values, WIRE_BITS[wire], block), WIRE_BITS[wire], block)
