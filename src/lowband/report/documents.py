@@ -84,14 +84,16 @@ def _comm(root: Path) -> list[str]:
     comm["time"] = comm["took_s"] / comm["closed_form_s"]
     comm["counted"] = comm["interface_bytes"] / comm["bytes"]
     rows = []
-    for point, runs in comm.groupby(["ranks", "level", "collective", "partners"], sort=False):
+    comm["kilobytes"] = (comm["bytes"] / 1e3).map("{:,.0f}".format)
+    points = ["ranks", "level", "collective", "partners", "kilobytes"]
+    for point, runs in comm.groupby(points, sort=False):
         ratios = [
             f"{runs[column].median():.3f} ({runs[column].min():.3f} to {runs[column].max():.3f})"
             for column in ("time", "counted")
         ]
         rows.append([*map(str, point), str(len(runs)), *ratios])
-    columns = ["ranks", "level", "collective", "partners", "n", "time / closed form", "interface / ledger"]
-    return markdown_table(columns, rows)
+    columns = ["ranks", "level", "collective", "partners", "sent per rank (kB)", "n"]
+    return markdown_table([*columns, "time / closed form", "interface / ledger"], rows)
 
 
 def _claims(root: Path) -> list[str]:

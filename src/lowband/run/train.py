@@ -140,7 +140,7 @@ def _run_rank(rank: Rank, job: Job) -> None:
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
-    _share_one_heap(keeps_memory=spec.machine.box is not None)
+    _share_one_heap()
     device = _device(rank, job.device_type)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
@@ -165,21 +165,18 @@ def _run_rank(rank: Rank, job: Job) -> None:
     dist.destroy_process_group()
 
 
-def _share_one_heap(keeps_memory: bool) -> None:
-    """Let all threads of this process take memory from one heap.
-
-    keeps_memory: never give freed memory back. In a box, giving it back and faulting it in again took a third
-                  of the cores' time.
+def _share_one_heap() -> None:
+    """Let all threads of this process take memory from one heap, which keeps what is freed.
 
     glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
-    tell how the threads of gloo and of an engine took turns, not what they held.
+    tell how the threads of gloo and of an engine took turns, not what they held. And it gives large pieces
+    back at once: faulting them in again took a third of the cores' time in a box, half of a step elsewhere.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
         mallopt(M_ARENA_MAX, 1)
-        if keeps_memory:
-            mallopt(M_MMAP_THRESHOLD, 2**30)
-            mallopt(M_TRIM_THRESHOLD, 2**30)
+        mallopt(M_MMAP_THRESHOLD, 2**30)
+        mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def device_type(spec: RunSpec, is_launched: bool) -> str:
