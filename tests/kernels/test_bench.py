@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import torch
 
 from lowband.errors import UserError
+from lowband.report.derive import write_table
 from lowband.report.files import read_table
-from lowband.report.tables import kernel_rates
 from lowband.run.bench.measure import RUNS, Case, measure
 from lowband.run.bench.rows import Row
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 # As where pydantic and PyYAML are not installed.
 BARE = """
@@ -55,7 +57,15 @@ def test_every_part_runs_under_the_interpreter(tmp_path: Path) -> None:
         assert int(row["runs"]) == RUNS["cpu"][1]
     ours = {(row["part"], row["operation"]) for row in rows if row["implementation"].startswith("triton")}
     assert {("attention", "backward"), ("block_quant", "sum_encode int4"), ("softmax", "forward")} <= ours
-    rates = kernel_rates.build(read_table(tmp_path / "kernels.csv"))
+    shutil.copytree(ROOT / "results" / "reported", tmp_path / "results" / "reported")
+    device = tmp_path / "results" / "reference" / "cpu"  # as if it were shipped
+    device.mkdir(parents=True)
+    shutil.copy(tmp_path / "kernels.csv", device)
+    for table in ("attention", "training_speed", "kernel_rates"):
+        write_table(table, tmp_path, root=tmp_path)
+        provenances = set(read_table(tmp_path / f"{table}.csv")["provenance"])
+        assert provenances == {"measured", *(["reported"] if table != "kernel_rates" else [])}
+    rates = read_table(tmp_path / "kernel_rates.csv")
     assert set(rates["part"]) == {"softmax", "block_quant"}
     assert (rates.loc[rates["implementation"].str.startswith("triton"), "of_copy"] > 0).all()
     assert (rates.loc[rates["implementation"] == "torch", "over_torch"] == 1).all()

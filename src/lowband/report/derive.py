@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.report.files import read_table, write_csv
+from lowband.report.files import read_benchmark, read_table, write_csv
 
 REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
 SHIPPED = "shipped/"  # and of this name every such file of results/reference/*/; where there is none, no row
@@ -60,7 +60,8 @@ def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
 
 
 def _read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
-    parts = [read_table(path) for path in source_paths(source, tables_dir, root)]
+    read = read_benchmark if source.startswith(SHIPPED) else read_table
+    parts = [read(path) for path in source_paths(source, tables_dir, root)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 

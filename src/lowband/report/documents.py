@@ -146,11 +146,18 @@ def _peer_row(row: "pd.Series[Any]") -> list[str]:
         f"{1e3 * row['step_time_s_peer']:.0f}",
         f"{row['step_time_ratio']:.2f}",
         f"{row['memory_ratio']:.2f}",
-        f"{row['outside_bytes_ours'] / 1e6:.2f}",
-        f"{row['outside_bytes_peer'] / 1e6:.2f}",
+        *(_sent(row, whose) for whose in ("ours", "peer")),
         f"{row['loss_difference']:.1e}",
         "" if pd.isna(row["notes"]) else str(row["notes"]),
     ]
+
+
+def _sent(row: "pd.Series[Any]", whose: str) -> str:
+    """MB per rank and step, as counted in the process or, in a box, by the interface."""
+    counted = row[f"outside_bytes_{whose}"]
+    if pd.notna(counted):
+        return f"{counted / 1e6:.2f}"
+    return f"{row[f'interface_bytes_{whose}'] / 1e6:.2f} (interface)"
 
 
 def _softmax(root: Path) -> list[str]:

@@ -30,6 +30,11 @@ def read_table(path: Path) -> pd.DataFrame:
     return _read(path, _TYPES)
 
 
+def read_benchmark(path: Path) -> pd.DataFrame:
+    """The rows of a kernels.csv, in which what does not apply to a kernel is empty."""
+    return _read(path, {"commit": str, "reason": str})
+
+
 def read_published(path: Path) -> pd.DataFrame:
     """A table of results/reported/ with every cell as its text: it says how a number was printed."""
     return _read(path, str).fillna("")

@@ -39,10 +39,13 @@ def _measured(df: pd.DataFrame) -> list[pd.DataFrame]:
     """The table of each direction; none where nothing was measured."""
     if df.empty:
         return []
-    rows = df[df["part"] == "attention"].assign(
+    df = df[df["part"] == "attention"]  # other parts have no such sizes
+    rows = df.assign(
         provenance="measured",
         method=df["implementation"].replace(_NAMES),
         is_causal=df["causal"].astype(bool),
+        head_dim=df["head_dim"].astype(int),
+        seq_len=df["seq_len"].astype(int),
         direction=df["operation"].map(_DIRECTIONS),
     )
     both = (

@@ -22,6 +22,7 @@ def build(measured: pd.DataFrame) -> pd.DataFrame:
     if measured.empty:
         return pd.DataFrame(columns=COLUMNS)
     df = measured[measured["part"].isin(PARTS)].assign(provenance="measured")
+    df = df.astype({"rows": int, "columns": int})
     df["bytes_per_s"] = df["bytes"].fillna(df["least_bytes"]) / df["time_s"]
     copies = measured[(measured["part"] == "ceilings") & (measured["operation"] == "copy")]
     copy_rate = (copies["bytes"] / copies["time_s"]).groupby(copies["device"]).max()

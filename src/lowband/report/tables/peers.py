@@ -7,6 +7,7 @@ memory_ratio      our peak resident memory (of the fullest rank) over the peer's
 loss_difference   largest over steps and repeats
 outside_bytes     sent per rank and step, counted from outside; `outside_bytes_<level>`: in groups of that
                   level
+interface_bytes   sent per step by a rank's interface of a box, headers included: the kernel's count
 """
 
 import pandas as pd
@@ -17,12 +18,15 @@ from lowband.spec.records import CONTROL
 OURS = "lowband"
 POINT = [column for column in tables.POINT if column != "engine"]
 RUN = [*POINT, "engine"]
-VALUES = ["step_time_s", "tokens_per_s", "peak_memory_bytes_max", "outside_bytes"]
+VALUES = ["step_time_s", "tokens_per_s", "peak_memory_bytes_max", "outside_bytes", "interface_bytes"]
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
     """One row per peer and point; medians over repeats that ended ok."""
-    by_run = runs.assign(tokens_per_s=runs["tokens_per_step"] / runs["step_time_s"]).groupby(RUN, sort=False)
+    by_run = runs.assign(
+        tokens_per_s=runs["tokens_per_step"] / runs["step_time_s"],
+        interface_bytes=runs["interface_bytes"] / runs["steps"],
+    ).groupby(RUN, sort=False)
     df = by_run[VALUES].median().join(by_run[["is_quantized", "status", "cause", "notes"]].last())
     by_level = outside[outside["collective"] != CONTROL].pivot_table(
         index=RUN, columns="level", values="outside_bytes", aggfunc="sum"

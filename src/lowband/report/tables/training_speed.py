@@ -40,6 +40,7 @@ def _measured(df: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         provenance="measured",
         method=rows["implementation"].replace(NAMES),
+        seq_len=rows["seq_len"].astype(int),
         tflops=rows["paper_flops"] / rows["time_s"] / 1e12,
         reason=rows["reason"].fillna(""),
     )

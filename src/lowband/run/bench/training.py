@@ -32,7 +32,7 @@ def groups(device: torch.device) -> Iterator[list[Case]]:
                 try:
                     yield [_case(device, _read(name, length), attention)]
                 except ImportError as error:
-                    yield [_missing(name, attention, error)]
+                    yield [_missing(name, length, attention, error)]
 
 
 def _read(name: str, length: int) -> "ModelSpec":
@@ -41,13 +41,15 @@ def _read(name: str, length: int) -> "ModelSpec":
     return read_model(MODELS_FILE, name).model_copy(update={"seq_len": length})
 
 
-def _missing(name: str, attention: str, error: ImportError) -> Case:
+def _missing(name: str, length: int, attention: str, error: ImportError) -> Case:
     """A row that says what is not installed."""
 
     def make() -> Callable[[], float]:
         raise error
 
-    row = Row(part="training", operation="step", dtype="bfloat16", model=name, implementation=attention)
+    row = Row(
+        part="training", operation="step", dtype="bfloat16", model=name, seq_len=length, implementation=attention
+    )  # fmt: skip
     return Case(row=row, make=make, error_of=float, tolerance=LOSS_TOLERANCE)
 
 
