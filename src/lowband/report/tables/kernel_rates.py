@@ -1,5 +1,6 @@
 """Kernels that memory limits, on a GPU: softmax and block quantization, measured by `lowband bench-kernel`.
 
+partners     messages that are summed; 1 of what is no message
 bytes_per_s  what the algorithm moves, by its formula, over the median time; where its algorithm is not known
              (torch's softmax), the least that any moves
 of_copy      over what a copy on that device reached in the same run
@@ -22,12 +23,12 @@ def build(measured: pd.DataFrame) -> pd.DataFrame:
     if measured.empty:
         return pd.DataFrame(columns=COLUMNS)
     df = measured[measured["part"].isin(PARTS)].assign(provenance="measured")
-    df = df.astype({"rows": int, "columns": int})
+    df = df.fillna({"partners": 1}).astype({"rows": int, "columns": int, "partners": int})
     df["bytes_per_s"] = df["bytes"].fillna(df["least_bytes"]) / df["time_s"]
     copies = measured[(measured["part"] == "ceilings") & (measured["operation"] == "copy")]
     copy_rate = (copies["bytes"] / copies["time_s"]).groupby(copies["device"]).max()
     df["of_copy"] = df["bytes_per_s"] / df["device"].map(copy_rate)
-    torchs = df[df["implementation"] == REFERENCE].groupby(SIZE, dropna=False)["time_s"].max()
+    torchs = df[df["implementation"] == REFERENCE].groupby(SIZE)["time_s"].max()
     df = df.join(torchs.rename("torch_time_s"), on=SIZE)
     df["over_torch"] = df["torch_time_s"] / df["time_s"]
     return df[COLUMNS].sort_values([*SIZE, "implementation"], kind="stable", ignore_index=True)

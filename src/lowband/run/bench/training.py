@@ -48,7 +48,8 @@ def _missing(name: str, length: int, attention: str, error: ImportError) -> Case
         raise error
 
     row = Row(
-        part="training", operation="step", dtype="bfloat16", model=name, seq_len=length, implementation=attention
+        part="training", operation="step", implementation=attention, dtype="bfloat16", model=name,
+        seq_len=length,
     )  # fmt: skip
     return Case(row=row, make=make, error_of=float, tolerance=LOSS_TOLERANCE)
 
