@@ -93,7 +93,10 @@ def _watch(processes: list[BaseProcess], deadline: float, folder: Path) -> None:
         ended = wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
         if not ended:
             break
-        newly = [process for process in map(running.pop, ended) if process.exitcode]
+        gone = [running.pop(sentinel) for sentinel in ended]
+        for process in gone:
+            process.join(GRACE_S)  # its pipe closes a moment before its exit code can be asked for
+        newly = [process for process in gone if process.exitcode]
         for process in newly:
             if process.exitcode < 0:  # a signal's victim is the cause of its peers' broken connections
                 name = signal.Signals(-process.exitcode).name
