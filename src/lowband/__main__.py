@@ -13,7 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a sub-command; returns the exit code (2 for bad input, told in one line)."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options) or 0)
+        code = int(options.run(options) or 0)
+        sys.stdout.flush()  # here, where a closed pipe can be told
+        return code
     except BrokenPipeError:  # whoever read the output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest flushed at exit
         return 0

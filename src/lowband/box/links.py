@@ -110,7 +110,7 @@ def missing() -> str:
     try:
         tools.run(probe)
     except UserError as error:
-        return f"no network namespaces or no htb: {str(error).rpartition(': ')[2]}"
+        return f"no network namespaces or no htb: {error.what}"
     return ""
 
 

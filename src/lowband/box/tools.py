@@ -10,14 +10,14 @@ TIMEOUT_S = 60.0
 
 def run(command: Sequence[str], text: str = "") -> str:
     """What the command prints, given `text` to read. Raises UserError with its last words."""
-    what = " ".join(command[-5:])
+    where = " ".join(command[-5:])
     try:
         done = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{what}: no end after {TIMEOUT_S:.0f} s") from None
+        raise UserError(f"no end after {TIMEOUT_S:.0f} s", where=where) from None
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(f"{what}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        raise UserError(lines[-1] if lines else f"exit code {done.returncode}", where=where)
     return done.stdout

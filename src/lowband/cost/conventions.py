@@ -1,4 +1,4 @@
-"""FLOPs per token as other projects' logs count them, to tell what their TFLOPS mean.
+"""FLOPs per token as other projects' logs and papers count them, to tell what their TFLOPS mean.
 
 Letters: L layers, H hidden, T sequence length, V vocabulary.
 """
@@ -26,6 +26,11 @@ def torchtitan_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     if model.positions == "learned":
         embeddings += model.seq_len * model.hidden
     return 6 * (model.parameters - embeddings) + 12 * model.layers * model.hidden * seq_len
+
+
+def flash_attention_flops_per_token(model: ModelSpec, seq_len: int) -> int:
+    """6 N + 12 L H T, with all weights: the training runs of arXiv 2307.08691, section 4.2."""
+    return 6 * model.parameters + 12 * model.layers * model.hidden * seq_len
 
 
 def flops_per_token(form: str, model: ModelSpec, seq_len: int, *, recompute: bool) -> float | None:

@@ -25,11 +25,6 @@ def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     return 6 * (model.parameters - lookups) + 12 * model.layers * model.hidden * seq_len
 
 
-def paper_flops_per_token(model: ModelSpec, seq_len: int) -> int:
-    """6 N + 12 L H T, with all weights: how arXiv 2307.08691 (section 4.2) counts its training runs."""
-    return 6 * model.parameters + 12 * model.layers * model.hidden * seq_len
-
-
 def block_matmul_flops_per_token(model: ModelSpec) -> int:
     """Forward of one block's matrices: 2 a weight."""
     return 2 * sum(s[0] * s[1] for s in model.block_shapes().values() if len(s) == 2)

@@ -32,10 +32,9 @@ GPU_ALGORITHMS: dict[str, tuple[str, ...]] = {
     "online": (READ, SCALE),
     "two_pass": ALGORITHMS[TWO_PASS],
 }
-BACKWARD_TRAFFIC = (
-    5  # elements per value: the sum of y dy, then y (dy - sum); both read twice, the result written
-)
-LEAST_TRAFFIC = {"forward": 2, "backward": 3}  # likewise, the row kept between the passes
+# Elements of traffic per value. Backward: the sum of y dy, then y (dy - sum); two read twice, one written.
+BACKWARD_TRAFFIC = 5
+LEAST_TRAFFIC = {"forward": 2, "backward": 3}  # of any algorithm, the row kept between its passes
 
 
 def passes(name: str) -> Sequence[str]:
@@ -43,10 +42,10 @@ def passes(name: str) -> Sequence[str]:
     return {**ALGORITHMS, **GPU_ALGORITHMS}.get(name, (name,))
 
 
-def traffic_bytes(name: str, elements: int, element_bytes: int = FP32_BYTES) -> int:
-    """Bytes that an algorithm or a pass reads and writes for `elements` values.
+def traffic_bytes(name: str, elements: int) -> int:
+    """Bytes that an algorithm or a pass reads and writes for `elements` fp32 values.
 
     A store to a line that is not in a cache makes most processors read it first; that is not counted, as in
     the paper.
     """
-    return element_bytes * elements * sum(PASSES[each] for each in passes(name))
+    return FP32_BYTES * elements * sum(PASSES[each] for each in passes(name))

@@ -33,18 +33,18 @@ class Lane:
         self.exposed_s = 0.0
         self.busy_s = 0.0
 
-    def submit(self, work: Callable[[], None]) -> Handle:
-        """Start work; without overlap the caller waits for it here."""
-        handle = self._start(work)
+    def submit(self, work: Callable[[], None], uses: Sequence[torch.Tensor | None] = ()) -> Handle:
+        """Start work; without overlap the caller waits for it here.
+
+        uses: tensors of the work that the caller is about to let go; kept until the work is waited for
+        """
+        handle = self._start(work, uses)
         if not self._overlap:
             handle.wait()
         return handle
 
-    def _start(self, work: Callable[[], None]) -> Handle:
-        return _Waiting(self, self._pool.submit(self._run, work))
-
-    def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Keep the memory of tensors that the caller is about to let go until the next work is waited for."""
+    def _start(self, work: Callable[[], None], _uses: Sequence[torch.Tensor | None]) -> Handle:
+        return _Waiting(self, self._pool.submit(self._run, work))  # which refers to what it uses
 
     def _run(self, work: Callable[[], None]) -> None:
         start = time.perf_counter()
@@ -72,7 +72,7 @@ class _Waiting:
 class InlineLane(Lane):
     """Runs work where it is submitted: torch's fake tensors, stand-ins for a large job, know one thread."""
 
-    def _start(self, work: Callable[[], None]) -> Handle:
+    def _start(self, work: Callable[[], None], _uses: Sequence[torch.Tensor | None]) -> Handle:
         done: Future[None] = Future()
         done.set_result(self._run(work))
         return _Waiting(self, done)
@@ -82,20 +82,20 @@ class StreamLane(Lane):
     """The same on a CUDA or HIP device: a side stream.
 
     [Note: lane and allocator] Work starts after everything the caller had issued before. So memory that the
-    caller frees is taken again by later work only after the caller's kernels that used it; the other way
-    round it takes `protect`. That refers to the tensors until the caller has waited for the work, and not by
-    `record_stream`: the host may be a whole backward ahead, and memory so recorded is not free before the
-    side stream has really passed. `exposed_s` is read from events when times are taken.
+    caller frees is taken again by later work only after the caller's kernels that used it. The other way
+    round the handle refers to what the work uses until the caller has waited; not by `record_stream`: the
+    host may be a whole backward ahead, and memory so recorded is not free before the side stream has really
+    passed. `exposed_s` is read from events when times are taken.
     """
 
     def __init__(self, device: torch.device, overlap: bool = True) -> None:
         super().__init__(overlap)
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
-        self._protected: list[torch.Tensor] = []
         self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
 
-    def _start(self, work: Callable[[], None]) -> Handle:
+    def _start(self, work: Callable[[], None], uses: Sequence[torch.Tensor | None]) -> Handle:
+        held = list(uses)  # before the work, which may empty the caller's list
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         start = torch.cuda.Event(enable_timing=True)
         done = torch.cuda.Event(enable_timing=True)
@@ -104,12 +104,7 @@ class StreamLane(Lane):
             work()
             done.record()
         self._keep(start, done, is_busy=True)
-        handle = _OnStream(self, done, self._protected)
-        self._protected = []
-        return handle
-
-    def protect(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        self._protected += [tensor for tensor in tensors if tensor is not None]
+        return _OnStream(self, done, held)
 
     def _keep(self, start: torch.cuda.Event, done: torch.cuda.Event, is_busy: bool) -> None:
         if self._is_timed:
@@ -129,15 +124,15 @@ class StreamLane(Lane):
 
 
 class _OnStream:
-    def __init__(self, lane: StreamLane, done: torch.cuda.Event, protected: list[torch.Tensor]) -> None:
-        self._lane, self._done, self._protected = lane, done, protected
+    def __init__(self, lane: StreamLane, done: torch.cuda.Event, held: list[torch.Tensor | None]) -> None:
+        self._lane, self._done, self._held = lane, done, held
 
     def wait(self) -> None:
         here = torch.cuda.current_stream(self._lane._device)
         reached = torch.cuda.Event(enable_timing=True)
         reached.record(here)
         here.wait_event(self._done)
-        self._protected.clear()  # taken again only by what the caller's stream does from here on
+        self._held.clear()  # taken again only by what the caller's stream does from here on
         # The caller's stream stood still from `reached` to `done`; a negative span means it did not.
         self._lane._keep(reached, self._done, is_busy=False)
 

@@ -261,10 +261,9 @@ class Unit:
         """Submit the reduction of the leaves' gradients; out to the optimizer's level at the boundary."""
         self.wait_reduce()  # one that came earlier in this backward
         grads = [leaf.grad for leaf in self.leaves]
-        self.lane.protect(grads)
         for leaf in self.leaves:
             leaf.grad = None
-        self._reducing = self.lane.submit(lambda: self._reduce(grads, at_boundary))
+        self._reducing = self.lane.submit(lambda: self._reduce(grads, at_boundary), uses=grads)
 
     def _reduce(self, grads: list[torch.Tensor | None], at_boundary: bool) -> None:
         reduce_scatter, scheme, meter = self.collectives.reduce_scatter, self.scheme, self.meter

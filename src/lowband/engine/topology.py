@@ -31,7 +31,7 @@ class BoundHop:
         read host memory.
         """
         if received[0].is_cuda:
-            arrived = [tensor.cpu() for tensor in received]
+            arrived = [torch.empty_like(tensor, device="cpu") for tensor in received]
             self.exchange([tensor.cpu() for tensor in sent], arrived)
             for i, tensor in enumerate(arrived):
                 if i != self.coordinate:

@@ -120,24 +120,15 @@ def _peers(root: Path) -> list[str]:
     table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
     rows = [_peer_row(row) for _, row in table.iterrows()]
     columns = [
-        "peer",
-        "scheme",
-        "on",
-        "ranks",
-        "dtype",
-        "ours (ms)",
-        "peer (ms)",
-        "step ratio",
-        "memory ratio",
-    ]
-    return markdown_table([*columns, "sent, ours (MB)", "sent, peer (MB)", "loss difference", ""], rows)
+        "peer", "scheme", "on", "ranks", "dtype", "ours (ms)", "peer (ms)", "step ratio", "memory ratio",
+        "sent, ours (MB)", "sent, peer (MB)", "loss difference", "",
+    ]  # fmt: skip
+    return markdown_table(columns, rows)
 
 
 def _peer_row(row: "pd.Series[Any]") -> list[str]:
-    point = [
-        PEER_NAMES[row["peer"]],
-        *(str(row[key]) for key in ("scheme", "cluster", "ranks", "compute_dtype")),
-    ]
+    keys = ("scheme", "cluster", "ranks", "compute_dtype")
+    point = [PEER_NAMES[row["peer"]], *(str(row[key]) for key in keys)]
     if row["status"] != "ok":
         return [*point, *[""] * 7, f"{row['status']}: {row['cause']}"]
     return [

@@ -170,7 +170,7 @@ def _share_one_heap() -> None:
 
     glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
     tell how the threads of gloo and of an engine took turns, not what they held. And it gives large pieces
-    back at once: faulting them in again took a third of the cores' time in a box, half of a step elsewhere.
+    back at once: faulting them in again took a third of the cores' time in a box.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc

@@ -55,7 +55,8 @@ def _missing(name: str, length: int, attention: str, error: ImportError) -> Case
 
 
 def _case(device: torch.device, spec: "ModelSpec", attention: str) -> Case:
-    from lowband.cost.flops import model_flops_per_token, paper_flops_per_token
+    from lowband.cost.conventions import flash_attention_flops_per_token
+    from lowband.cost.flops import model_flops_per_token
 
     length = spec.seq_len
     batch = TOKENS[device.type] // length
@@ -63,7 +64,7 @@ def _case(device: torch.device, spec: "ModelSpec", attention: str) -> Case:
         part="training", operation="step", dtype="bfloat16", model=spec.name, batch=batch, heads=spec.heads,
         implementation=attention, seq_len=length, head_dim=spec.hidden // spec.heads, causal=True,
         flops=model_flops_per_token(spec, length) * batch * length,
-        paper_flops=paper_flops_per_token(spec, length) * batch * length,
+        paper_flops=flash_attention_flops_per_token(spec, length) * batch * length,
     )  # fmt: skip
 
     def make() -> Callable[[], float]:
