@@ -34,7 +34,8 @@ def shard(
     overlap:       communication runs behind the computation; False, to measure what that saves
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
-    Gradients are averaged over all ranks. Raises UserError for a scheme that the levels cannot hold.
+    Gradients are averaged over all ranks. Raises UserError for a scheme that the levels cannot hold, and, on
+    every rank, if ranks differ in scheme, dtypes, shapes, units or initial weights.
     """
     if hasattr(module, "_lowband"):
         raise UserError("the module is sharded already", where=type(module).__name__)
@@ -66,17 +67,16 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> float:
     """
     engine = engine_of(module)
     engine.put_shards()
-    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    grads = [p.grad for p in module.parameters() if p.grad is not None and p.grad.numel()]
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
-    for grad in grads:
-        mine += grad.double().square().sum()
+    if grads:
+        mine += torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).square().sum()
     total = engine.sum_over_ranks(mine)
     levels = engine.topology.levels
     replicas = levels.world // levels.size(engine.scheme.optim)
     norm = (total.item() / replicas) ** 0.5
     if norm > max_norm:
-        for grad in grads:
-            grad.mul_(max_norm / norm)
+        torch._foreach_mul_(grads, max_norm / norm)
     return norm
 
 

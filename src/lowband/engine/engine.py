@@ -23,6 +23,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
+from lowband.engine.agree import check_same, facts_of, is_alone
 from lowband.engine.collectives import Collectives
 from lowband.engine.lane import new_lane
 from lowband.engine.ledger import Ledger
@@ -52,6 +53,11 @@ class Engine:
         overlap: bool,
     ) -> None:
         scheme.check(topology.levels)
+        groups = _group_parameters(module, wrap)
+        if not is_alone():
+            said = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
+            dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
+            check_same({**said, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
@@ -75,7 +81,7 @@ class Engine:
         self.collectives = Collectives(scheme, topology, self.ledger, self.meter)
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
-        for owner, name, slots in _group_parameters(module, wrap):
+        for owner, name, slots in groups:
             unit = Unit(name, slots, self.collectives, self.lane, compute_dtype, reduce_dtype)
             unit.watch_grads(self._grads_ready)
             self.units.append(unit)

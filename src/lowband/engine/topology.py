@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from lowband.engine.agree import check_same, is_alone
 from lowband.spec.machine import Hop, Levels, read_machine
 
 
@@ -57,7 +58,8 @@ class Topology:
     inner: sizes of the levels inside the world, inner to outer, e.g. {"package": 2, "node": 8}
 
     torch.distributed must be initialised. Every rank must build the same topologies in the same order,
-    because building one creates process groups. Raises UserError if the ranks do not fill whole groups.
+    because building one creates process groups. Raises UserError if the ranks do not fill whole groups, or
+    differ in the levels' sizes.
     """
 
     inner: Mapping[str, int]
@@ -67,6 +69,8 @@ class Topology:
 
     def __post_init__(self) -> None:
         self.levels = Levels.fit(self.inner, dist.get_world_size())
+        if not is_alone():
+            check_same({"sizes of levels": dict(self.inner)})
         self.rank = dist.get_rank()
         for hop in self.levels.hops("self", "world"):
             group = self._new_group(hop)

@@ -11,13 +11,13 @@ import torch
 from lowband.kernels.block_quant import dequantize, fast_path, quantize
 from lowband.spec.wire import SCALE_BYTES, WIRE_BITS, Wire
 
-_CAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 AT_ONCE = 2**24  # values; quantizing takes up to 16 bytes for each of them
 
 
 def is_plain(wire: Wire, dtype: torch.dtype) -> bool:
     """Whether a tensor of this dtype travels as it is: a cast to its own dtype is no cast."""
-    return wire == "native" or _CAST.get(wire) == dtype
+    return wire == "native" or TORCH_DTYPE.get(wire) == dtype
 
 
 def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
@@ -26,8 +26,8 @@ def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
     values: [rows, n] floating point, n a multiple of 8
     Returns [rows, message length], contiguous: the wire's dtype, or bytes (codes, then scales).
     """
-    if wire in _CAST:
-        return values.to(_CAST[wire])
+    if wire in TORCH_DTYPE:
+        return values.to(TORCH_DTYPE[wire])
     rows, n = values.shape
     bits = WIRE_BITS[wire]
     if (kernels := fast_path(values.device, block_size)) is not None:
@@ -43,7 +43,7 @@ def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
 
 def decode(messages: torch.Tensor, out: torch.Tensor, wire: Wire, block_size: int) -> None:
     """Fill `out`, [rows, n] floating point, from one message per row."""
-    if wire in _CAST:
+    if wire in TORCH_DTYPE:
         out.copy_(messages)
     elif (kernels := fast_path(messages.device, block_size)) is not None:
         kernels.decode(messages, out, WIRE_BITS[wire], block_size)
@@ -59,7 +59,7 @@ def decode_sum(messages: torch.Tensor, out: torch.Tensor, wire: Wire, block_size
         return
     decode(messages[:1], out.view(1, -1), wire, block_size)
     for i in range(1, len(messages)):
-        if wire in _CAST:
+        if wire in TORCH_DTYPE:
             out += messages[i]
         else:
             for columns, values in _decoded(messages[i : i + 1], len(out), wire, block_size):

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from lowband.engine.wire import TORCH_DTYPE
 from lowband.model.gpt import GPT
-from lowband.peers.trainer import TORCH_DTYPE, Trainer, adamw
+from lowband.peers.trainer import Trainer, adamw
 from lowband.spec.peers import peer_arguments
 from lowband.spec.run import RunSpec
 

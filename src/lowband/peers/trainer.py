@@ -8,8 +8,6 @@ from torch import nn
 
 from lowband.spec.run import RunSpec
 
-TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 class Trainer(ABC):
     """A model that an engine has made ready, and its optimizer. The bodies are those of plain torch."""

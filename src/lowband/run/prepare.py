@@ -6,11 +6,12 @@ import torch
 
 from lowband.engine.api import clip_grad_norm_, full_state_dict, no_sync, shard
 from lowband.engine.topology import Topology
+from lowband.engine.wire import TORCH_DTYPE
 from lowband.model.gpt import GPT, Block
 from lowband.peers.ddp import Ddp
 from lowband.peers.deepspeed import DeepSpeed
 from lowband.peers.fsdp2 import Fsdp2
-from lowband.peers.trainer import TORCH_DTYPE, Trainer, adamw
+from lowband.peers.trainer import Trainer, adamw
 from lowband.spec.run import RunSpec
 
 
