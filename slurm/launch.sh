@@ -8,12 +8,15 @@ shift 4
 if [ -z "${SLURM_JOB_ID:-}" ]; then
   exec "$@"
 fi
-# The batch script runs on the job's first node, where rank 0 will be.
-MASTER_ADDR=$(hostname -i | cut -d' ' -f1)
-export MASTER_ADDR MASTER_PORT=29500
+# The batch script runs on the job's first node, where rank 0 will be. Some systems give a host's name to loopback.
+MASTER_ADDR=$(hostname -i | tr ' ' '\n' | grep -v '^127\.' | head -1 || true)
+export MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=29500
 if [ -f "slurm/$cluster/env.sh" ]; then
+  set +u # a site's file may ask for what is not set
   # shellcheck source=/dev/null
   source "slurm/$cluster/env.sh"
+  set -u
 fi
+# One task that fails ends the step: the others would wait for it.
 # shellcheck disable=SC2086 # the options are several words
-exec srun --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"
+exec srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"

@@ -2,7 +2,7 @@
 # batch script. Sources: OLCF software page "PyTorch on Frontier" (July 2026) and HPE's shs-ccl-docs.
 module load PrgEnv-gnu/8.7.0 cpe/26.03 rocm/7.1.1 craype-accel-amd-gfx90a
 module load rccl-net-plugin # without it RCCL talks TCP; sets NCCL_NET_PLUGIN
-export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH"
+export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
 # The environment staged on each node's NVMe (slurm/frontier/stage.sh); from NFS, importing torch takes minutes.
 if [ -n "${LOWBAND_ENV_TAR:-}" ]; then
@@ -31,4 +31,5 @@ export OMP_NUM_THREADS=1
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen-$SLURM_JOB_ID"
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
 export TORCH_EXTENSIONS_DIR="/tmp/$USER-torch-extensions-$SLURM_JOB_ID"
+srun --nodes="$nodes" --ntasks-per-node=1 mkdir -p "$MIOPEN_USER_DB_PATH" "$TORCH_EXTENSIONS_DIR"
 # ROCR_VISIBLE_DEVICES is Slurm's: --gpu-bind shows each rank one GCD, which torch calls device 0.

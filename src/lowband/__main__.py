@@ -118,18 +118,23 @@ def _spec(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from lowband.box.network import connect
-    from lowband.run.ranks import is_first_process
+    from lowband.run.ranks import is_first_process, is_launched
+    from lowband.spec.records import RunFolder
     from lowband.spec.run import RunSpec
 
     links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may start anew
 
-    from lowband.run.train import train
+    from lowband.run.train import exit_code, train
 
     outcome = train(options.spec, links)
     if is_first_process():
         print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
-    # Out of memory, out of time and NaN are results, rows of the table; an error is a failed job.
-    return 1 if outcome.status == "error" else 0
+    code = exit_code(outcome, RunFolder(options.spec.parent))
+    if is_launched():
+        # This process was a rank: torch 2.13 with gloo may abort in its thread pool's exit handlers.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def _collect(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lowband.errors import UserError
 from lowband.run.group import on_ranks
 from lowband.run.train import device_type
 from lowband.spec.records import Outcome, RunFolder
@@ -47,7 +48,6 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
         ("cuda", 8, False, "cuda"),
         ("cuda", 4, False, "cpu"),  # 8 ranks: NCCL takes one a device
         ("cuda", 1, True, "cuda"),  # Slurm shows each task its own
-        ("cuda", 0, True, "cpu"),
     ],
 )
 def test_the_machine_tells_the_device(
@@ -56,6 +56,12 @@ def test_the_machine_tells_the_device(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     spec = next(spec for spec in expand(ROOT, [suite]) if suite != "cuda" or spec.ranks == 8)
     assert device_type(spec, is_launched) == expected
+
+
+def test_a_launched_rank_without_its_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="sees no H100"):
+        device_type(expand(ROOT, ["cuda"])[0], is_launched=True)
 
 
 def test_local_ranks_write_whole_records(tmp_path: Path) -> None:
@@ -105,6 +111,48 @@ def test_slurm_variables_make_a_rank(tmp_path: Path) -> None:
     wrong = run(command(path), **{**variables, "SLURM_NTASKS": "2"}, **address)
     assert wrong.returncode == 2
     assert "srun started 2 ranks (allowed: 1, as the spec says)" in wrong.stderr
+
+
+ENDLESS = {"ranks": 2, "steps": 100_000}
+
+
+def launched(path: Path, port: int) -> list[subprocess.Popen[str]]:
+    """Two ranks as torchrun starts them, and nobody who watches them."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **address} for rank in range(2)]
+    return [
+        subprocess.Popen(command(path), env={**os.environ, **rank}, stderr=subprocess.PIPE, text=True)
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize(("checkpoint_every", "code"), [(0, 0), (1, 1)])
+def test_launched_ranks_keep_the_time_limit(tmp_path: Path, checkpoint_every: int, code: int) -> None:
+    """A row of the table; a failed job, if a rerun can go on from a checkpoint."""
+    path = spec_file(tmp_path, **ENDLESS, time_limit_s=8, checkpoint_every=checkpoint_every)
+    ranks = launched(path, 29573)
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
+    assert (outcome.status, outcome.cause) == ("timeout", "the run took longer than its time_limit_s of 8")
+    assert [rank.returncode for rank in ranks] == [code, code], said
+
+
+def test_a_launched_rank_that_is_ordered_to_end_says_so(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, **ENDLESS)
+    ranks = launched(path, 29574)
+    deadline = time.monotonic() + 100
+    while not _has_steps(RunFolder(tmp_path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ranks[1].terminate()
+    for rank in ranks:
+        rank.communicate(timeout=30)
+    assert all(rank.returncode != 0 for rank in ranks)
+    outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
+    assert (outcome.status, outcome.cause) == (
+        "error",
+        "ended by SIGTERM: cancelled, or out of its job's time",
+    )
 
 
 def _has_steps(folder: RunFolder) -> bool:

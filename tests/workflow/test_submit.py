@@ -56,7 +56,7 @@ def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None
         line = lines[run]
         for option in (
             f"--nodes={ranks // 8}", "--ntasks-per-node=8", "--cpus-per-task=7", "-A 'abc123'", "-p batch",
-            "-C nvme", "-t 27", "--gpus-per-node=8", "--core-spec=8", "--exclusive",
+            "-C nvme", "-t 35", "--gpus-per-node=8", "--core-spec=8", "--exclusive",
             "--network=disable_rdzv_get",
         ):  # fmt: skip
             assert option.replace("'", "") in line.replace("'", ""), (option, line)
@@ -77,7 +77,7 @@ def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> Non
     """slurm/launch.sh: srun inside of a job, the command itself elsewhere."""
     (tmp_path / "srun").write_text('#!/bin/sh\necho "$MASTER_ADDR $MASTER_PORT srun $*"\n')
     (tmp_path / "srun").chmod(0o755)
-    command = [str(ROOT / "slurm" / "launch.sh"), "cuda", "2", "8", "--gpus-per-task=1 -c8", "echo", "a b"]
+    command = [str(ROOT / "slurm" / "launch.sh"), "cuda", "2", "8", "--gpu-bind=none -c8", "echo", "a b"]
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")} | path
     outside = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
@@ -86,6 +86,57 @@ def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> Non
         command, cwd=ROOT, env={**env, "SLURM_JOB_ID": "1"}, capture_output=True, text=True, timeout=20
     )
     address, port, rest = inside.stdout.split(maxsplit=2)
-    assert address.count(".") == 3
+    assert not address.startswith("127.")
     assert port == "29500"
-    assert rest == "srun --nodes=2 --ntasks-per-node=8 --gpus-per-task=1 -c8 echo a b\n"
+    assert rest == ("srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=8 --gpu-bind=none -c8 echo a b\n")
+
+
+def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
+    """slurm/frontier/env.sh and stage.sh with stand-ins for what they call."""
+    for name in ("srun", "sbcast", "module"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{tmp_path}/calls"\nenv\n')
+        (tmp_path / name).chmod(0o755)
+    command = [str(ROOT / "slurm" / "launch.sh"), "frontier", "2", "8", "--gpu-bind=closest", "train"]
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u",
+        "CRAY_LD_LIBRARY_PATH": "/cray", "LOWBAND_ENV_TAR": "env.tar.gz",
+    }  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0].startswith("module load PrgEnv-gnu")
+    assert "sbcast --preserve --force env.tar.gz /mnt/bb/u/lowband-env.tar.gz" in calls
+    assert calls[-1].startswith(
+        "srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=8 --gpu-bind=closest train"
+    )
+    assert {
+        "NCCL_NET=OFI",
+        "MASTER_PORT=3442",
+        "FI_MR_CACHE_MONITOR=kdreg2",
+        "LD_LIBRARY_PATH=/cray",
+    } <= set(done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_without_slurm_one_line_says_so(tmp_path: Path) -> None:
+    for part in PARTS:
+        source = ROOT / part
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / part)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
+        for program in folder.glob("*"):
+            if program.name != "sbatch" and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--profile", "slurm", "--", "results/box/tables/runs.csv"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("lowband: no Slurm here: no program sbatch (allowed: ")
+    assert not (tmp_path / "results" / "box").exists()

@@ -1,5 +1,6 @@
 # Configuration and what follows from it: the runs and the folders.
 import os
+import shutil
 import sys
 from pathlib import Path
 

@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 from lowband.box import links
 from lowband.box.layout import NODE, Layout, Place
 from lowband.errors import UserError
+from lowband.spec.job import is_slurm_task
 from lowband.spec.machine import Machine
 from lowband.spec.run import RunSpec
 
@@ -35,10 +36,12 @@ def connect(spec: RunSpec, wish: Links) -> str:
     """
     if spec.machine.box is None or spec.device == "fake":
         return OWN
-    if "SLURM_STEP_ID" in os.environ:
+    if is_slurm_task():
         if not (socket.gethostname().startswith(NODE) and links.namespaces()):
             return f"{PLAIN}: a job outside of a box"
-        if Machine.read_json(MACHINE).levels != spec.machine.levels:
+        box = Machine.read_json(MACHINE)
+        assert box.box is not None
+        if (box.levels, box.box.scale) != (spec.machine.levels, spec.machine.box.scale):
             raise UserError(
                 "this box has other links than the run", where=spec.run_id,
                 allowed="a run with outer_link goes without Slurm, on links of its own",
@@ -76,7 +79,7 @@ def join(spec: RunSpec, rank: int, local_rank: int) -> None:
     """Make this process a rank of the box: in its place's namespace, on its interface."""
     layout = Layout.of(spec.machine, spec.ranks)
     # A job may have got any nodes of the box: its host's name tells, not the variables of its first node.
-    enter_place(Place(_this_node(), local_rank) if "SLURM_STEP_ID" in os.environ else layout.place(rank))
+    enter_place(Place(_this_node(), local_rank) if is_slurm_task() else layout.place(rank))
 
 
 def enter_place(place: Place) -> None:

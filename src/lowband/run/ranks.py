@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from lowband.errors import UserError
+from lowband.spec.job import is_slurm_task
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,11 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
     ranks: the number that the run asks for
     Raises UserError if the launcher started another number, or gave no MASTER_ADDR and MASTER_PORT.
     """
-    for launcher, names in _LAUNCHERS.items():
-        if names[0] in os.environ and (launcher != "srun" or "SLURM_STEP_ID" in os.environ):
-            rank, world, local_rank = (int(os.environ[name]) for name in names)
-            break
-    else:
+    launcher = _launcher()
+    if launcher is None:
         return None
+    names = _LAUNCHERS[launcher]
+    rank, world, local_rank = (int(os.environ[name]) for name in names)
     is_node = launcher == "srun" and os.environ.get("SLURM_NNODES") == str(world) and ranks % world == 0
     if world != ranks and not is_node:
         raise UserError(
@@ -50,6 +50,17 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
         return Rank(rank, world, local_rank, "env://")
     per_node = ranks // world
     return [Rank(rank * per_node + local, ranks, local, "env://") for local in range(per_node)]
+
+
+def _launcher() -> str | None:
+    if _LAUNCHERS["torchrun"][0] in os.environ:
+        return "torchrun"
+    return "srun" if is_slurm_task() else None
+
+
+def is_launched() -> bool:
+    """Whether torchrun or srun started this process."""
+    return _launcher() is not None
 
 
 def is_first_process() -> bool:

@@ -14,12 +14,14 @@ import torch._dynamo  # every optimizer's first step imports it: here once, befo
 import torch.distributed as dist
 
 from lowband.box.network import OWN, SHAPED, join
+from lowband.engine.agree import check_same
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.peers import deepspeed
 from lowband.run.count import count
 from lowband.run.environment import code_version, describe, host, source_sha256
+from lowband.run.last_words import last_words
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.loop import Diverged, train_rank
 from lowband.run.pacing import Overloaded
@@ -27,6 +29,7 @@ from lowband.run.ranks import Rank, from_environment
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
+_ORDERED = "ended by SIGTERM: cancelled, or out of its job's time"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
@@ -107,23 +110,48 @@ def _run_ranks(mine: list[Rank] | None, job: Job) -> None:
         _write_failure(str(failure), folder)
     except SystemExit:  # SIGTERM; of a job with a failed rank elsewhere, that rank's node has said why
         if not folder.outcome.exists():
-            _write_failure("ended by SIGTERM: cancelled, or out of its job's time", folder)
+            _write_failure(_ORDERED, folder)
         raise
     except TimeLimit:
-        cause = f"the run took longer than its time_limit_s of {spec.time_limit_s}"
-        folder.write_outcome(Outcome(status="timeout", cause=cause, steps=_steps_done(folder)))
+        _write_timeout(job)
 
 
 def _run_launched_rank(rank: Rank, job: Job) -> None:
-    """Under an outer launcher nobody watches all ranks: whoever fails first says why."""
+    """Under an outer launcher nobody watches all ranks: whoever ends badly first says why."""
     if rank.rank == 0:
         job.folder.start()
+
+    def say(is_time_over: bool) -> int:
+        if not job.folder.outcome.exists():
+            if is_time_over:
+                _write_timeout(job)
+            else:
+                _write_failure(_ORDERED, job.folder)
+        return exit_code(Outcome.read_json(job.folder.outcome), job.folder)
+
     try:
-        _run_rank(rank, job)
+        with last_words(job.spec.time_limit_s, say):
+            _run_rank(rank, job)
     except Exception as error:
         if not job.folder.outcome.exists():
             _write_failure(f"rank {rank.rank}: {type(error).__name__}: {error}", job.folder)
-        raise
+        if exit_code(Outcome.read_json(job.folder.outcome), job.folder):
+            raise
+
+
+def exit_code(outcome: Outcome, folder: RunFolder) -> int:
+    """0 of a run whose outcome is a row of the tables, 1 of a job that failed.
+
+    Out of memory, out of time and NaN are results. A run that is out of time and has a checkpoint goes on
+    from there when it is started again, so it is not done.
+    """
+    is_unfinished = outcome.status == "timeout" and folder.checkpoints.exists()
+    return int(outcome.status == "error" or is_unfinished)
+
+
+def _write_timeout(job: Job) -> None:
+    cause = f"the run took longer than its time_limit_s of {job.spec.time_limit_s}"
+    job.folder.write_outcome(Outcome(status="timeout", cause=cause, steps=_steps_done(job.folder)))
 
 
 def _write_failure(cause: str, folder: RunFolder) -> None:
@@ -184,10 +212,19 @@ def device_type(spec: RunSpec, is_launched: bool) -> str:
 
     Not what happens to be here decides: runs of one suite are compared with each other. NCCL takes one rank a
     device, so ranks started here that outnumber the devices train on the CPU; a launcher has counted them.
+    Raises UserError if a launcher's process sees no device: node hours would be spent on CPUs.
     """
     is_accelerated = spec.machine.device.memory_gib is not None and spec.machine.box is None
-    needed = 1 if is_launched else spec.ranks
-    return "cuda" if is_accelerated and torch.cuda.device_count() >= needed else "cpu"
+    if not is_accelerated:
+        return "cpu"
+    devices = torch.cuda.device_count()
+    if is_launched and not devices:
+        raise UserError(
+            f"torch {torch.__version__} sees no {spec.machine.device.name}",
+            where=spec.run_id,
+            allowed="a build of torch for it, on nodes that have it (docs/sites.md)",
+        )
+    return "cuda" if devices >= (1 if is_launched else spec.ranks) else "cpu"
 
 
 def _device(rank: Rank, device_type: str) -> torch.device:
@@ -211,13 +248,4 @@ def _check_same_start(spec: RunSpec, data: Mapping[str, Any]) -> tuple[str, ...]
         "source code": source_sha256(),  # also outside of git, and of what is not committed
         "torch": torch.__version__,
     }
-    everybody: list[tuple[str, dict[str, object]] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, (host(), mine))
-    starts = [start for start in everybody if start is not None]
-    for other, (name, theirs) in enumerate(starts):
-        for what, value in starts[0][1].items():
-            if theirs[what] != value:
-                raise UserError(
-                    f"rank {other} on {name} has another {what} than rank 0: {theirs[what]}, not {value}"
-                )
-    return tuple(name for name, _ in starts)
+    return check_same(mine)

@@ -4,6 +4,7 @@ It is no part of a run's spec: a run does not change when a queue does.
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,6 @@ from pydantic import Field, PositiveInt
 from lowband.errors import UserError
 from lowband.spec.run import RunSpec
 from lowband.spec.strict import Strict, read_yaml
-
-_ENDING_MINUTES = 2  # of a job, beyond the run's own time limit: start, imports, a last word
 
 
 class Job(Strict):
@@ -26,6 +25,9 @@ class Job(Strict):
     constraint: str = Field(default="", description="sbatch --constraint")
     sbatch: str = Field(default="", description="further options of sbatch")
     srun: str = Field(default="", description="further options of srun")
+    spare_minutes: PositiveInt = Field(
+        default=2, description="of a job beyond its run's own time limit: start, imports, a last word"
+    )
     longest_minutes: dict[PositiveInt, PositiveInt] = Field(
         default={}, description="queue limits: up to this many nodes, at most this many minutes"
     )
@@ -37,7 +39,7 @@ class Job(Strict):
         """
         per_node = spec.machine.node_size
         nodes = math.ceil(spec.ranks / per_node)
-        minutes = math.ceil(spec.time_limit_s / 60) + _ENDING_MINUTES
+        minutes = math.ceil(spec.time_limit_s / 60) + self.spare_minutes
         return {
             "nodes": nodes,
             "tasks_per_node": per_node,
@@ -76,3 +78,9 @@ def read_job(root: Path, cluster: str) -> Job:
     if not path.exists():
         return Job(tasks="node", cpus_per_rank=1)
     return Job.parse(read_yaml(path), path)
+
+
+def is_slurm_task() -> bool:
+    """Whether srun started this process as one of a run's, and not as the shell of an interactive job."""
+    is_shell = os.environ.get("SLURM_NTASKS") == "1" and "MASTER_ADDR" not in os.environ
+    return "SLURM_PROCID" in os.environ and "SLURM_STEP_ID" in os.environ and not is_shell
