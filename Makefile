@@ -6,7 +6,7 @@
 # make install     the set-up alone
 # make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
 # make box-deps    what a box needs, from Debian's packages (root; installs outside this folder), and what further
-#                  tests use: SimGrid (collectives), SIMDe (AVX-512 where there is none)
+#                  tests use: a C compiler (a plain user's box), SimGrid (collectives), SIMDe (AVX-512 where there is none)
 # make page-deps   a browser, in which a test looks at the page (likewise)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
@@ -17,6 +17,8 @@ CORES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 REPORT := .venv-report
+POLICY := /usr/sbin/policy-rc.d
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
 
 .PHONY: install reproduce figures smoke test check format clean box box-deps page-deps
@@ -64,13 +66,14 @@ box: install
 	$(BIN)/lowband box up
 
 box-deps: # a package must not start its daemons: the box starts its own
-	test -e /usr/sbin/policy-rc.d || { printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; }
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge iproute2 python3-simgrid libsimde-dev
+	if ! test -e $(POLICY); then trap 'rm -f $(POLICY)' EXIT; printf '#!/bin/sh\nexit 101\n' > $(POLICY); chmod +x $(POLICY); fi; \
+	$(APT_INSTALL) slurmctld slurmd slurm-client munge iproute2
+	$(APT_INSTALL) gcc libc6-dev python3-simgrid libsimde-dev || echo "not all of what further tests use is there"
 
 page-deps: # what the test of the page needs: a browser (Debian's package, root)
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
+	$(APT_INSTALL) chromium
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -57,6 +57,8 @@ def test_up_twice_status_down_twice() -> None:
         cluster.up(Path(), "dgx2-box")
     except Exception as error:
         assert "the box of frontier-box is up (allowed: lowband box down first)" == str(error)
+    else:
+        raise AssertionError("a second box came up")
     print(cluster.down())
     nothing_is_left()
     assert cluster.down() == "no box is up"
@@ -144,7 +146,7 @@ def test_a_killed_run_takes_its_box_with_it(how: signal.Signals, tmp_path: Path)
     assert run.stdout is not None
     assert "nodes" in run.stdout.readline()  # it is up
     run.send_signal(how)
-    run.wait(timeout=20)
+    run.wait(timeout=40)
     deadline = time.monotonic() + 20
     while duration in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout:
         assert time.monotonic() < deadline

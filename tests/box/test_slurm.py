@@ -1,6 +1,7 @@
 """`snakemake --profile slurm` in a box, for real: it trains, and it survives what happens to jobs."""
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -91,8 +92,14 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
         sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
         "results=faults", "--", "results/faults/tables/runs.csv",
     ]  # fmt: skip
-    done = lowband("box", "run", "--cluster", "small-box", "--", *workflow, cwd=tree, timeout=300)
+    jobs = [sys.executable, "-m", "lowband", "box", "jobs", "results/faults/runs", "--out", "jobs.csv"]
+    both = ["bash", "-c", f"{shlex.join(workflow)} && {shlex.join(jobs)}"]
+    done = lowband("box", "run", "--cluster", "small-box", "--", *both, cwd=tree, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    [job] = read_table(tree / "jobs.csv").to_dict("records")
+    assert (job["run_id"], job["ranks"], job["nodes"]) == (Path(run).name, 4, 2)
+    assert min(job["before_s"], job["wall_s"], job["after_s"]) > 0
+    assert job["added_s"] == pytest.approx(job["waited_s"] + job["before_s"] + job["after_s"])
     through_slurm = json.loads((tree / run / "outcome.json").read_text())
     env = json.loads((tree / run / "env.json").read_text())
     assert env["hosts"] == ["node1", "node2"]

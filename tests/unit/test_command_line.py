@@ -54,6 +54,12 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.Capture
     assert "taken" in told(out, capsys)
 
 
+def test_jobs_of_no_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "jobs.csv"
+    assert "no such folder" in told(["box", "jobs", str(tmp_path / "none"), "--out", str(out)], capsys)
+    assert not out.exists()
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     """As `lowband predict ... | head` closes the pipe."""
     reader, writer = os.pipe()

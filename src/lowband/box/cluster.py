@@ -25,6 +25,7 @@ from lowband.errors import UserError
 from lowband.spec.machine import Machine, read_machine
 
 STOP_S = 10.0
+_DAEMONS = ("munged", "slurmctld", "slurmd")
 
 
 def up(root: Path, cluster: str) -> str:
@@ -95,6 +96,7 @@ def run(root: Path, cluster: str, command: list[str]) -> int:
         isolated[1:1] = ["--pid", "--fork", "--mount-proc", "--kill-child"]
         return _supervise(isolated, {**os.environ, "LOWBAND_BOX": cluster})
     print(_bring_up(machine, _bind_configuration), flush=True)
+    signal.signal(signal.SIGINT, lambda *_: None)  # the command's to heed; the box is there until it ends
     try:
         return subprocess.run(command, check=False).returncode
     except OSError as error:
@@ -112,6 +114,9 @@ def _supervise(isolated: list[str], env: dict[str, str]) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
+        # A terminal tells the command, too: Snakemake then cancels its jobs and unlocks its folder.
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.wait(STOP_S)
         process.kill()
         return 128 + signal.SIGINT
 
@@ -161,10 +166,20 @@ def _running() -> str | None:
 
 
 def _daemons() -> Iterator[psutil.Process]:
-    """Every process that was started with a file of STATE: munged, slurmctld, slurmd."""
-    for process in psutil.process_iter(["cmdline"]):
+    """Every munged, slurmctld and slurmd of a box that this process is in, or of the one that stays."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] not in _DAEMONS or not _is_of_this_system(process.pid):
+            continue
         if any(str(STATE) in argument for argument in process.info["cmdline"] or []):
             yield process
+
+
+def _is_of_this_system(pid: int) -> bool:
+    """Whether a process sees the processes that this one sees: those of a `box run` see only each other."""
+    try:
+        return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
+    except OSError:  # gone, or another user's
+        return False
 
 
 def _end_processes() -> int:

@@ -101,16 +101,18 @@ def missing() -> str:
     absent = [tool for tool in ("ip", "tc", "unshare", "setpriv") if shutil.which(tool) is None]
     if absent:
         return f"no {' and no '.join(absent)} (Debian: iproute2, util-linux)"
-    probe = [
-        *private_namespaces(),
-        "sh",
-        "-c",
-        "ip link add veth0 type veth peer name veth1 && tc qdisc add dev veth0 root handle 1: htb",
+    steps = [
+        "mount -t tmpfs tmpfs /run",
+        "ip netns add probe",
+        "ip link add bridge0 type bridge forward_delay 0 mcast_snooping 0",
+        "ip link add veth0 type veth peer name veth1 netns probe",
+        f"ip link set veth0 {FRAMES} up",
+        *(f"tc {command}" for command in _queue("veth0", 10**6)),
     ]
     try:
-        tools.run(probe)
+        tools.run([*private_namespaces(), "sh", "-e"], "\n".join(steps) + "\n")
     except UserError as error:
-        return f"no network namespaces or no htb: {error.what}"
+        return f"no network namespaces, or none with shaped links: {error.what}"
     return ""
 
 

@@ -15,12 +15,16 @@ def add(commands: Any) -> None:
         ("down", "take it down, and what a killed one has left"),
         ("status", "which box is up"),
         ("run", "run a command in a box of its own (any user)"),
+        ("jobs", "inside a box: what Slurm and Snakemake added to the time of its runs"),
     ):
         parsed = verbs.add_parser(verb, help=text)
         if verb in ("up", "run"):
             parsed.add_argument("--cluster", default="frontier-box", help="a folder of slurm/")
         if verb == "run":
             parsed.add_argument("command", nargs="+", help="after --")
+        if verb == "jobs":
+            parsed.add_argument("runs", type=Path, help="results/<name>/runs")
+            parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
         parsed.set_defaults(run=_box, verb=verb)
 
     bench = commands.add_parser("bench-comm", help="time the engine's collectives on a box's links")
@@ -38,10 +42,24 @@ def _box(options: argparse.Namespace) -> int:
 
     if options.verb == "run":
         return cluster.run(Path(), options.cluster, options.command)
+    if options.verb == "jobs":
+        return _jobs(options)
     if options.verb == "up":
         print(cluster.up(Path(), options.cluster))
     else:
         print(cluster.down() if options.verb == "down" else cluster.status())
+    return 0
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    import pandas as pd
+
+    from lowband.box.jobs import job_times
+    from lowband.report.files import write_csv
+
+    rows = pd.DataFrame(job_times(options.runs))
+    write_csv(rows, options.out)
+    print(rows.to_string(index=False, float_format="%.1f"))
     return 0
 
 

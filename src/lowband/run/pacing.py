@@ -65,7 +65,13 @@ class PacedDevice(TorchDispatchMode):
         self.flop_per_s = flop_per_s
         self._paced_s = self._real_s = 0.0
         self._ahead_s = 0.0  # how far the real computation is ahead of the paced one
+        self._cpu_s = 0.0
+
+    def __enter__(self) -> "PacedDevice":
+        # An optimizer's step or a checkpoint since the last product is no part of the computation.
         self._cpu_s = time.thread_time()
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
