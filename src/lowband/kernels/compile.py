@@ -94,7 +94,7 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
             continue
         signature[name] = variant.pointers.get(name, "fp32" if name in variant.floats else "i32")
         is_stride = name.endswith(("stride", "_b", "_n", "_t"))
-        if name in variant.pointers or is_stride or name in ("n", "columns"):
+        if name in variant.pointers or is_stride or name in ("n", "part", "columns"):
             attributes[i,] = [["tt.divisibility", 16]]  # as the launcher finds of aligned tensors
     source = ASTSource(function, signature, variant.constants, attributes)
     compiled = triton.compile(source, target=TARGETS[target], options=variant.options)

@@ -65,7 +65,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar."""
 
-    def __init__(self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa") -> None:
+    def __init__(
+        self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa", draw_on: str = "cpu"
+    ) -> None:
+        """draw_on: where initial weights are drawn; on the CPU they are the same whatever the device."""
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
@@ -75,13 +78,12 @@ class GPT(nn.Module):
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         if spec.tied_head:
             self.head.weight = self.embed.weight
-        self._init(seed)
+        self._init(torch.Generator(draw_on).manual_seed(seed))
 
     @torch.no_grad()
-    def _init(self, seed: int) -> None:
+    def _init(self, generator: torch.Generator) -> None:
         if self.embed.weight.is_meta:  # shapes only, nothing to fill
             return
-        generator = torch.Generator("cpu").manual_seed(seed)  # the same weights on every device
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
@@ -90,7 +92,7 @@ class GPT(nn.Module):
             else:
                 is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 std = INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD
-                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=generator.device)
                 parameter.copy_(drawn.normal_(0.0, std, generator=generator))
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:

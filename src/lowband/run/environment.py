@@ -44,13 +44,16 @@ def describe(
 
 @cache
 def code_version() -> tuple[str, bool]:
-    """Commit of the code that runs, and whether files differ from it. ("unknown", False) outside of git."""
+    """Commit of the code that runs, and whether files differ from it.
+
+    Outside of git, in a copy of a tree: what LOWBAND_COMMIT says, else ("unknown", False).
+    """
     here = Path(__file__).parent
     try:
         commit = _git(here, "rev-parse", "HEAD")
         return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
     except (OSError, subprocess.SubprocessError):
-        return "unknown", False
+        return os.environ.get("LOWBAND_COMMIT", "unknown"), False
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from lowband.errors import UserError
 from lowband.run.bench import attention, block_quant, ceilings, softmax, training
 from lowband.run.bench.measure import measure
-from lowband.run.bench.rows import Row, environment, write_environment, write_rows
+from lowband.run.bench.rows import Row, environment, kept_rows, write_environment, write_rows
 
 PARTS = {
     "ceilings": ceilings.groups,
@@ -25,6 +25,7 @@ def bench(
 ) -> list[Row]:
     """Write kernels.csv and environment.json to `out`. Groups that would begin after `limit_s` are not run.
 
+    What `out` has of other parts, made on the same device by the same source, stays.
     Raises UserError where there is no such device.
     """
     start = time.monotonic()
@@ -34,8 +35,8 @@ def bench(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     found = environment(device)
+    rows = kept_rows(out, found, parts)
     write_environment(found, out / "environment.json")
-    rows: list[Row] = []
     for part in parts:
         for group in PARTS[part](device):
             for row in measure(group, device, lambda: time.monotonic() - start < limit_s):

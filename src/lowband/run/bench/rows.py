@@ -66,6 +66,31 @@ def write_rows(rows: list[Row], environment: dict[str, object], path: Path) -> N
     write_whole(path, text.getvalue())
 
 
+def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> list[Row]:
+    """A folder's rows of parts that are not to be run anew; none if they were made with anything else."""
+    table, made = folder / "kernels.csv", folder / "environment.json"
+    if not (table.exists() and made.exists()):
+        return []
+    before = json.loads(made.read_text(encoding="utf-8"))
+    if any(before.get(key) != found[key] for key in ("device", "torch", "triton", "source_sha256")):
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        return [_parsed(row) for row in csv.DictReader(file) if row["part"] not in parts]
+
+
+def _parsed(text: dict[str, str]) -> Row:
+    types = {field.name: str(field.type) for field in dataclasses.fields(Row)}
+    return Row(**{name: _value(text[name], kind) for name, kind in types.items()})  # type: ignore[arg-type]
+
+
+def _value(text: str, kind: str) -> object:
+    if kind.startswith("str"):
+        return text
+    if not text:
+        return None
+    return text == "True" if kind.startswith("bool") else int(text) if kind.startswith("int") else float(text)
+
+
 def environment(device: torch.device) -> dict[str, object]:
     """Where and with what the rows are made."""
     from lowband.run.environment import code_version, cpu_name, host, source_sha256
