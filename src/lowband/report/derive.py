@@ -25,6 +25,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "peer_bytes": ("runs",),
     "box": ("runs",),
     "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
+    "box_links": ("comm",),
+    "box_jobs": ("jobs",),
     "accuracy": ("validation",),
     "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
     "attention": ("shipped/kernels", "reported/03_flashattention2_2307.08691"),
@@ -42,6 +44,8 @@ SUITE_OF = {
     "peer_bytes": "peers",
     "box": "box",
     "box_ratios": "box",
+    "box_links": "box-bench",
+    "box_jobs": "box-bench",
     "softmax": "softmax",
     "kernel_resources": "kernels",
 }

@@ -9,10 +9,11 @@ import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
+from lowband.report import box_documents
 from lowband.report.claim_views import markdown, markdown_table
 from lowband.report.files import read_table
 from lowband.report.shipped import write_shipped_tables
-from lowband.report.tables import box, peers, softmax
+from lowband.report.tables import peers, softmax
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
 from lowband.spec.softmax import TORCH
@@ -53,47 +54,6 @@ def _faults(root: Path) -> list[str]:
     faults.insert(0, "of", faults.pop("peer") + " " + faults.pop("version"))
     rows = faults.to_numpy(dtype=str).tolist()
     return markdown_table(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
-
-
-def _box(root: Path) -> list[str]:
-    """The core experiment; rates at the machine's scale."""
-    points = box.build(read_table(root / "results" / "reference" / "box" / "runs.csv"))
-    rows = [
-        [
-            f"{row['suite']}", f"{row['outer_link_share']:g}", f"{row['tokens_per_rank']:g}",
-            "yes" if row["overlap"] else "no", f"{row['ranks']}", f"{row['scheme']}", f"{row['repeats']}",
-            f"{row['step_time_s']:.2f} ({row['step_time_min_s']:.2f} to {row['step_time_max_s']:.2f})",
-            f"{row['predicted_step_time_s']:.2f}", f"{row['exposed_comm_time_s']:.2f}",
-            f"{row['model_flop_per_s_per_rank_at_scale'] / 1e12:.1f}",
-            f"{row['over_zero3']:.2f}", f"{row['efficiency']:.2f}", f"{row['real_share']:.2f}",
-            f"{row['interface_over_ledger']:.3f}",
-        ]
-        for _, row in points.iterrows()
-    ]  # fmt: skip
-    columns = [
-        "suite", "outer link", "tokens per rank", "overlap", "ranks", "scheme", "n", "step (s)",
-        "predicted (s)", "of it waiting", "TFLOPS per rank, at scale", "over zero3", "efficiency",
-        "real share", "interface / ledger",
-    ]  # fmt: skip
-    return markdown_table(columns, rows)
-
-
-def _comm(root: Path) -> list[str]:
-    """Collectives on shaped links: seconds and counted bytes over the closed form's."""
-    comm = read_table(root / "results" / "reference" / "box" / "comm.csv")
-    comm["time"] = comm["took_s"] / comm["closed_form_s"]
-    comm["counted"] = comm["interface_bytes"] / comm["bytes"]
-    rows = []
-    comm["kilobytes"] = (comm["bytes"] / 1e3).map("{:,.0f}".format)
-    points = ["ranks", "level", "collective", "partners", "kilobytes"]
-    for point, runs in comm.groupby(points, sort=False):
-        ratios = [
-            f"{runs[column].median():.3f} ({runs[column].min():.3f} to {runs[column].max():.3f})"
-            for column in ("time", "counted")
-        ]
-        rows.append([*map(str, point), str(len(runs)), *ratios])
-    columns = ["ranks", "level", "collective", "partners", "sent per rank (kB)", "n"]
-    return markdown_table([*columns, "time / closed form", "interface / ledger"], rows)
 
 
 def _claims(root: Path) -> list[str]:
@@ -190,8 +150,11 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
     "faults": ("docs/peers.md", _faults),
     "peers": ("docs/benchmarks.md", _peers),
-    "box": ("docs/scale-model.md", _box),
-    "comm": ("docs/scale-model.md", _comm),
+    "box": ("docs/scale-model.md", box_documents.core),
+    "sent": ("docs/scale-model.md", box_documents.sent),
+    "sweep": ("docs/scale-model.md", box_documents.sweep),
+    "comm": ("docs/scale-model.md", box_documents.links),
+    "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "claims": ("README.md", _claims),

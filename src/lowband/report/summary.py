@@ -22,6 +22,7 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
         [
             f"{len(runs)} runs: {ended}",
             *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
+            *[f"  links of suite {suite}: {links}"[:WIDTH] for suite, links in _box_links(runs)],
             f"{len(claims)} claims: {counts} (why: column `why` of claims.csv)",
             "",
             f"{'':9}{'claim':37}{'reported':>13}{'ours':>11}  must be",
@@ -32,6 +33,12 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
             f"Figures:         {figures_dir}",
         ]
     )
+
+
+def _box_links(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """Whether the links of the scale model's suites were shaped, and if not why."""
+    boxes = runs.loc[runs["scale"] > 1, ["suite", "links"]].dropna().drop_duplicates()
+    return [(str(suite), str(links)) for suite, links in boxes.to_numpy()]
 
 
 def _failed(runs: pd.DataFrame) -> list[dict[str, Any]]:

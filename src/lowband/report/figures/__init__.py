@@ -76,6 +76,13 @@ FIGURES: dict[str, Entry] = {
         "scale model of Frontier on 2 nodes (16 ranks); dotted: what the paper reports for 384 GCDs. Shipped "
         "measurements." + _READING,
     ),
+    "box_accumulation": Entry(
+        "box_ratios",
+        "The same ratios against the number of backward passes per optimizer step, of 256 tokens per rank "
+        "each, at nominal links: hier3 crosses nodes once per step, the others in every pass. Measured on 2 "
+        "nodes (16 ranks) of the scale model of Frontier; dotted: as the paper reports for 384 GCDs. Shipped "
+        "measurements." + _READING,
+    ),
     "box_predicted": Entry(
         "box",
         "Every point of the scale model: measured step time over the predictor's, which knows the box's "

@@ -29,23 +29,28 @@ def draw(df: pd.DataFrame) -> Figure:
     axes_row = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axes, (_, rows) in zip(axes_row, panels, strict=False):
         tokens, overlap = (rows[column].iloc[0] for column in CONDITION)
-        _panel(axes, rows, reported)
+        draw_pairs(axes, rows, reported, "outer_link_share")
+        _link_axis(axes, rows)
         axes.set_title(f"{tokens:,.0f} tokens per rank\n{'with' if overlap else 'without'} overlap")
     axes_row[0].set_ylabel("ratio of TFLOPS per GCD")
     legend_above(figure, axes_row[0], columns=3)
     return figure
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, reported: pd.DataFrame) -> None:
-    shares = sorted(set(rows["outer_link_share"]), reverse=True)
+def draw_pairs(axes: Axes, rows: pd.DataFrame, reported: pd.DataFrame, x: str) -> None:
+    """Each pair's measured ratios against column `x`, and its reported ratio as a line."""
     for pair, (color, marker, dash) in _LOOKS.items():
-        line = rows[rows["pair"] == pair].sort_values("outer_link_share")
+        line = rows[rows["pair"] == pair].sort_values(x)
         axes.plot(
-            line["outer_link_share"], line["ratio"], color=color, marker=marker, linestyle=dash,
-            markerfacecolor="white", label=f"{pair}, measured",
+            line[x], line["ratio"], color=color, marker=marker, linestyle=dash, markerfacecolor="white",
+            label=f"{pair}, measured",
         )  # fmt: skip
         for value in reported.loc[reported["pair"] == pair, "ratio"]:
             axes.axhline(value, color=color, linestyle=":", linewidth=1, label=f"{pair}, reported {value:g}")
+
+
+def _link_axis(axes: Axes, rows: pd.DataFrame) -> None:
+    shares = sorted(set(rows["outer_link_share"]), reverse=True)
     axes.set_xscale("log", base=2)
     axes.set_xticks(shares, ["1" if share == 1 else f"1/{round(1 / share)}" for share in shares])
     axes.xaxis.set_minor_locator(NullLocator())

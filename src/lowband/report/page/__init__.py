@@ -132,13 +132,13 @@ def _runs(root: Path, tables: Path) -> dict[str, Any]:
     shipped = sorted(suite for suite in set(SUITE_OF.values()) if not is_made_by(set(runs["suite"]), suite))
     files = [root / "results" / "reference" / suite / "runs.csv" for suite in shipped]
     beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs
-    everything = pd.concat([runs, *beside]).fillna({"torch": "-"})
-    where = ["suite", "commit", "dirty", "device", "torch"]
+    everything = pd.concat([runs, *beside]).fillna({"torch": "-", "links": "-"})
+    where = ["suite", "commit", "dirty", "device", "links", "torch"]
     environments = everything.groupby(where, sort=False).size().reset_index()
     rows = [[str(cell) for cell in row] for row in environments.to_numpy().tolist()]
     return {
         "ended": ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items()),
-        "table": _table(["suite", "commit", "uncommitted changes", "device", "torch", "runs"], rows),
+        "table": _table(["suite", "commit", "uncommitted changes", "device", "links", "torch", "runs"], rows),
     }
 
 

@@ -9,6 +9,7 @@ predicted_step_time_s        by the predictor, from the box's own rates (cost/sc
 measured_over_predicted      of the step time; prediction_error_percent: how far from 1, without its sign
 over_zero3, over_zeropp      throughput over that scheme's at the same point
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks of the series
+outer_link_gigabytes_per_s   of a rank, at the machine's scale
 outer_link_share             the outer link's rate over the largest in the table of that cluster
 """
 
@@ -57,6 +58,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
     first = first.rename(columns={"ranks": "base_ranks", "model_flop_per_s_per_rank": "base_rate"})
     df = df.merge(first, on=SERIES, how="left")
     df["efficiency"] = df["model_flop_per_s_per_rank"] / df.pop("base_rate")
+    df["outer_link_gigabytes_per_s"] = df["outer_link_bytes_per_s"] * df["scale"] / 1e9
     widest = df.groupby("cluster")["outer_link_bytes_per_s"].transform("max")
     df["outer_link_share"] = df["outer_link_bytes_per_s"] / widest
     return df

@@ -18,6 +18,7 @@ CONDITIONS = [
     "cluster",
     "ranks",
     "tokens_per_rank",
+    "accumulation",
     "overlap",
     "outer_link_share",
     "links",

@@ -21,6 +21,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         tokens_per_step=("tokens_per_step", "first"),
         model_flop_per_token=("model_flop_per_token", "first"),
         peak_flop_per_s_per_rank=("peak_flop_per_s_per_rank", "first"),
+        links=("links", "first"),
     )
     df = points.join(_times(steps[~steps["is_warmup"]])).reset_index()
     # The quantiles change places: the fast steps give the high rate.

@@ -1,0 +1,34 @@
+"""Throughput over another scheme's against backward passes per step; the paper's reported ratios as lines."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from lowband.report.figures.box_ratios import draw_pairs
+from lowband.report.figures.style import ONE_COLUMN, canvas, legend_above
+
+SUITE = "box-accumulation"
+COLUMNS = [
+    "provenance", "pair", "ranks", "tokens_per_rank", "accumulation", "overlap", "outer_link_share", "ratio",
+    "links",
+]  # fmt: skip
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    """The suite's points and the reported ratios."""
+    return table.loc[(table["suite"] == SUITE) | (table["provenance"] == "reported"), COLUMNS]
+
+
+def draw(df: pd.DataFrame) -> Figure:
+    measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
+    figure = canvas(ONE_COLUMN, 3.0)
+    axes = figure.subplots()
+    draw_pairs(axes, measured, reported, "accumulation")
+    passes = sorted(set(measured["accumulation"]))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(passes, [f"{count:g}" for count in passes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("backward passes per optimizer step")
+    axes.set_ylabel("ratio of TFLOPS per GCD")
+    legend_above(figure, axes, columns=2)
+    return figure
