@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.kernels.block_quant import dequantize, fast_path, quantize
 from lowband.spec.wire import SCALE_BYTES, WIRE_BITS, Wire
@@ -34,7 +35,7 @@ def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
         return kernels.encode(values, bits, block_size)
     length = n * bits // 8 + SCALE_BYTES * -(-n // block_size)
     messages = values.new_empty(rows, length, dtype=torch.uint8)
-    for (start, stop), codes_at, scales_at in _pieces(rows, n, bits, block_size):
+    for (start, stop), codes_at, scales_at in _pieces(values, n, bits, block_size):
         codes, scales = quantize(values[:, start:stop], bits, block_size)
         messages[:, codes_at] = codes.view(torch.uint8)
         messages.view(torch.float32)[:, scales_at] = scales
@@ -84,17 +85,23 @@ def _decoded(
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """A range of columns at a time and its values, [rows, columns] fp32, of messages of n values."""
     bits = WIRE_BITS[wire]
-    for (start, stop), codes_at, scales_at in _pieces(len(messages), n, bits, block_size):
+    for (start, stop), codes_at, scales_at in _pieces(messages, n, bits, block_size):
         codes, scales = messages[:, codes_at], messages.view(torch.float32)[:, scales_at]
         codes = codes.view(torch.int8) if bits == 8 else codes
         yield slice(start, stop), dequantize(codes, scales, bits, block_size)
 
 
-def _pieces(rows: int, n: int, bits: int, block_size: int) -> Iterator[tuple[tuple[int, int], slice, slice]]:
+def _pieces(
+    tensor: torch.Tensor, n: int, bits: int, block_size: int
+) -> Iterator[tuple[tuple[int, int], slice, slice]]:
     """Ranges of columns that hold whole blocks, AT_ONCE values together or one block a row.
 
+    tensor: a row for each message of n values; of a fake one there is nothing to compute, so no range
     Yields a range and its places in a message: of the codes, in bytes, and of the scales, in fp32 words.
     """
+    if isinstance(tensor, FakeTensor):
+        return
+    rows = len(tensor)
     whole = math.lcm(block_size, 2)  # two codes of 4 bits share a byte
     step = max(1, AT_ONCE // (rows * whole)) * whole
     first_scale = n * bits // 32

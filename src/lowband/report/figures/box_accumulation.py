@@ -21,7 +21,7 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(df: pd.DataFrame) -> Figure:
     measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
-    figure = canvas(ONE_COLUMN, 3.0)
+    figure = canvas(ONE_COLUMN, 3.9)
     axes = figure.subplots()
     draw_pairs(axes, measured, reported, "accumulation")
     passes = sorted(set(measured["accumulation"]))
@@ -30,5 +30,5 @@ def draw(df: pd.DataFrame) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("backward passes per optimizer step")
     axes.set_ylabel("ratio of TFLOPS per GCD")
-    legend_above(figure, axes, columns=2)
+    legend_above(figure, axes, columns=1)
     return figure
