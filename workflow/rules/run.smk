@@ -18,14 +18,14 @@ rule spec:
 
 
 # The marker is the output, not outcome.json: Snakemake removes the outputs of a failed job, and the cause of a
-# failure is to stay. More threads than any machine has become all cores, so that no two timed runs share the
+# failure is to stay. It holds the outcome's sum, as Snakemake takes files of the same content for the same. More threads than any machine has become all cores, so that no two timed runs share the
 # machine. Under Slurm the job's geometry is here and not in the profile, so that nothing on the command line can
 # take it away.
 rule train:
     input:
         spec=f"{RUNS_DIR}/{{run}}/spec.json",
     output:
-        touch(f"{RUNS_DIR}/{{run}}/trained"),
+        f"{RUNS_DIR}/{{run}}/trained",
     log:
         f"{LOGS_DIR}/train/{{run}}.log",
     conda:
@@ -43,6 +43,8 @@ rule train:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
         tasks_per_node=srun_tasks_per_node,
         srun=lambda wildcards: JOBS[SPECS[wildcards.run].machine.name].srun,
+        outcome=f"{RUNS_DIR}/{{run}}/outcome.json",
     shell:
         "slurm/launch.sh {params.cluster} {resources.nodes} {params.tasks_per_node} '{params.srun}'"
         " python -m lowband train {input.spec} >> {log} 2>&1"
+        " && sha256sum {params.outcome} > {output}"
