@@ -6,11 +6,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks
 from lowband.report.tables import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
+MOST_TICKS = 6  # decades that are numbered
+ROOM = 1e5  # above the data, for the note
 REFERENCE = ["reference_run", "reference_scheme", "reference_ranks"]
 
 
@@ -27,6 +30,8 @@ def draw(df: pd.DataFrame) -> Figure:
         _curves(top, rows)
         _differences(bottom, rows)
         top.set_title(title, loc="left")
+        for axes in (top, bottom):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_above(figure, column[0], columns=3)
     return figure
 
@@ -52,13 +57,18 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
     if not positive.empty:
         smallest = 10 ** np.floor(np.log10(positive.min()))
         axes.set_yscale("symlog", linthresh=smallest, linscale=1)
-        axes.set_ylim(0, 100 * positive.max())  # room for the note
+        axes.set_ylim(0, ROOM * positive.max())
+        decades = np.arange(np.log10(smallest), np.log10(ROOM * positive.max()))
+        axes.set_yticks([0, *10 ** decades[:: 1 + len(decades) // MOST_TICKS]])
     equal = int((others.groupby("run_id")["loss_difference"].max() == 0).sum())
-    _note(axes, f"exactly 0 at every step: {equal} of {others['run_id'].nunique()} runs")
-    axes.set_xlabel("optimizer step")
     ranks = int(rows["reference_ranks"].iloc[0])
     name = f"{rows['reference_scheme'].iloc[0]}, {ranks} rank{'s' if ranks > 1 else ''}"
-    axes.set_ylabel(f"|loss - reference|\n(reference: {name})")
+    _note(
+        axes,
+        f"reference: {name}\nexactly 0 at every step: {equal} of {others['run_id'].nunique()} runs",
+    )
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("|loss - reference|")
 
 
 def _lines(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
