@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,9 +142,9 @@ def test_a_killed_run_takes_its_box_with_it(how: signal.Signals, tmp_path: Path)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     duration = f"{1000 + os.getpid()}"  # told apart from any other sleep
     command = [sys.executable, "-m", "lowband", "box", "run", "--", "sleep", duration]
-    # A background process of a shell has SIGINT ignored, and hands that on.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT, preexec_fn=heed)
+    # A background process of a shell has SIGINT ignored, and would hand that on.
+    command = ["env", "--default-signal=INT", *command]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
     assert run.stdout is not None
     assert "nodes" in run.stdout.readline()  # it is up
     run.send_signal(how)
