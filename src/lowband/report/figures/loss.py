@@ -59,7 +59,8 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
         axes.set_yscale("symlog", linthresh=smallest, linscale=1)
         axes.set_ylim(0, ROOM * positive.max())
         decades = np.arange(np.log10(smallest), np.log10(ROOM * positive.max()))
-        axes.set_yticks([0, *10 ** decades[:: 1 + len(decades) // MOST_TICKS]])
+        every = 1 + len(decades) // MOST_TICKS
+        axes.set_yticks([0, *10 ** decades[every - 1 :: every]])
     equal = int((others.groupby("run_id")["loss_difference"].max() == 0).sum())
     ranks = int(rows["reference_ranks"].iloc[0])
     name = f"{rows['reference_scheme'].iloc[0]}, {ranks} rank{'s' if ranks > 1 else ''}"
