@@ -1,15 +1,12 @@
 """The lines that the profiles submit on a real site, read by a stand-in for sbatch. Nothing is scheduled."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "results/reported", "results/reference")
+from trees import ROOT, copy_tree
 
 # Writes down its arguments and refuses, so that the workflow ends at once.
 SBATCH = '#!/bin/sh\nprintf "%s\\n" "$*" >> "$SUBMITTED"\necho "sbatch: error: a stand-in" >&2\nexit 1\n'
@@ -17,11 +14,7 @@ SBATCH = '#!/bin/sh\nprintf "%s\\n" "$*" >> "$SUBMITTED"\necho "sbatch: error: a
 
 def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[str, str]:
     """Submit runs with a profile; the sbatch lines by run."""
-    for part in PARTS:
-        source = ROOT / part
-        copy = shutil.copytree if source.is_dir() else shutil.copy2
-        (tree / part).parent.mkdir(parents=True, exist_ok=True)
-        copy(source, tree / part)
+    copy_tree(tree)
     commands = tree / "commands"
     commands.mkdir()
     for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sshare", "scancel"):
@@ -119,10 +112,7 @@ def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_slurm_one_line_says_so(tmp_path: Path) -> None:
-    for part in PARTS:
-        source = ROOT / part
-        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / part)
+    copy_tree(tmp_path)
     programs = tmp_path / "programs"
     programs.mkdir()
     for folder in map(Path, os.environ["PATH"].split(os.pathsep)):

@@ -48,3 +48,14 @@ rule train:
         "slurm/launch.sh {params.cluster} {resources.nodes} {params.tasks_per_node} '{params.srun}'"
         " python -m lowband train {input.spec} >> {log} 2>&1"
         " && sha256sum {params.outcome} > {output}"
+
+
+# Otherwise each job would fail with the name of a program that is not there.
+onstart:
+    if workflow.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
+        print(
+            "lowband: no Slurm here: no program sbatch (allowed: a login node of a site; lowband box run -- "
+            "snakemake --profile slurm)",
+            file=sys.stderr,
+        )
+        sys.exit(2)

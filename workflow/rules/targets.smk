@@ -29,14 +29,3 @@ for claim in CLAIMS:
         input:
             f"results/{NAME}/claims/{claim}/claims.csv",
         localrule: True
-
-
-# Otherwise each job would fail with the name of a program that is not there.
-onstart:
-    if workflow.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
-        print(
-            "lowband: no Slurm here: no program sbatch (allowed: a login node of a site; lowband box run -- "
-            "snakemake --profile slurm)",
-            file=sys.stderr,
-        )
-        sys.exit(2)

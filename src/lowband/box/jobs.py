@@ -14,12 +14,8 @@ from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
 _ENDED = "completed,failed,cancelled,timeout,node_fail"
-_QUERY = [
-    "squeue",
-    "--noheader",
-    f"--states={_ENDED}",
-    "--format=%V|%S|%e|%k",
-]  # submitted, start, end, comment
+# Of each: when it was submitted, its start, its end, its comment.
+_QUERY = ["squeue", "--noheader", f"--states={_ENDED}", "--format=%V|%S|%e|%k"]
 
 
 class JobTime(NamedTuple):
