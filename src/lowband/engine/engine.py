@@ -14,7 +14,7 @@ layer is checkpointed so. What is not ready early is dropped and reduced at the 
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -96,6 +96,7 @@ class Engine:
         self._in_backward = False
         self._thread: int | None = None  # that is inside of a forward or, on a CPU, of a backward
         self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
+        self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
         self._pass = Pass(trains=False)  # the forward that runs, or the last one
         self._forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
@@ -112,7 +113,8 @@ class Engine:
             if owner is not module:
                 self._hook(owner)
         self._hook(module)
-        module.register_forward_hook(lambda *_: self._leave_thread(), always_call=True)
+        module.register_forward_hook(lambda *_: self._leave_forward(), always_call=True)
+        module.zero_grad = self._zero_grad  # type: ignore[method-assign]
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise UserError(
@@ -147,8 +149,15 @@ class Engine:
         """Frozen units have no gradients to show when their backward is over: their inputs' gradients do."""
         frozen = [unit for unit in units if not unit.requires_grad]
         tensors = _differentiable(inputs)
+
+        def over(_: object) -> None:
+            for unit in frozen:
+                self._open[unit] -= 1
+                if not self._open[unit]:  # in f(f(x)) the inner call's backward has begun by now
+                    unit.drop()
+
         if frozen and tensors:
-            register_multi_grad_hook(tensors, lambda _: [unit.drop() for unit in frozen], mode="all")
+            register_multi_grad_hook(tensors, over, mode="all")
 
     def _cast(self, value: Any) -> Any:
         """Floating-point inputs in the compute dtype, as the weights are."""
@@ -177,8 +186,9 @@ class Engine:
                 unit.drop()
         if owner is self.module:
             self._forward_order, run.place = run.begun, 0
-            if not tensors:
-                self._drop_all()
+            for unit in self.units:  # one that was prefetched and not used
+                if unit not in units:
+                    unit.drop()
 
     # ---- backward
 
@@ -186,6 +196,7 @@ class Engine:
     def _before_backward(self, owner: nn.Module, run: Pass, versions: list[int]) -> None:
         units = self._units_of.get(owner, [])
         for unit, version in zip(units, versions, strict=True):
+            self._open[unit] += 1
             if unit.changes.version != version:
                 raise UserError(
                     f"weights of '{unit.name}' changed between this forward and its backward",
@@ -226,6 +237,7 @@ class Engine:
         self._drop_all()
         for unit in self.units:
             unit.grads.finish_reduce()
+        self._open.clear()
         self._in_backward, self._thread = False, None
 
     def leave_broken_backward(self) -> None:
@@ -241,6 +253,7 @@ class Engine:
         self._drop_all()
         for unit in self.units:
             unit.grads.forget()
+        self._open.clear()
         self._in_backward = False
 
     def _drop_all(self) -> None:
@@ -261,9 +274,20 @@ class Engine:
             )
         self._thread = mine
 
-    def _leave_thread(self) -> None:
+    def _leave_forward(self) -> None:
+        """A forward has ended, also by an exception: the parameters are the shards again."""
         if not self._in_backward:
             self._thread = None
+            for unit in self.units:
+                unit.put_shards()
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        """The module's zero_grad: also of what `no_sync` has accumulated."""
+        self.put_shards()
+        if not self._in_backward:
+            for unit in self.units:
+                unit.grads.forget()
+        type(self.module).zero_grad(self.module, set_to_none)
 
     def sum_over_ranks(self, mine: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's value of shape [1], same bits on every rank; counted as `norm_gather`."""
@@ -295,7 +319,10 @@ class Engine:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here accumulate at the grads level and are not reduced further."""
+        """Backward passes in here accumulate at the grads level and are not reduced further.
+
+        `module.zero_grad()` forgets what has been accumulated; an optimizer's zero_grad does not reach it.
+        """
         self.sync = False
         try:
             yield
