@@ -179,10 +179,10 @@ class Engine:
         if tensors or is_checkpointed:
             run.ended.append(owner)
         for unit in units:
+            if run.trains:
+                unit.keep_secondary()
             # The root's units are used first and last in a pass: between forward and backward they stay.
             if not (tensors and owner is self.module):
-                if run.trains:
-                    unit.keep_secondary()
                 unit.drop()
         if owner is self.module:
             self._forward_order, run.place = run.begun, 0
