@@ -264,6 +264,24 @@ def test_ranks_that_part_ways_fail_within_the_timeout(misuse: Callable[[], None]
     assert any("do not run the same modules in the same order" in text for _, text, _ in results)
 
 
+def orders_of_steps(differs_at: int) -> list[str]:
+    """What comparing the order says after each of four steps, as it would where messages carry no tags."""
+    topology, said = lowband.Topology(INNER), []
+    for step in range(4):
+        other = dist.get_rank() == 2 and step == differs_at
+        topology.order.note(f"layer {7 if other else step}")
+        dist.barrier()
+        said.append(outcome(topology.order.compare)[1])
+    return said
+
+
+def test_order_is_compared_through_the_store() -> None:
+    assert on_ranks(4, orders_of_steps, -1) == [[""] * 4] * 4
+    by_rank = on_ranks(4, orders_of_steps, 2)
+    assert all(said[:2] == ["", ""] for said in by_rank)
+    assert any("came to layer 7" in said[2] or "the other to layer 7" in said[2] for said in by_rank)
+
+
 # ---- right
 
 
