@@ -103,6 +103,11 @@ def groups_by_ndim() -> None:
     train(model, torch.optim.AdamW(groups))
 
 
+def not_by_element() -> None:
+    model = sharded()
+    train(model, torch.optim.LBFGS(model.parameters()))
+
+
 def clipped_by_torch() -> None:
     model = sharded()
     model(inputs(0, dist.get_rank())).backward()
@@ -178,6 +183,7 @@ def in_two_threads() -> None:
         (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
         (optimizer_before, "SGD: holds 'root: Choosing.scale' as it was before lowband.shard"),
         (groups_by_ndim, "AdamW: param group 0 is empty"),
+        (not_by_element, "LBFGS: needs whole parameters"),
         (clipped_by_torch, "allowed: lowband.clip_grad_norm_"),
         (scaled_by_torch, "of a shard's gradient is that of this rank's part alone"),
         (written_through_data, "were written through .data"),
@@ -314,3 +320,19 @@ def test_right(choice: tuple[int, ...], uses_all: tuple[bool, ...]) -> None:
     by_rank = on_ranks(4, losses, choice, uses_all, True, peer_timeout_s=60)
     means = [sum(step) / 4 for step in zip(*by_rank)]
     assert means == pytest.approx(expected, rel=1e-5)
+
+
+def zeroed(is_sharded: bool) -> float:
+    """The loss after every weight was set to zero in place, where a 16-bit copy of the weights is kept."""
+    model = sharded(ZERO1, torch.bfloat16) if is_sharded else Choosing().bfloat16()
+    x = inputs(0, 0).bfloat16()
+    model(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model(x).item()
+
+
+def test_weights_written_in_place_are_seen() -> None:
+    [expected] = on_ranks(1, zeroed, False)
+    assert on_ranks(4, zeroed, True) == [expected] * 4
