@@ -1,4 +1,4 @@
-"""No race between the engine's streams, by the model of `streams`; with a fault put in, the model finds some."""
+"""No race between the engine's streams, by the model of `streams`; it finds some where a fault is put in."""
 
 import re
 from collections import Counter
