@@ -13,7 +13,7 @@ from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
 from lowband.model.data import Corpus, batch
 from lowband.peers.trainer import Trainer
-from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
+from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, reset_peak_memory
 from lowband.run.outside import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.run.prepare import prepare
@@ -45,6 +45,7 @@ def train_rank(
         folder.keep_steps(resumed_from)
     paced = _paced_device(spec)
     sent_before = sent_bytes() if is_shaped else 0
+    reset_peak_memory(device)
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
         # The first step gathers no updated weights; later ones of the warm-up are steady and not timed.
