@@ -23,8 +23,10 @@ def calls_of_a_run(folder: Path) -> list[str]:
     loop.reset_peak_memory = lambda device: calls.append("reset")
     Trainer.step = lambda self, norm: (calls.append("step"), step(self, norm))[1]
     loop.peak_memory_bytes = lambda device: (calls.append("read"), 1)[1]
+    loop.peak_reserved_bytes = lambda device: 7
     spec = next(spec for spec in expand(ROOT, ["smoke"]) if spec.ranks == 1)
-    loop.train_rank(spec, read_corpus(spec.text), torch.device("cpu"), RunFolder(folder), False)
+    outcome = loop.train_rank(spec, read_corpus(spec.text), torch.device("cpu"), RunFolder(folder), False)
+    assert outcome.peak_reserved_bytes_max == 7
     return calls
 
 

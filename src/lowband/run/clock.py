@@ -66,3 +66,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_reserved_bytes(device: torch.device) -> int | None:
+    """The same of what the allocator held, fragments included; None on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
