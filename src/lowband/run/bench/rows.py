@@ -104,7 +104,7 @@ def environment(device: torch.device) -> dict[str, object]:
         "measurement_version": MEASUREMENT_VERSION,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "variables": {
-            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "TRITON", "CUDA"))
+            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "PYTORCH", "TRITON", "CUDA"))
         },
     }
     if is_gpu:
