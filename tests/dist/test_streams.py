@@ -45,17 +45,20 @@ def steps(module: str, scheme: str, dtype: torch.dtype, collect) -> None:
     lowband.full_state_dict(model)
 
 
-def watched(module: str, scheme: str, dtype: torch.dtype, forgotten: str = "", holds: bool = True) -> Device:
+def watched(module: str, scheme: str, dtype: torch.dtype, forgotten: str = "", frees: str = "") -> Device:
     """The engine on NCCL's path, over torch's fake group of 8 ranks, with faults.
 
-    forgotten: the kind of waits left out; holds: whether the lane keeps what its work uses
+    forgotten: the kind of waits left out frees:     what is not kept until the caller has waited: what the
+    `caller` frees, or what another `lane` reads
     """
     device = Device(lambda wait: kind_of(wait) == forgotten)
     device.stand_in()
-    lane.InlineLane = lambda: lane.StreamLane(torch.device("cpu"))  # what a GPU has, for the fake group's
-    if not holds:
-        submit = lane.Lane.submit
-        lane.Lane.submit = lambda self, work, uses=(): submit(self, work)
+    lane.InlineLanes = lambda levels: lane.StreamLanes(levels, torch.device("cpu"))  # what a GPU has
+    submit, advance = lane.StreamLanes.submit, lane._advance
+    if frees == "caller":
+        lane.StreamLanes.submit = lambda self, levels, work, uses=(): submit(self, levels, work)
+    if frees == "lane":
+        lane._advance = lambda work, level, is_first: advance(work, level, is_first)[:0]
     with Watch(device):
         steps(module, scheme, dtype, device.collect)
     return device
@@ -86,7 +89,7 @@ def test_no_two_streams_race(scheme: str, module: str) -> None:
 @pytest.mark.parametrize("scheme", ["zero3", "hier3"])
 def test_every_kind_of_wait_is_needed(scheme: str) -> None:
     [(_, kinds, _)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16)
-    assert kinds >= {"caller waits for stream", "stream waits for caller"}
+    assert kinds == {"caller waits for stream", "stream waits for caller", "stream waits for stream"}
     for kind in kinds:
         [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16, kind)
         assert races, kind
@@ -94,5 +97,11 @@ def test_every_kind_of_wait_is_needed(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["zero3", "hier3"])
 def test_gradients_must_be_held_until_the_lane_has_read_them(scheme: str) -> None:
-    [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.float32, "", False)
+    [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.float32, "", "caller")
     assert any(race.startswith("an allocation on caller takes") for race in races)
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
+def test_what_one_lane_makes_must_be_held_until_another_has_read_it(scheme: str) -> None:
+    [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.float32, "", "lane")
+    assert any(race.startswith("an allocation on stream") for race in races)
