@@ -11,7 +11,7 @@ from torch import nn
 
 import lowband
 import lowband.engine.checkpoint
-from lowband.engine.checkpoint import MANIFEST
+from lowband.engine.manifest import MANIFEST
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.group import on_ranks

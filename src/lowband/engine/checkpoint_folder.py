@@ -1,0 +1,68 @@
+"""The folder of checkpoints: which there are, and how one comes to be. Only rank 0 changes it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from lowband.engine.manifest import Content, File, Saved, folder_name, write_manifest
+from lowband.engine.meeting import Tick
+from lowband.engine.rank_file import naming
+
+KEPT = 2  # the newest checkpoints; older ones are removed
+MOST_STEPS = 99_999_999  # eight digits: names sort as steps do
+_NAME = re.compile(r"step-[0-9]{8}")
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints; not what an interrupted write left, nor copies under other names."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def begin(writing: Path, tick: Tick) -> None:
+    """An empty folder to write into."""
+    with naming(writing):
+        _remove(writing, tick)
+        writing.mkdir(parents=True)
+
+
+def finish(
+    writing: Path,
+    content: Content,
+    extra: dict[str, Any],
+    written: list[tuple[File, dict[str, Saved]]],
+    tick: Tick,
+) -> None:
+    """Make a checkpoint of what all ranks have written, and remove those that are too old.
+
+    written: by rank, what `write_rank_file` returned
+    """
+    tensors = dict(content.tensors)
+    for _, entries in written:
+        for name, entry in entries.items():
+            before = tensors[name].chunks if name in tensors else ()
+            tensors[name] = entry.model_copy(update={"chunks": (*before, *entry.chunks)})
+    files = [file for file, _ in written]
+    final = writing.parent / folder_name(content.step)
+    replaced = writing.parent / f".{final.name}.replaced"
+    write_manifest(writing, content.model_copy(update={"tensors": tensors}), extra, files)
+    with naming(final):
+        _remove(replaced, tick)
+        if final.exists():
+            final.replace(replaced)
+        writing.replace(final)
+        _remove(replaced, tick)
+        # Not those of later steps, from which the training did not go on: they may be damaged.
+        older = [path for path in newest_first(writing.parent) if path.name <= final.name]
+        for path in older[KEPT:]:
+            _remove(path, tick)
+
+
+def _remove(folder: Path, tick: Tick) -> None:
+    """Remove a checkpoint file by file: of thousands of ranks that takes its time."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            path.unlink()
+            tick()
+        folder.rmdir()

@@ -1,0 +1,134 @@
+"""Ranks that work each on its own and then agree on how it went: an error on one is raised on all.
+
+[Note: progress] Writing or reading a large checkpoint may take far longer than one rank may wait for another.
+So the work runs in a thread without any collective, and meanwhile the ranks meet in a tiny all-reduce every
+second at the most. That all-reduce has the peer timeout: a rank that died or was stopped is found as fast as
+in the training, however long the work takes. A rank that still meets the others but whose work has not moved
+for as long (a disk that hangs) ends the work on all ranks.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from lowband.errors import UserError
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 1.0
+
+T = TypeVar("T")
+Tick = Callable[[], None]  # called by work after every step that is far shorter than the timeout
+
+
+class Meeting:
+    """All ranks of the job. Every rank must make the same calls, one at a time.
+
+    timeout_s: seconds without a sign of life, or of progress, from a rank until the others give up
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        # A group of its own, so that a save in the background never meets the training's messages.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which is short, once it has succeeded on every rank.
+
+        Raises on every rank what it raised on the first rank where it failed: a UserError as it is, anything
+        else as a RuntimeError of one line.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:  # the other ranks wait for it
+            error = raised
+        errors = self.everyone(None if error is None else _to_send(error))
+        first = next((other for other in errors if other is not None), None)
+        if first is not None:
+            raise first from error
+        return result  # type: ignore[return-value]
+
+    def together(self, what: str, work: Callable[[Tick], T]) -> T:
+        """As `agree`, for work of any length: see [Note: progress]. `work` must not communicate.
+
+        what: what the ranks do, for the TimeoutError that is raised if it stops on one of them
+        """
+        running = _Running(work)
+        pause = FIRST_PAUSE_S
+        while self._any_is_busy(what, running):
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return self.agree(running.result)
+
+    def first(self, what: str, work: Callable[[Tick], T]) -> T:
+        """On every rank the result of `work`, which rank 0 alone does. Raises as `together` does."""
+        is_first = dist.get_rank() == 0
+        box = [self.together(what, lambda tick: work(tick) if is_first else None)]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]  # type: ignore[return-value]
+
+    def everyone(self, mine: T) -> list[T]:
+        """Every rank's value, by rank."""
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, mine, group=self._group)
+        return values
+
+    def collect(self, mine: T) -> list[T]:
+        """On rank 0 every rank's value, by rank; elsewhere []."""
+        values: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
+        dist.gather_object(mine, values or None, dst=0, group=self._group)
+        return values
+
+    def _any_is_busy(self, what: str, running: "_Running") -> bool:
+        is_busy = running.is_busy()
+        is_stuck = is_busy and time.monotonic() - running.moved_at > self.timeout_s
+        status = torch.tensor([is_busy, (dist.get_rank() + 1) * is_stuck])
+        dist.all_reduce(status, dist.ReduceOp.MAX, group=self._group)
+        any_busy, stuck = status.tolist()
+        if stuck:
+            raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self.timeout_s:g} s")
+        return bool(any_busy)
+
+
+class _Running:
+    """Work in a thread, and when it last moved."""
+
+    def __init__(self, work: Callable[[Tick], Any]) -> None:
+        self.moved_at = time.monotonic()
+        self._result: Any = None
+        self._error: Exception | None = None
+        # A daemon: work that is stuck must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def is_busy(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> Any:
+        """What the work returned. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self, work: Callable[[Tick], Any]) -> None:
+        try:
+            self._result = work(self._tick)
+        except Exception as error:
+            self._error = error
+
+    def _tick(self) -> None:
+        self.moved_at = time.monotonic()
+
+
+def _to_send(error: Exception) -> Exception:
+    """An error that can be pickled and says in one line where it arose."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f"cannot be read or written: {error.strerror}", where=error.filename)
+    first_line = next(iter(str(error).splitlines()), "")
+    return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {first_line}")
