@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.api import engine_of
-from lowband.engine.checkpoint_folder import MOST_STEPS, begin, finish, newest_first
+from lowband.engine.checkpoint_folder import begin, finish, newest_first
 from lowband.engine.fit import check_fit
 from lowband.engine.logical import Logical, Piece, random_states
-from lowband.engine.manifest import Content, Damaged, Manifest, folder_name
+from lowband.engine.manifest import MOST_STEPS, Content, Damaged, Manifest, folder_name
 from lowband.engine.meeting import Meeting, Tick
 from lowband.engine.rank_file import read_range, verify_rank_file, write_rank_file
 from lowband.engine.restore import check_random, overwrite, ranges
@@ -69,8 +69,10 @@ class Checkpointer:
         start = time.perf_counter()
         self.wait()
         snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
-        if len(set(self._meeting.everyone(snapshot.content.sum()))) > 1:
-            raise UserError(f"ranks differ in what they save at step {step}", where=self.folder)
+        sums = self._meeting.everyone(snapshot.content.sum())
+        other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
+        if other is not None:
+            raise UserError(f"rank {other} saves another step or state than rank 0", where=self.folder)
         # No daemon: a process that ends without `wait` ends when the checkpoint is whole.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()

@@ -9,7 +9,6 @@ from lowband.engine.meeting import Tick
 from lowband.engine.rank_file import naming
 
 KEPT = 2  # the newest checkpoints; older ones are removed
-MOST_STEPS = 99_999_999  # eight digits: names sort as steps do
 _NAME = re.compile(r"step-[0-9]{8}")
 
 

@@ -27,9 +27,7 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
             raise UserError(f"'{name}' is not in the checkpoint", where=folder)
         _check_same(name, piece.saved, manifest.tensors[name], folder)
     if manifest.optimizer != here.optimizer:
-        raise UserError(
-            f"is of another optimizer: {manifest.optimizer}", where=folder, allowed=here.optimizer
-        )
+        raise UserError(f"is of optimizer {manifest.optimizer}", where=folder, allowed=here.optimizer)
     _check_groups(here.groups, manifest.groups, folder)
     _check_states(manifest, folder, here)
 

@@ -1,9 +1,9 @@
 """The manifest of a checkpoint: what it holds, where, and the sums by which damage is found.
 
 A checkpoint is a folder with one file of plain values per rank, `rank-00003.bin`, and `manifest.json`. The
-manifest lists every logical tensor with its dtype, its shape and the chunks of its flattened values, the sum of
-every file, and a sum of its own content. Nothing in a checkpoint is code, and nothing is unpickled: one from
-a stranger can be refused, but it cannot run anything.
+manifest lists every logical tensor with its dtype, its shape and the chunks of its flattened values, the sum
+of every file, and a sum of its own content. Nothing in a checkpoint is code, and nothing is unpickled: one
+from a stranger can be refused, but it cannot run anything.
 """
 
 import hashlib
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import NonNegativeInt, field_validator
+from pydantic import Field, NonNegativeInt, field_validator
 
 from lowband.errors import UserError
 from lowband.spec.strict import Strict
 
 MANIFEST = "manifest.json"
 FORMAT = 2  # 1 was written by torch.distributed.checkpoint
+MOST_STEPS = 99_999_999  # eight digits: names of folders sort as their steps do
 
 Number = bool | int | float | None
 
@@ -80,7 +81,7 @@ class Content(Strict):
     numbers:   states of the optimizer that are Python numbers, under the same names as tensors
     """
 
-    step: NonNegativeInt
+    step: int = Field(ge=0, le=MOST_STEPS)
     optimizer: str
     groups: tuple[Group, ...]
     tensors: dict[str, Saved]
@@ -152,7 +153,7 @@ class Manifest(Content):
         return manifest
 
     def _check_chunks(self, name: str, saved: Saved, path: Path) -> None:
-        """Raise Damaged unless the chunks are the whole tensor, none of it twice, and lie within the files."""
+        """Raise Damaged unless the chunks are the whole tensor, none of it twice, and within the files."""
         end = 0
         for chunk in sorted(saved.chunks, key=lambda chunk: chunk.start):
             if chunk.start != end or chunk.rank >= len(self.files):

@@ -17,10 +17,8 @@ from lowband.engine.meeting import Tick
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
 
-STEP_BYTES = 2**26  # written, read or hashed at once, between two ticks
-SYNC_BYTES = (
-    2**28
-)  # brought to the disk at once: the last sync of a large file would take too long for a tick
+STEP_BYTES = 2**26  # written, read or hashed between two ticks
+SYNC_BYTES = 2**28  # synced between two ticks: one sync of a large file could outlast the timeout
 
 
 def write_rank_file(
