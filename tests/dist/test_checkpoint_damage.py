@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,11 @@ def small_manifest(folder: Path) -> Manifest:
     content = Content(
         step=7,
         optimizer="torch.optim.adamw.AdamW",
-        groups=(Group(parameters=("a",), options={"lr": 0.001, "betas": [0.9, 0.999], "fused": None}),),
+        groups=(
+            Group(
+                parameters=("a",), options={"lr": 0.001, "betas": [0.9, 0.999], "fused": None, "most": inf}
+            ),
+        ),
         tensors={"model.a": Saved(dtype="float32", shape=(2, 3), sharded=True, chunks=((0, 0, 0, 6),))},
         numbers={"optimizer.step.a": 7},
     )
@@ -145,6 +150,7 @@ def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
     folder.mkdir()
     expected = small_manifest(folder)
     path = folder / MANIFEST
+    assert expected.groups[0].options == {"lr": 0.001, "betas": [0.9, 0.999], "fused": None, "most": inf}
     content = path.read_bytes()
     refused = 0
     for bit in range(8 * len(content)):

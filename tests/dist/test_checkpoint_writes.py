@@ -113,7 +113,7 @@ from checkpoints import bag
 def rank_main(rank, folder, end):
     os.dup2(os.open(f"{folder}.{rank}.err", os.O_WRONLY | os.O_CREAT), 2)
     dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=rank, world_size=2)
-    checkpointer = lowband.Checkpointer(folder, timeout_s=20)
+    checkpointer = lowband.Checkpointer(folder, timeout_s=60)
     checkpointer.save(1, *bag())
     exec(end)
 
@@ -198,7 +198,7 @@ def slowly(work: Callable, pause_s: float, times: int) -> Callable:
 
 
 def take_longer_than_the_timeout(folder: str) -> tuple[str, str, str]:
-    checkpointer, here = lowband.Checkpointer(folder, timeout_s=2), bag()
+    checkpointer, here = lowband.Checkpointer(folder, timeout_s=3), bag()
     write, verify = checkpoint_module.write_rank_file, checkpoint_module.verify_rank_file
     if dist.get_rank() == 1:
         checkpoint_module.write_rank_file = slowly(write, 0.5, 7)
@@ -217,9 +217,9 @@ def test_a_slow_rank_is_waited_for_and_a_stuck_one_is_not(tmp_path: Path) -> Non
     for saved, loaded, stuck in on_ranks(2, take_longer_than_the_timeout, str(tmp_path)):
         assert saved == loaded == "nothing raised"
         assert stuck == (
-            f"TimeoutError: writing {tmp_path}/.step-00000002.writing: rank 1 has made no progress for 2 s"
+            f"TimeoutError: writing {tmp_path}/.step-00000002.writing: rank 1 has made no progress for 3 s"
         )
-    assert time.monotonic() - start > 7
+    assert time.monotonic() - start > 10
     assert_whole(tmp_path / "step-00000001")
 
 

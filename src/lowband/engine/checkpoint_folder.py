@@ -1,6 +1,7 @@
-"""The folder of checkpoints: which there are, and how one comes to be. Only rank 0 changes it."""
+"""The folder of checkpoints: which ones exist, and how one is begun and finished. Only rank 0 changes it."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ _NAME = re.compile(r"step-[0-9]{8}")
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints; not what an interrupted write left, nor copies under other names."""
+    """The checkpoints, without what an interrupted write left and without copies under other names."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
@@ -51,15 +52,15 @@ def finish(
         if final.exists():
             final.replace(replaced)
         writing.replace(final)
-        _remove(replaced, tick)
-        # Not those of later steps, from which the training did not go on: they may be damaged.
-        older = [path for path in newest_first(writing.parent) if path.name <= final.name]
-        for path in older[KEPT:]:
+    # Later steps do not count: training did not resume from them, they may be damaged.
+    older = [path for path in newest_first(writing.parent) if path.name <= final.name]
+    for path in (replaced, *older[KEPT:]):
+        with suppress(OSError):  # e.g. a file still open on NFS: the new checkpoint is whole all the same
             _remove(path, tick)
 
 
 def _remove(folder: Path, tick: Tick) -> None:
-    """Remove a checkpoint file by file: of thousands of ranks that takes its time."""
+    """Remove a checkpoint file by file: with thousands of ranks this takes a while."""
     if folder.is_dir():
         for path in folder.iterdir():
             path.unlink()

@@ -31,7 +31,7 @@ class Damaged(UserError):
 
 
 class Chunk(NamedTuple):
-    """A contiguous range of a flattened tensor: elements `start` to `start + count`.
+    """A contiguous range of a flattened tensor: elements `start` to `start + length`.
 
     They lie in the file of `rank`, from the byte `offset` on.
     """
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     rank: NonNegativeInt
     offset: NonNegativeInt
     start: NonNegativeInt
-    count: NonNegativeInt
+    length: NonNegativeInt
 
 
 class Saved(Strict):
@@ -88,7 +88,7 @@ class Content(Strict):
     numbers: dict[str, Number]
 
     def sum(self) -> str:
-        return _sum(self.model_dump(mode="json"))
+        return _sum(self.model_dump())
 
 
 class File(Strict):
@@ -158,8 +158,8 @@ class Manifest(Content):
         for chunk in sorted(saved.chunks, key=lambda chunk: chunk.start):
             if chunk.start != end or chunk.rank >= len(self.files):
                 raise Damaged(f"'{name}' is not whole", where=path)
-            end += chunk.count
-            if chunk.offset + chunk.count * saved.torch_dtype.itemsize > self.files[chunk.rank].bytes:
+            end += chunk.length
+            if chunk.offset + chunk.length * saved.torch_dtype.itemsize > self.files[chunk.rank].bytes:
                 raise Damaged(f"'{name}' reaches beyond {file_name(chunk.rank)}", where=path)
         if end != saved.numel:
             raise Damaged(f"'{name}' is not whole", where=path)
@@ -167,7 +167,7 @@ class Manifest(Content):
 
 def write_manifest(folder: Path, content: Content, extra: dict[str, Any], files: list[File]) -> None:
     """extra: as JSON can hold it."""
-    plain = {"format": FORMAT, **content.model_dump(mode="json"), "extra": extra}
+    plain = {"format": FORMAT, **content.model_dump(), "extra": extra}
     plain["files"] = [file.model_dump() for file in files]
     with (folder / MANIFEST).open("w", encoding="ascii") as file:
         json.dump(plain | {"sha256": _sum(plain)}, file)

@@ -62,7 +62,8 @@ class Meeting:
         while self._any_is_busy(what, running):
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
-        return self.agree(running.result)
+        result: T = self.agree(running.result)
+        return result
 
     def first(self, what: str, work: Callable[[Tick], T]) -> T:
         """On every rank the result of `work`, which rank 0 alone does. Raises as `together` does."""

@@ -33,7 +33,7 @@ def write_rank_file(
     with naming(path), path.open("wb") as file:
         for name, piece in pieces.items():
             chunk = Chunk(rank, file.tell(), piece.start, piece.local.numel())
-            entries[name] = piece.saved.model_copy(update={"chunks": (chunk,) if chunk.count else ()})
+            entries[name] = piece.saved.model_copy(update={"chunks": (chunk,) if chunk.length else ()})
             for part in _steps(piece.local):
                 file.write(part)
                 digest.update(part)
@@ -67,7 +67,7 @@ def read_range(folder: Path, saved: Saved, start: int, count: int, tick: Tick) -
     """
     values = torch.empty(count, dtype=saved.torch_dtype)
     for chunk in saved.chunks:
-        a, b = intersect((chunk.start, chunk.start + chunk.count), (start, start + count))
+        a, b = intersect((chunk.start, chunk.start + chunk.length), (start, start + count))
         if a == b:
             continue
         path = folder / file_name(chunk.rank)
@@ -91,6 +91,6 @@ def naming(path: Path) -> Iterator[None]:
 
 def _steps(values: torch.Tensor) -> Iterator[memoryview]:
     """The memory of a 1D tensor in pieces of at most STEP_BYTES."""
-    memory = memoryview(values.view(torch.uint8).numpy())
+    memory = values.view(torch.uint8).numpy().data
     for start in range(0, len(memory), STEP_BYTES):
         yield memory[start : start + STEP_BYTES]
