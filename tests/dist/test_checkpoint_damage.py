@@ -129,6 +129,15 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_the_format_before_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    before = {"step": 1, "ranks": 2, "optimizer_groups": [], "extra": {}, "sha256": {".metadata": "ab" * 32}}
+    (folder / MANIFEST).write_text(json.dumps(before, indent=2))
+    with pytest.raises(Damaged, match="an earlier version of lowband wrote it"):
+        Manifest.read(folder)
+
+
 def small_manifest(folder: Path) -> Manifest:
     content = Content(
         step=7,

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from checkpoints import SHAPES, adamw, bag, change_manifest, everything
 
 import lowband
+from lowband.engine import checkpoint as checkpoint_module
 from lowband.errors import UserError
 from lowband.run.group import on_ranks
 
@@ -111,6 +112,29 @@ def groups_assigned_otherwise(folder: str) -> list[tuple[str, bool]]:
     ]
 
 
+def run_out_of_memory(folder: str) -> tuple[str, bool]:
+    """On rank 1, with everything read, while memory is made for the optimizer's states."""
+    save_bag(folder)
+    checkpointer, here = lowband.Checkpointer(folder), bag(steps=0)
+    if dist.get_rank() == 1:
+
+        def fail(*_arguments) -> None:
+            raise MemoryError("out of memory")
+
+        checkpoint_module.new_states = fail
+    before = everything(*here)
+    try:
+        checkpointer.load(checkpointer.latest(), *here)
+    except RuntimeError as error:
+        return str(error), everything(*here) == before
+    return "loaded", False
+
+
+def test_a_load_that_one_rank_has_no_memory_for_changes_nothing(tmp_path: Path) -> None:
+    found = on_ranks(2, run_out_of_memory, str(tmp_path))
+    assert found == [("rank 1: MemoryError: out of memory", True)] * 2
+
+
 def test_parameters_in_another_param_group_are_refused(tmp_path: Path) -> None:
     """[the same assignment, one parameter more in the first group, the two groups exchanged]"""
     for same, moved, exchanged in on_ranks(2, groups_assigned_otherwise, str(tmp_path)):
@@ -154,10 +178,11 @@ def _without(name: str):
         (_without("buffer.seen"), "'buffer.seen' is not in the checkpoint"),
         (_without("rng.cpu.1"), "'rng.cpu.1' is not in the checkpoint"),
         (lambda c: c["numbers"].update({"optimizer.x.a": 1}), "'x' among the optimizer states of 'a' is in"),
+        (lambda c: c["numbers"].update({"model.x": 1}), "'model.x' is not known"),
         (lambda c: c["tensors"].update({"hook.a": c["tensors"]["model.a"]}), "'hook.a' is not known"),
         (
             lambda c: c["tensors"].update({"optimizer.step.z": c["tensors"]["optimizer.step.a"]}),
-            "has optimizer states of 'z', which is no parameter",
+            "has optimizer states of 'z', which is not a parameter",
         ),
     ],
 )

@@ -1,10 +1,9 @@
 """Checkpoints that fit any scheme, rank count and level sizes.
 
-What is saved are logical tensors, each rank writing the ranges that it owns into a file of its own. They are
-cut differently when they are loaded under another scheme or rank count. Only rank 0's persistent buffers
-(running statistics and the like) are saved, and every rank gets them. The states of the random number
-generators, of the CPU and of the rank's device, follow the ranks: they are restored where the number of ranks
-is the same.
+A checkpoint holds logical tensors. Each rank writes the ranges that it owns into its own file, and reads the
+ranges that it owns under the scheme and rank count of the load. Only rank 0's persistent buffers (running
+statistics and the like) are saved, and every rank gets them. The states of the random number generators, of
+the CPU and of the rank's device, belong to ranks: they are restored only if the number of ranks is the same.
 
 A checkpoint is a folder `step-00000010` (see `lowband.engine.manifest`). It is written as
 `.step-00000010.writing` and renamed when it is whole: an interrupted write never harms an earlier one.
@@ -32,12 +31,17 @@ from lowband.engine.logical import Logical, Piece, random_states
 from lowband.engine.manifest import MOST_STEPS, Content, Damaged, Manifest, folder_name
 from lowband.engine.meeting import Meeting, Tick
 from lowband.engine.rank_file import read_range, verify_rank_file, write_rank_file
-from lowband.engine.restore import check_random, overwrite, ranges
+from lowband.engine.restore import check_random, new_states, overwrite, ranges
 from lowband.errors import UserError
 
 
 class Checkpointer:
     """Saves and loads a sharded module and its optimizer. Every rank must make the same calls.
+
+        checkpointer = lowband.Checkpointer("checkpoints")
+        extra = checkpointer.load_newest(model, optimizer)  # None: there is no checkpoint yet
+        checkpointer.save(step, model, optimizer, {"scheduler": scheduler.state_dict()})  # now and then
+        checkpointer.wait()  # at the end
 
     folder:    on a file system that all ranks see; made when the first checkpoint is written
     timeout_s: seconds without a sign of life or of progress from a rank before the others give up, however
@@ -52,7 +56,7 @@ class Checkpointer:
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.stall_s = 0.0  # time that the last `save` kept its caller
-        self.skipped: tuple[str, ...] = ()  # by the last `load_newest`: file and damage, newest first
+        self.skipped: tuple[str, ...] = ()  # lines on what the last `load_newest` skipped, newest first
 
     def save(
         self,
@@ -73,7 +77,7 @@ class Checkpointer:
         other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
         if other is not None:
             raise UserError(f"rank {other} saves another step or state than rank 0", where=self.folder)
-        # No daemon: a process that ends without `wait` ends when the checkpoint is whole.
+        # Not a daemon: a process that exits without `wait` exits once the checkpoint is whole.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()
         self.stall_s = time.perf_counter() - start
@@ -95,19 +99,20 @@ class Checkpointer:
     def load(self, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Fill module and optimizer in place; returns the `extra` that was saved.
 
-        The optimizer may be new: its states are made as the checkpoint has them.
-        Raises UserError, naming the file or tensor, if a file is missing or damaged, or the checkpoint fits
-        another model or optimizer. Then nothing is changed, on any rank.
+        The optimizer may be new: its states are made as the checkpoint has them. No code from the checkpoint
+        is run, whoever made it.
+        Raises UserError, naming the file or tensor, if a file is missing or damaged, or if the checkpoint
+        does not fit the module or the optimizer. In that case nothing is changed, on any rank.
         """
         self.wait()
         path = self._meeting.everyone(Path(path))[0]  # a shared file system may show ranks different folders
         return self._fill(path, self._verify(path), module, optimizer)
 
     def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """As `load`, from the newest checkpoint that is whole; None if there is no checkpoint.
+        """Load the newest checkpoint that is whole; returns its `extra`, or None if there is no checkpoint.
 
-        Each damaged one is reported in a line on stderr and listed in `skipped`.
-        Raises UserError as `load` does, and if there are only damaged ones.
+        Each damaged one is reported in one line on stderr, by rank 0, and listed in `skipped`.
+        Raises UserError if all are damaged, naming the newest, or if the newest whole one does not fit.
         """
         self.wait()
         self.skipped = ()
@@ -148,7 +153,7 @@ class Checkpointer:
     # ---- loading
 
     def _verify(self, path: Path) -> Manifest:
-        """The manifest, once every file has been found as it was written: each by one rank."""
+        """The manifest, after every file has been verified by one of the ranks. Raises Damaged."""
         what = f"verifying {path}"
         manifest = self._meeting.first(what, lambda _: Manifest.read(path))
 
@@ -182,14 +187,15 @@ class Checkpointer:
 
         here, random = self._meeting.agree(check)
         values = self._meeting.together(f"reading {path}", read)
+        made = self._meeting.agree(lambda: new_states(manifest, here))
         with torch.no_grad():
-            overwrite(manifest, values, here, random, module, optimizer, device)
+            overwrite(manifest, values, made, here, random, module, optimizer, device)
         return manifest.extra
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """A copy of what this rank writes, and what all ranks must agree on."""
+    """A copy of the pieces that this rank writes, and the content that all ranks must agree on."""
 
     content: Content
     extra: dict[str, Any]
@@ -234,10 +240,11 @@ _unraised: list[BaseException] = []  # failures of background writes that no `wa
 
 @atexit.register
 def _end_with_unraised_failure() -> None:
-    """A process that ends without `wait` must not end well if its last checkpoint was not written."""
+    """Fail a process that exits without `wait` if its last checkpoint was not written."""
     if _unraised:
         sys.stdout.flush()
         for failure in _unraised:
-            sys.stderr.write(f"lowband: the last checkpoint was not written: {failure}\n")
+            cause = next(iter(str(failure).splitlines()), type(failure).__name__)
+            sys.stderr.write(f"lowband: the last checkpoint was not written: {cause}\n")
         sys.stderr.flush()
         os._exit(2 if isinstance(_unraised[0], UserError) else 1)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a module and its optimizer: asked in full before anything is overwritten."""
+"""Check that a checkpoint fits a module and its optimizer, completely, before anything is overwritten."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -9,13 +9,13 @@ from lowband.errors import UserError
 
 
 def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str, Piece]) -> None:
-    """Raise UserError, naming the checkpoint and the tensor or param group, unless all of it fits.
+    """Raise UserError, naming the checkpoint and the tensor or param group, unless everything fits.
 
-    random: this rank's states of random number generators, empty where they are not restored
+    random: states of this rank's random number generators; empty if they will not be restored
     """
     kinds = {"model", "optimizer", "buffer", "rng"}
     for name in [*manifest.tensors, *manifest.numbers]:
-        if name.partition(".")[0] not in kinds:
+        if name.partition(".")[0] not in kinds or (name in manifest.numbers and state_of(name) is None):
             raise UserError(f"'{name}' is not known", where=folder, allowed=sorted(kinds))
     for kind in ("model.", "buffer."):
         mine = [name for name in here.pieces if name.startswith(kind)]
@@ -43,11 +43,11 @@ def _check_groups(mine: tuple[Group, ...], theirs: tuple[Group, ...], folder: Pa
 
 
 def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
-    """An optimizer that has no states yet takes those of the checkpoint, whatever they are."""
+    """A parameter without optimizer states takes those of the checkpoint; existing ones must be the same."""
     mine, theirs = _keys([*here.pieces, *here.numbers]), _keys([*manifest.tensors, *manifest.numbers])
     for parameter, keys in theirs.items():
         if parameter not in here.parameters:
-            raise UserError(f"has optimizer states of '{parameter}', which is no parameter", where=folder)
+            raise UserError(f"has optimizer states of '{parameter}', which is not a parameter", where=folder)
         if parameter in mine:
             _check_names(f" among the optimizer states of '{parameter}'", mine[parameter], keys, folder)
     for name, saved in manifest.tensors.items():

@@ -1,7 +1,7 @@
 """A sharded module and its optimizer as logical tensors under the module's own names.
 
-A logical tensor is what one device without sharding would have. Of every parameter and every per-element
-state of the optimizer a rank holds a range, flattened; of everything else (step counts, buffers) all of it.
+A logical tensor is the one that a single device without sharding would have. A rank holds a range of each
+flattened parameter and of each per-element optimizer state, and the whole of others (step counts, buffers).
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from lowband.spec.partition import intersect
 
 @dataclass(frozen=True)
 class Piece:
-    """What this rank holds of a logical tensor.
+    """The part of a logical tensor that this rank holds.
 
-    local:   1D, its values
-    start:   place of the first of them in the flattened logical tensor
+    local:   1D, this rank's values
+    start:   place of the first value in the flattened logical tensor
     shape:   of the logical tensor
-    sharded: whether ranks hold ranges of it; else every rank holds all of it
+    sharded: whether ranks hold ranges of it; otherwise every rank holds all of it
     writes:  whether this rank writes its values into a checkpoint
     """
 
@@ -55,7 +55,7 @@ class Logical:
     """Everything of a module and its optimizer that a checkpoint holds.
 
     shards: the optimizer's parameter by name
-    pieces: by the manifest's names, without the random number generators, which follow ranks
+    pieces: by name in the manifest, without the random number generators, which belong to ranks
     """
 
     shards: dict[str, nn.Parameter]
@@ -67,7 +67,10 @@ class Logical:
 
     @classmethod
     def of(cls, module: nn.Module, optimizer: torch.optim.Optimizer) -> "Logical":
-        """Raises UserError for an optimizer whose parameters or states cannot be saved."""
+        """Raises UserError for an optimizer whose parameters or states cannot be saved.
+
+        The values of `pieces` are views: training changes them.
+        """
         shards, parameters = {}, {}
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
@@ -92,28 +95,28 @@ class Logical:
 
 
 def state_name(key: Any, parameter: str) -> str:
-    """The manifest's name of an optimizer's state."""
+    """Name of an optimizer state in the manifest."""
     if not isinstance(key, str) or not key.isidentifier():  # no dot, so that the name can be taken apart
         raise UserError(f"state {key!r} cannot be saved", where="optimizer", allowed="names as in Python")
     return f"optimizer.{key}.{parameter}"
 
 
 def state_of(full: str) -> tuple[str, str] | None:
-    """(key, name of the parameter) of the manifest's name of an optimizer's state; None for another name."""
+    """(key, name of the parameter) from the name of an optimizer state in the manifest; else None."""
     kind, _, rest = full.partition(".")
     key, _, parameter = rest.partition(".")
     return (key, parameter) if kind == "optimizer" else None
 
 
 def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every persistent buffer by the manifest's name."""
+    """Every persistent buffer, by name in the manifest."""
     kept = module.state_dict()
     named = module.named_buffers(remove_duplicate=False)
     return {f"buffer.{name}": buffer for name, buffer in named if name in kept}
 
 
 def random_states(module: nn.Module) -> dict[str, Piece]:
-    """States of this rank's random number generators, by the manifest's names."""
+    """States of this rank's random number generators, by name in the manifest."""
     device, rank = engine_of(module).device, dist.get_rank()
     states = {f"rng.cpu.{rank}": _whole(torch.get_rng_state(), writes=True)}
     if device.type == "cuda":
@@ -122,7 +125,7 @@ def random_states(module: nn.Module) -> dict[str, Piece]:
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
-    """(name, optimizer shard, what this rank holds of it) for every parameter."""
+    """(name, optimizer shard, this rank's piece) for every parameter."""
     engine = engine_of(module)
     engine.put_shards()
     names = {id(parameter): name for name, parameter in module.named_parameters()}

@@ -27,7 +27,7 @@ Number = bool | int | float | None
 
 
 class Damaged(UserError):
-    """A file of a checkpoint is not as it was written: an older checkpoint may be whole."""
+    """A file of a checkpoint is missing or not as it was written. An older checkpoint may be whole."""
 
 
 class Chunk(NamedTuple):
@@ -43,7 +43,10 @@ class Chunk(NamedTuple):
 
 
 class Saved(Strict):
-    """A logical tensor. sharded: whether its ranges follow the parameter's; else all ranks hold all of it."""
+    """A logical tensor.
+
+    sharded: whether ranks hold ranges of it, those of the parameter; otherwise every rank holds all of it
+    """
 
     dtype: str
     shape: tuple[NonNegativeInt, ...]
@@ -75,10 +78,10 @@ class Group(Strict):
 
 
 class Content(Strict):
-    """What all ranks must agree on before they write.
+    """The part of a manifest that all ranks must agree on before they write.
 
-    optimizer: the class's full name
-    numbers:   states of the optimizer that are Python numbers, under the same names as tensors
+    optimizer: full name of its class
+    numbers:   optimizer states that are Python numbers, named as tensors are
     """
 
     step: int = Field(ge=0, le=MOST_STEPS)
@@ -99,11 +102,13 @@ class File(Strict):
 
 
 class Manifest(Content):
-    """Names of tensors: `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME`, `rng.DEVICE.RANK`.
+    """The whole manifest.
+
+    Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME` and `rng.DEVICE.RANK`.
 
     files:  by rank
-    extra:  the caller's own, as JSON holds it
-    sha256: of everything else here
+    extra:  the caller's own data, as JSON reads it back
+    sha256: of everything else in the manifest
     """
 
     format: Literal[2]
@@ -130,7 +135,7 @@ class Manifest(Content):
     @classmethod
     def _checked(cls, plain: Any, folder: Path) -> "Manifest":
         path = folder / MANIFEST
-        if not isinstance(plain, dict) or "sha256" not in plain:
+        if not isinstance(plain, dict) or not isinstance(plain.get("sha256"), str):  # of format 1: a dict
             raise Damaged("is damaged, or an earlier version of lowband wrote it: it has no sum", where=path)
         if plain.pop("sha256") != (expected := _sum(plain)):
             raise Damaged("is damaged: its content does not have its sum", where=path)
@@ -184,5 +189,5 @@ def file_name(rank: int) -> str:
 
 
 def _sum(plain: dict[str, Any]) -> str:
-    """sha256 of the content, whatever its spaces and the order of its keys."""
+    """sha256 of the content; spaces and the order of keys do not change it."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()

@@ -1,10 +1,10 @@
-"""Ranks that work each on its own and then agree on how it went: an error on one is raised on all.
+"""Work that each rank does on its own, with one outcome for all: an error on one rank is raised on all.
 
-[Note: progress] Writing or reading a large checkpoint may take far longer than one rank may wait for another.
-So the work runs in a thread without any collective, and meanwhile the ranks meet in a tiny all-reduce every
-second at the most. That all-reduce has the peer timeout: a rank that died or was stopped is found as fast as
-in the training, however long the work takes. A rank that still meets the others but whose work has not moved
-for as long (a disk that hangs) ends the work on all ranks.
+[Note: progress] Writing or reading a large checkpoint may take far longer than ranks wait for each other in
+training. So the work runs in a thread, without collectives, and meanwhile the ranks meet in a tiny all-reduce
+about once a second. That all-reduce has the peer timeout: a rank that died or was stopped is noticed as fast
+as in training, however long the work takes. A rank that keeps meeting the others while its work makes no
+progress for that long (a hanging disk) ends the work on all ranks.
 """
 
 import threading
@@ -21,7 +21,7 @@ from lowband.errors import UserError
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 1.0
 
 T = TypeVar("T")
-Tick = Callable[[], None]  # called by work after every step that is far shorter than the timeout
+Tick = Callable[[], None]  # work calls it after every step; a step must be far shorter than the timeout
 
 
 class Meeting:
@@ -36,10 +36,10 @@ class Meeting:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def agree(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which is short, once it has succeeded on every rank.
+        """The result of `work`, which must be short, once it has succeeded on every rank.
 
-        Raises on every rank what it raised on the first rank where it failed: a UserError as it is, anything
-        else as a RuntimeError of one line.
+        If it failed, every rank raises the error of the lowest rank that failed: a UserError as it is, an
+        OSError as a UserError that names the file, anything else as a RuntimeError of one line.
         """
         result, error = None, None
         try:
@@ -53,9 +53,11 @@ class Meeting:
         return result  # type: ignore[return-value]
 
     def together(self, what: str, work: Callable[[Tick], T]) -> T:
-        """As `agree`, for work of any length: see [Note: progress]. `work` must not communicate.
+        """The result of `work` of any length, once it has succeeded on every rank; see [Note: progress].
 
-        what: what the ranks do, for the TimeoutError that is raised if it stops on one of them
+        what: names the work in the TimeoutError that every rank raises if one makes no progress
+        work: must not communicate
+        If it failed, raises as `agree` does.
         """
         running = _Running(work)
         pause = FIRST_PAUSE_S
@@ -66,7 +68,7 @@ class Meeting:
         return result
 
     def first(self, what: str, work: Callable[[Tick], T]) -> T:
-        """On every rank the result of `work`, which rank 0 alone does. Raises as `together` does."""
+        """The result of `work` on every rank; only rank 0 does the work. Raises as `together` does."""
         is_first = dist.get_rank() == 0
         box = [self.together(what, lambda tick: work(tick) if is_first else None)]
         dist.broadcast_object_list(box, src=0, group=self._group)
@@ -102,7 +104,7 @@ class _Running:
         self.moved_at = time.monotonic()
         self._result: Any = None
         self._error: Exception | None = None
-        # A daemon: work that is stuck must not keep the process from ending.
+        # A daemon: stuck work must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
 
@@ -126,7 +128,7 @@ class _Running:
 
 
 def _to_send(error: Exception) -> Exception:
-    """An error that can be pickled and says in one line where it arose."""
+    """An error that can be pickled, has one line and names the file or the rank."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError) and error.filename is not None:
