@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
 from lowband.engine import checkpoint as checkpoint_module
-from lowband.engine.manifest import Manifest
+from lowband.engine.manifest import MANIFEST, Manifest
 from lowband.engine.rank_file import verify_rank_file
 from lowband.run.group import on_ranks
 from lowband.run.launch import RankFailure
@@ -65,25 +65,25 @@ def test_a_full_disk_is_reported_on_all_ranks_and_harms_no_earlier_one(tmp_path:
             file = tmp_path / f".step-0000000{step}.writing" / "rank-00001.bin"
             assert error == f"UserError: {file}: cannot be read or written: File too large"
         assert found[2:] == (str(tmp_path / "step-00000001"), str(tmp_path / "step-00000002"))
+    # Nothing is left of the writes that failed.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
-def fail_on_rank_0_alone(folder: str) -> tuple[str, str]:
-    """Its disk fills up once all ranks have written: while it writes the manifest."""
+def fill_the_disk_of_rank_0(folder: str) -> tuple[str, str]:
+    """Once all ranks have written their values: there is no room for the manifest."""
     checkpointer, here = lowband.Checkpointer(folder), bag()
     checkpointer.save(1, *here)
     checkpointer.wait()
-
-    def broken(*_arguments) -> None:
-        raise OSError(28, "No space left on device", "manifest.json")
-
-    checkpoint_module.finish = broken
-    checkpointer.save(2, *here)
+    if dist.get_rank() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    checkpointer.save(2, *here, {"much": "x" * 20_000})
     return error_of(checkpointer.wait), str(checkpointer.latest())
 
 
 def test_every_rank_learns_why_rank_0_failed(tmp_path: Path) -> None:
-    expected = "UserError: manifest.json: cannot be read or written: No space left on device"
-    found = on_ranks(2, fail_on_rank_0_alone, str(tmp_path))
+    file = tmp_path / ".step-00000002.writing" / MANIFEST
+    expected = f"UserError: {file}: cannot be read or written: File too large"
+    found = on_ranks(2, fill_the_disk_of_rank_0, str(tmp_path))
     assert found == [(expected, str(tmp_path / "step-00000001"))] * 2
 
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lowband.engine.manifest import Content, File, Saved, folder_name, write_manifest
+from lowband.engine.manifest import MANIFEST, Content, File, Saved, folder_name, write_manifest
 from lowband.engine.meeting import Tick
 from lowband.engine.rank_file import naming
 
@@ -21,10 +21,12 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def begin(writing: Path, tick: Tick) -> None:
-    """An empty folder to write into."""
+    """Make an empty folder to write into; what earlier writes left unfinished is removed to make room."""
     with naming(writing):
-        _remove(writing, tick)
-        writing.mkdir(parents=True)
+        writing.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in writing.parent.glob(".step-*.writing"):
+            _remove(left_over, tick)
+        writing.mkdir()
 
 
 def finish(
@@ -46,7 +48,8 @@ def finish(
     files = [file for file, _ in written]
     final = writing.parent / folder_name(content.step)
     replaced = writing.parent / f".{final.name}.replaced"
-    write_manifest(writing, content.model_copy(update={"tensors": tensors}), extra, files)
+    with naming(writing / MANIFEST):
+        write_manifest(writing, content.model_copy(update={"tensors": tensors}), extra, files)
     with naming(final):
         _remove(replaced, tick)
         if final.exists():
