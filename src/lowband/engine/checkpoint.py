@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from lowband.engine.manifest import MOST_STEPS, Content, Damaged, Manifest, fold
 from lowband.engine.meeting import Meeting, Tick
 from lowband.engine.rank_file import read_range, verify_rank_file, write_rank_file
 from lowband.engine.restore import check_random, new_states, overwrite, ranges
+from lowband.engine.topology import world_timeout
 from lowband.errors import UserError
 
 
@@ -52,7 +52,7 @@ class Checkpointer:
 
     def __init__(self, folder: str | Path, timeout_s: float | None = None) -> None:
         self.folder = Path(folder)
-        self._meeting = Meeting(_world_timeout().total_seconds() if timeout_s is None else timeout_s)
+        self._meeting = Meeting(world_timeout().total_seconds() if timeout_s is None else timeout_s)
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.stall_s = 0.0  # time that the last `save` kept its caller
@@ -222,17 +222,6 @@ def _check_json(where: str, value: dict[str, Any]) -> None:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"cannot be saved: {error}", where=where, allowed="what JSON can hold") from None
-
-
-def _world_timeout() -> timedelta:
-    """The timeout of the job's default process group."""
-    world = dist.group.WORLD
-    for device in world._device_types:  # type: ignore[union-attr]
-        options = getattr(world._get_backend(device), "options", None)  # type: ignore[union-attr]
-        if options is not None:
-            timeout: timedelta = options._timeout
-            return timeout
-    return dist.distributed_c10d.default_pg_timeout  # torch's fake group has none
 
 
 _unraised: list[BaseException] = []  # failures of background writes that no `wait` has raised yet
