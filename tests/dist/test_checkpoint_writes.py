@@ -177,7 +177,7 @@ def timeouts(folder: str) -> tuple[float, float, float]:
     default, given = lowband.Checkpointer(folder), lowband.Checkpointer(folder, timeout_s=3)
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    return default._meeting.timeout_s, given._meeting.timeout_s, checkpoint_module._world_timeout().seconds
+    return default._meeting.timeout_s, given._meeting.timeout_s, checkpoint_module.world_timeout().seconds
 
 
 def test_the_timeout_is_the_jobs_own(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ with the host's time for the unit in f and in b, and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
 The first micro-batch's forward also gathers updated weights, the last one's backward reduces out to the
-optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication, attributed to
-collectives in proportion to their time in the lane.
+optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication,
+attributed to collectives in proportion to their time in the lane.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in what
 is recomputed fully), not hidden. A pipeline of p stages, v of them on a rank, takes p - 1 further passes of a
