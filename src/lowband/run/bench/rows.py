@@ -21,6 +21,7 @@ from lowband.spec.files import write_whole
 MEASUREMENT_VERSION = 2
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 TOOL_TIME_LIMIT_S = 20
+PREFIXES = ("TORCH", "PYTORCH", "TRITON", "CUDA")  # of variables on record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,9 +108,7 @@ def environment(device: torch.device) -> dict[str, object]:
         "source_sha256": source_sha256(),
         "measurement_version": MEASUREMENT_VERSION,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "variables": {
-            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "PYTORCH", "TRITON", "CUDA"))
-        },
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
     }
     if is_gpu:
         facts = torch.cuda.get_device_properties(device)
