@@ -1,4 +1,4 @@
-"""tests/gpu where it cannot run: collected and skipped without a GPU, a failure on a GPU that lacks a package."""
+"""tests/gpu: collected and skipped without a GPU; on a GPU that lacks a package, a failure."""
 
 import json
 import os
