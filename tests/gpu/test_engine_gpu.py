@@ -1,4 +1,4 @@
-"""The engine on CUDA or ROCm devices: one rank over NCCL or RCCL, several on one device over gloo for numerics.
+"""The engine on CUDA or ROCm devices: one rank over NCCL or RCCL, several on one device over gloo.
 
 Where there are several devices, also one rank on each over NCCL or RCCL.
 """
