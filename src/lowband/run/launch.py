@@ -28,7 +28,12 @@ LOOK_S = 1.0  # between two looks for a failure on another node
 
 
 class RankFailure(Exception):
-    """A rank ended badly. The first line of the text is the cause; the rank's error may have more lines."""
+    """A rank ended badly. The text is its error, of one or more lines."""
+
+    @property
+    def cause(self) -> str:
+        """The first line."""
+        return str(self).partition("\n")[0]
 
 
 class TimeLimit(Exception):
@@ -119,7 +124,7 @@ def _watch(processes: Sequence[BaseProcess], ordered: int, deadline: float, fold
             if _signal_of(process):  # a signal's victim is the cause of its peers' broken connections
                 _record(folder, 0, process.name, _end_of(process))
         failed += newly
-        if not is_failing and (newly or any(_causes(folder))):  # here, or on another node
+        if not is_failing and (newly or _causes(folder)):  # here, or on another node
             is_failing = True
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if not ready and left_s <= 0:
@@ -142,15 +147,18 @@ def _record(folder: Path, when_ns: int, name: str, text: str) -> None:
         write_whole(folder / f"{when_ns:020d}-{name.replace(' ', '-')}", text)
 
 
-def _causes(folder: Path) -> Iterable[Path]:
-    return folder.glob("[0-9]*-*")
+def _causes(folder: Path) -> list[Path]:
+    """Files of errors, the first one first; none once another node has ended well and removed the folder."""
+    try:
+        return sorted(folder.glob("[0-9]*-*"))
+    except FileNotFoundError:
+        return []
 
 
 def _cause(failed: list[BaseProcess], folder: Path) -> str:
     """The first rank's error, on any node."""
-    first = min(_causes(folder), default=None)
-    if first is not None:
-        return first.read_text(encoding="utf-8")
+    if causes := _causes(folder):
+        return causes[0].read_text(encoding="utf-8")
     return _end_of(min(failed, key=lambda process: not _signal_of(process)))
 
 
