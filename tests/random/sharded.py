@@ -1,0 +1,152 @@
+"""A case on ranks: `lowband.shard` and the calls around it, as a user makes them."""
+
+import time
+from contextlib import ExitStack, nullcontext
+from functools import cache
+from random import Random
+
+import torch
+import torch.distributed as dist
+
+import lowband
+from lowband.engine.api import engine_of
+from lowband.engine.topology import BoundHop, Topology
+from tests.random.cases import (
+    Backward,
+    BrokenBackward,
+    BrokenForward,
+    Case,
+    Clip,
+    Forward,
+    LostForward,
+    State,
+    Step,
+    Zero,
+)
+from tests.random.model import (
+    DTYPE,
+    Blown,
+    Fuse,
+    input_of,
+    is_unit,
+    nets_of,
+    optimizers_of,
+    run_nets,
+)
+from tests.random.observed import Observed
+
+MODES = {"train": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@cache
+def _topology(inner: tuple[tuple[str, int], ...]) -> Topology:
+    """Process groups are made once for all cases on these levels."""
+    return Topology(dict(inner))
+
+
+def run_sharded(case: Case) -> Observed:
+    """This rank's part."""
+    _delay_exchanges(case)
+    return _Run(case).run()
+
+
+_exchange = BoundHop.exchange
+
+
+def _delay_exchanges(case: Case) -> None:
+    """Make some of this rank's exchanges late, if the case asks for it."""
+    random = Random(case.seed + dist.get_rank())
+    is_slow = case.slow == "lane" and dist.get_rank() % 2 == 1
+
+    def late(*arguments: object) -> None:
+        if random.random() < 0.3:
+            time.sleep(0.004 * random.random())
+        _exchange(*arguments)
+
+    BoundHop.exchange = late if is_slow else _exchange
+
+
+class _Run:
+    def __init__(self, case: Case) -> None:
+        self.case, self.rank, self.fuse = case, dist.get_rank(), Fuse()
+        if case.slow == "computation" and self.rank % 2 == 1:
+            self.fuse.slow_down(Random(case.seed + self.rank))
+        compute, sums = DTYPE[case.compute_dtype], DTYPE[case.reduce_dtype]
+        topology = _topology(case.inner)
+        self.nets = [
+            lowband.shard(chain, chain.net.scheme, topology, is_unit, compute, sums, case.overlap)
+            for chain in nets_of(case, self.fuse)
+        ]
+        self.optimizers = optimizers_of(case, [p for net in self.nets for p in net.parameters()])
+        self.waiting: dict[int, torch.Tensor] = {}  # losses of micro-batches in flight
+        self.seen = Observed(units=[[unit.layout.numel for unit in engine_of(net).units] for net in self.nets])
+
+    def run(self) -> Observed:
+        for action in self.case.program:
+            self._act(action)
+        self._take_sent()  # a lost forward may leave gathers on the way: only now all of them are counted
+        return self.seen
+
+    def _loss(self, number: int, skipped: tuple[int, ...] = ()) -> torch.Tensor:
+        return run_nets(self.nets, input_of(self.case, number, self.rank), skipped)
+
+    def _act(self, action: object) -> None:
+        match action:
+            case Forward(number, skipped):
+                self.waiting[number] = self._loss(number, skipped)
+                self.seen.losses.append(self.waiting[number].detach().clone())
+            case Backward(numbers, sync):
+                self._backward(numbers, sync)
+            case LostForward(number, mode):
+                with MODES[mode]():
+                    self.seen.losses.append(self._loss(number).detach().clone())
+            case BrokenForward(number, net, place, mode):
+                self.fuse.arm("forward", net, place)
+                try:
+                    with MODES[mode]():
+                        self._loss(number)
+                except Blown:
+                    return
+                raise AssertionError(f"{action} did not raise")
+            case BrokenBackward(number, net, place, where):
+                self.fuse.arm(where, net, place)
+                try:
+                    self.waiting.pop(number).backward()
+                    self.seen.broken.append(False)
+                except Blown:
+                    self.seen.broken.append(True)
+                self.fuse.disarm()
+            case State():
+                states = [lowband.full_state_dict(net) for net in self.nets]
+                self.seen.states += states if self.rank == 0 else []
+            case Clip(max_norm):
+                self.seen.norms += [lowband.clip_grad_norm_(net, max_norm) for net in self.nets]
+            case Step(numbers):
+                self._step(numbers)
+            case Zero(how):
+                for cleared in self.nets if how == "modules" else self.optimizers:
+                    if cleared is not None:
+                        cleared.zero_grad(set_to_none=how != "zeros")
+
+    def _backward(self, numbers: tuple[int, ...], sync: bool) -> None:
+        with ExitStack() as stack:
+            for net in self.nets if not sync else ():
+                stack.enter_context(lowband.no_sync(net))
+            sum(self.waiting.pop(number) for number in numbers).backward()
+        if not self.waiting:
+            for net in self.nets:
+                now = engine_of(net).meter.now
+                held = {kind: now[kind] for kind in ("gathered", "buffers") if now[kind]}
+                self.seen.held += [held] if held else []
+
+    def _step(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            optimizer = self.optimizers[number]
+            if optimizer is not None:
+                optimizer.step()
+        if self.case.is_plain:
+            self._take_sent()
+
+    def _take_sent(self) -> None:
+        taken = [engine_of(net).ledger.take() for net in self.nets]
+        self.seen.sent.append([{(s.level, s.collective, s.wire): s.bytes for s in sent} for sent in taken])
