@@ -35,13 +35,13 @@ def main() -> int:
     which.add_argument("--cases", type=int, help="run the seeds from --first on")
     which.add_argument("--seed", type=int, help="print one case and run it")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--without", nargs="*", choices=list(FEATURES), default=[], help="features to leave out")
+    parser.add_argument(
+        "--without", nargs="*", choices=list(FEATURES), default=[], help="features to leave out"
+    )
     parser.add_argument("--limit", type=float, default=60, help="seconds until a case counts as a hang")
     parser.add_argument("--out", type=Path, help="CSV file with a row for each case")
     options = parser.parse_args()
-    seeds = (
-        [options.seed] if options.cases is None else range(options.first, options.first + options.cases)
-    )
+    seeds = [options.seed] if options.cases is None else range(options.first, options.first + options.cases)
     cases = [case(seed, frozenset(options.without)) for seed in seeds]
     if options.seed is not None:
         pprint(asdict(cases[0]), width=110, sort_dicts=False)

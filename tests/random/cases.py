@@ -1,7 +1,7 @@
 """A case: modules, placements, levels and a training program, as printable data.
 
-`tests.random.draw.case` makes one from a seed; `sharded` and `reference` run it. A program is a tuple of actions
-that every rank carries out in the same order, as users' loops do.
+`tests.random.draw.case` makes one from a seed; `sharded` and `reference` run it. A program is a tuple of
+actions that every rank performs in the same order, as users' loops do.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,9 @@ class Part:
     checkpoint: Checkpoint
     residual: bool
     frozen: Frozen
-    shares: int | None  # calls the module of this earlier place; everything but `residual` is then that place's
+    shares: (
+        int | None
+    )  # calls the module of this earlier place; everything but `residual` is then that place's
     tied: int | None  # its first weight is that of the mlp at this earlier place
 
 
@@ -78,7 +80,7 @@ class BrokenForward:
 
 @dataclass(frozen=True)
 class BrokenBackward:
-    """A backward that raises at a place of a net, in its gradients or in a checkpointed layer's recomputation.
+    """A backward that raises at a place of a net, in its gradients or in a checkpointed layer's second run.
 
     It does not raise where no gradient flows, or nothing is recomputed. The program goes on with a `Zero`.
     """
@@ -158,8 +160,8 @@ class Case:
 def gets_gradients_in_pieces(chains: Sequence[tuple[Part, ...]], program: tuple[Action, ...]) -> bool:
     """Whether some weight may get its gradient of one backward in pieces.
 
-    Under reentrant checkpointing a weight that is used in several places does. The engine may reduce the pieces
-    one by one and add them afterwards.
+    Under reentrant checkpointing a weight that is used in several places does. The engine may reduce the
+    pieces one by one and add them afterwards.
     """
     parts = [part for chain in chains for part in chain]
     is_used_again = any(part.shares is not None or part.tied is not None for part in parts)

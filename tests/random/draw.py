@@ -97,7 +97,7 @@ def _inner(random: Random, ranks: int) -> tuple[tuple[str, int], ...]:
 
 
 def _chain(random: Random, has: set[str]) -> tuple[Part, ...]:
-    """Parts of a net. The last is always there, trains and has weights of its own: gradients reach the loss."""
+    """Parts of a net. The last is always used, trains and has its own weights: gradients reach the loss."""
     parts: list[Part] = []
     count = random.randint(1, 6)
     for place in range(count):
@@ -148,7 +148,7 @@ def _scheme(random: Random, has: set[str], levels: Levels) -> Scheme:
         for name in ("grad_reduce", "boundary_reduce", "replica_reduce", "update_gather", "forward_gather"):
             wires[name] = random.choice((*exact, *quantized))
         wires["backward_gather"] = random.choice((*exact, *quantized))
-        if "flights" in has:  # a pass may then use what another has gathered, on either wire
+        if has & {"flights", "skipped"}:  # a backward may then use what a forward has gathered
             wires["forward_gather"] = wires["backward_gather"] = random.choice(exact)
     return Scheme(
         name="drawn",

@@ -1,11 +1,12 @@
-"""Many cases in few processes: one group of ranks for each number of ranks, forked anew only after a failure.
+"""Many cases in few processes: one group for each number of ranks, forked again only after a failure.
 
-Forking and importing cost more than a case. A case that hangs is ended by a timer in each rank; what ranks have
-finished is on disk, so that the cases after a failed one still run.
+Forking and importing cost more than a case. A case that hangs is ended by a timer in each rank. Results are
+written case by case, so that the cases after a failed one still run.
 """
 
 import faulthandler
 import pickle
+import sys
 import tempfile
 import time
 import warnings
@@ -58,7 +59,7 @@ def _together(ranks: int, cases: list[Case], case_limit_s: float) -> Iterator[Ou
             for done, (case, reference) in enumerate(left):
                 files = [_file(Path(folder), case, rank) for rank in range(ranks)]
                 if not all(file.exists() for file in files):
-                    yield Outcome(case, cause, 0.0, 0.0)
+                    yield Outcome(case, _stacks(files) or cause, 0.0, 0.0)
                     left = left[done + 1 :]
                     break
                 results = [pickle.loads(file.read_bytes()) for file in files]
@@ -81,16 +82,31 @@ def _attempt(ranks: int, cases: list[Case], folder: Path, case_limit_s: float) -
 
 
 def _on_rank(cases: list[Case], folder: Path, case_limit_s: float) -> None:
-    warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # evaluating checkpointed layers
+    warnings.filterwarnings(
+        "ignore", "None of the inputs have requires_grad"
+    )  # evaluating checkpointed layers
     for case in cases:
-        faulthandler.dump_traceback_later(case_limit_s, exit=True)
-        start = time.perf_counter()
-        observed = run_sharded(case)
-        faulthandler.cancel_dump_traceback_later()
         file = _file(folder, case, dist.get_rank())
+        with file.with_suffix(".stacks").open("w") as stacks:
+            faulthandler.dump_traceback_later(case_limit_s, exit=True, file=stacks)
+            start = time.perf_counter()
+            observed = run_sharded(case)
+            faulthandler.cancel_dump_traceback_later()
         partial = file.with_suffix(".partial")
         partial.write_bytes(pickle.dumps((observed, time.perf_counter() - start)))
         partial.rename(file)  # whole or not there
+
+
+def _stacks(files: Sequence[Path]) -> str:
+    """Where the threads of the first rank that hung were, in one line; "" if none did."""
+    for rank, file in enumerate(files):
+        stacks = file.with_suffix(".stacks")
+        lines = stacks.read_text(encoding="utf-8").splitlines() if stacks.exists() else []
+        if lines:
+            print("\n".join(lines), file=sys.stderr)
+            frames = [line.split(" in ")[-1] for line in lines if line.startswith("  File")]
+            return f"rank {rank} hung, innermost frames first: {' '.join(frames[:30])}"
+    return ""
 
 
 def _references(cases: list[Case]) -> list[list[Observed]]:

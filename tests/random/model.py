@@ -62,7 +62,7 @@ Through = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Layer(nn.Module):
-    """A part's module. `is_unit`: for the wrap predicate; `through`: the fuse, in the middle of the computation."""
+    """A part's module. `is_unit` is for the wrap predicate, `through` is the fuse inside the computation."""
 
     def __init__(self, is_unit: bool) -> None:
         super().__init__()

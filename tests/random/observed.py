@@ -21,8 +21,12 @@ class Observed:
     norms: list[float] = field(default_factory=list)
     broken: list[bool] = field(default_factory=list)  # by BrokenBackward: whether it did raise
     states: list[State] = field(default_factory=list)  # on rank 0: by State and net
-    held: list[dict[str, int]] = field(default_factory=list)  # what should be free after a backward and is not
-    sent: list[list[Sent]] = field(default_factory=list)  # bytes by net: of each Step of a plain case, of the whole program else
+    held: list[dict[str, int]] = field(
+        default_factory=list
+    )  # what should be free after a backward and is not
+    sent: list[list[Sent]] = field(
+        default_factory=list
+    )  # bytes by net: of each Step of a plain case, of the whole program else
     units: list[list[int]] = field(default_factory=list)  # elements of each unit, by net
 
 
@@ -78,4 +82,6 @@ def _wrong_bytes(case: Case, observed: Observed) -> list[str]:
         "clip" in case.features,
     )
     steps = observed.sent[1:-1]
-    return [f"bytes of step {i + 1}: {sent}, not {closed}" for i, [sent] in enumerate(steps) if sent != closed]
+    return [
+        f"bytes of step {i + 1}: {sent}, not {closed}" for i, [sent] in enumerate(steps) if sent != closed
+    ]

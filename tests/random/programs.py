@@ -92,7 +92,7 @@ class _Actions:
         return actions
 
     def _in_flight(self, accumulation: int, with_no_sync: bool) -> list[Action]:
-        """All forward passes first, or as a pipeline's stage has them, then what is left of the backward ones."""
+        """Forward passes first, some with a backward between them as in a pipeline; then the rest."""
         actions: list[Action] = []
         waiting: list[int] = []
         for _ in range(accumulation):
@@ -112,8 +112,10 @@ class _Actions:
         return Backward((waiting.pop(self._random.choice((0, -1))),), sync)
 
     def given_up(self, accumulation: int) -> list[Action]:
-        """A step whose last backward raises. Two nets then have nothing accumulated: the one that the backward
-        has not reached would keep it."""
+        """A step whose last backward raises.
+
+        Two nets then have nothing accumulated: the one that the backward has not reached would keep it.
+        """
         actions: list[Action] = []
         for _ in range(accumulation - 1 if len(self._lengths) == 1 else 0):
             forward = self._forward()

@@ -1,7 +1,7 @@
 """A case in one process: plain torch, one rank's passes after the other.
 
-Gradients are summed in the order in which the scheme's hops sum them, partners of the innermost level first, and
-rounded where a message or a hop rounds them. So the engine must give the same bits.
+Gradients are summed in the order in which the scheme's hops sum them, partners of the innermost level first,
+and rounded where a message or a hop rounds them. So the engine must give the same bits.
 """
 
 import torch
@@ -149,22 +149,11 @@ class _Run:
             case State():
                 self.seen[0].states += [self._state(i) for i in range(len(self.nets))]
             case Clip(max_norm):
-                for net in self.of_net:
-                    norm = _clip([w.master.grad for w in net.values() if w.master.grad is not None], max_norm)
-                    for seen in self.seen:
-                        seen.norms.append(norm)
+                self._clip(max_norm)
             case Step(numbers):
-                for number in numbers:
-                    if (optimizer := self.optimizers[number]) is not None:
-                        optimizer.step()
-                for weights in self.weights:
-                    weights.refresh(has_stepped=True)
+                self._step(numbers)
             case Zero(how):
-                for weights in self.weights:
-                    if how != "zeros":
-                        weights.master.grad = None
-                    elif weights.master.grad is not None:
-                        weights.master.grad.zero_()
+                self._zero(set_to_none=how != "zeros")
 
     def _backward(self, numbers: tuple[int, ...], sync: bool) -> None:
         by_rank = []
@@ -195,6 +184,26 @@ class _Run:
         for weights in self.weights:
             weights.use(backward=False)
             weights.forget()
+
+    def _clip(self, max_norm: float) -> None:
+        for net in self.of_net:
+            norm = _clip([w.master.grad for w in net.values() if w.master.grad is not None], max_norm)
+            for seen in self.seen:
+                seen.norms.append(norm)
+
+    def _step(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            if (optimizer := self.optimizers[number]) is not None:
+                optimizer.step()
+        for weights in self.weights:
+            weights.refresh(has_stepped=True)
+
+    def _zero(self, set_to_none: bool) -> None:
+        for weights in self.weights:
+            if set_to_none:
+                weights.master.grad = None
+            elif weights.master.grad is not None:
+                weights.master.grad.zero_()
 
     def _state(self, index: int) -> dict[str, torch.Tensor]:
         chain, weights = self.nets[index], self.of_net[index]
@@ -227,7 +236,10 @@ def _weights_of(chain: Chain, case: Case) -> dict[nn.Parameter, _Weights]:
 
 
 def _clip(grads: list[torch.Tensor], max_norm: float) -> float:
-    norm = sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.double)).item() ** 0.5
+    norm = (
+        sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.double)).item()
+        ** 0.5
+    )
     if norm > max_norm:
         for grad in grads:
             grad.mul_(max_norm / norm)

@@ -79,7 +79,9 @@ class _Run:
         ]
         self.optimizers = optimizers_of(case, [p for net in self.nets for p in net.parameters()])
         self.waiting: dict[int, torch.Tensor] = {}  # losses of micro-batches in flight
-        self.seen = Observed(units=[[unit.layout.numel for unit in engine_of(net).units] for net in self.nets])
+        self.seen = Observed(
+            units=[[unit.layout.numel for unit in engine_of(net).units] for net in self.nets]
+        )
 
     def run(self) -> Observed:
         for action in self.case.program:
@@ -100,22 +102,10 @@ class _Run:
             case LostForward(number, mode):
                 with MODES[mode]():
                     self.seen.losses.append(self._loss(number).detach().clone())
-            case BrokenForward(number, net, place, mode):
-                self.fuse.arm("forward", net, place)
-                try:
-                    with MODES[mode]():
-                        self._loss(number)
-                except Blown:
-                    return
-                raise AssertionError(f"{action} did not raise")
-            case BrokenBackward(number, net, place, where):
-                self.fuse.arm(where, net, place)
-                try:
-                    self.waiting.pop(number).backward()
-                    self.seen.broken.append(False)
-                except Blown:
-                    self.seen.broken.append(True)
-                self.fuse.disarm()
+            case BrokenForward():
+                self._broken_forward(action)
+            case BrokenBackward():
+                self._broken_backward(action)
             case State():
                 states = [lowband.full_state_dict(net) for net in self.nets]
                 self.seen.states += states if self.rank == 0 else []
@@ -124,9 +114,25 @@ class _Run:
             case Step(numbers):
                 self._step(numbers)
             case Zero(how):
-                for cleared in self.nets if how == "modules" else self.optimizers:
-                    if cleared is not None:
-                        cleared.zero_grad(set_to_none=how != "zeros")
+                self._zero(how)
+
+    def _broken_forward(self, action: BrokenForward) -> None:
+        self.fuse.arm("forward", action.net, action.place)
+        try:
+            with MODES[action.mode]():
+                self._loss(action.number)
+        except Blown:
+            return
+        raise AssertionError(f"{action} did not raise")
+
+    def _broken_backward(self, action: BrokenBackward) -> None:
+        self.fuse.arm(action.where, action.net, action.place)
+        try:
+            self.waiting.pop(action.number).backward()
+            self.seen.broken.append(False)
+        except Blown:
+            self.seen.broken.append(True)
+        self.fuse.disarm()
 
     def _backward(self, numbers: tuple[int, ...], sync: bool) -> None:
         with ExitStack() as stack:
@@ -146,6 +152,11 @@ class _Run:
                 optimizer.step()
         if self.case.is_plain:
             self._take_sent()
+
+    def _zero(self, how: str) -> None:
+        for cleared in self.nets if how == "modules" else self.optimizers:
+            if cleared is not None:
+                cleared.zero_grad(set_to_none=how != "zeros")
 
     def _take_sent(self) -> None:
         taken = [engine_of(net).ledger.take() for net in self.nets]

@@ -1,0 +1,110 @@
+"""A sample of the random cases, and checks that it notices faults. More: `python -m tests.random`."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from tests.random import groups
+from tests.random.cases import Case
+from tests.random.draw import FEATURES, case
+from tests.random.groups import outcomes
+from tests.random.observed import Observed, differences
+from tests.random.sharded import run_sharded
+
+COUNTS = {
+    1: 6,
+    2: 12,
+    3: 8,
+    4: 10,
+    6: 3,
+    8: 3,
+}  # cases by number of ranks: most of what they do costs by rank
+
+
+def sample() -> list[Case]:
+    """The first cases of each number of ranks."""
+    drawn = [case(seed) for seed in range(300)]
+    return [c for ranks, count in COUNTS.items() for c in [c for c in drawn if c.ranks == ranks][:count]]
+
+
+def test_sample() -> None:
+    failed = {f"seed {found.case.seed}": found.wrong for found in outcomes(sample(), 60) if found.wrong}
+    assert not failed
+
+
+def test_a_seed_gives_one_case_and_cases_have_all_features() -> None:
+    drawn = [case(seed) for seed in range(100)]
+    assert drawn == [case(seed) for seed in range(100)]
+    assert len(set(drawn)) == 100
+    assert {feature for c in drawn for feature in c.features} == set(FEATURES)
+    assert not {f for seed in range(100) for f in case(seed, frozenset({"two"})).features} & {"two"}
+
+
+def two_ranks(count: int) -> list[Case]:
+    drawn = (case(seed) for seed in range(300))
+    return [c for c in drawn if c.ranks == 2 and c.is_plain][:count]
+
+
+def test_a_hang_is_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the cases after it still run."""
+    first, second, third = two_ranks(3)
+
+    def hang(drawn: Case) -> Observed:
+        if drawn == second:
+            time.sleep(60)
+        return run_sharded(drawn)
+
+    monkeypatch.setattr(groups, "run_sharded", hang)
+    wrong = {found.case.seed: found.wrong for found in outcomes([first, second, third], 5)}
+    assert "hung" in wrong.pop(second.seed)
+    assert wrong == {first.seed: "", third.seed: ""}
+
+
+def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's gradient of one parameter is off by its last bit."""
+    [drawn] = two_ranks(1)
+
+    def off_by_a_bit(grad: torch.Tensor) -> torch.Tensor:
+        return torch.nextafter(grad, torch.ones_like(grad))
+
+    def run(drawn: Case) -> Observed:
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Parameter, "register_post_accumulate_grad_hook", hooked)
+            return run_sharded(drawn)
+
+    hook = nn.Parameter.register_post_accumulate_grad_hook
+
+    def hooked(leaf: nn.Parameter, ready) -> object:
+        if torch.distributed.get_rank() == 1:
+            leaf.register_hook(off_by_a_bit)
+        return hook(leaf, ready)
+
+    monkeypatch.setattr(groups, "run_sharded", run)
+    [found] = outcomes([drawn], 60)
+    assert "off by" in found.wrong
+
+
+def test_everything_observed_is_compared() -> None:
+    [drawn] = two_ranks(1)
+
+    def observed() -> Observed:
+        return Observed(
+            losses=[torch.ones(())], norms=[1.0], broken=[True], states=[{"w": torch.ones(2)}], units=[[512]]
+        )
+
+    def wrong(**changed: object) -> list[str]:
+        seen = observed()
+        for name, value in changed.items():
+            setattr(seen, name, value)
+        return differences(drawn, [seen, observed()], [observed(), observed()])[0]
+
+    assert wrong() == []
+    assert wrong(losses=[torch.ones(()) * 2])
+    assert wrong(norms=[1.1])
+    assert wrong(broken=[False])
+    assert wrong(states=[{"w": torch.tensor([1.0, 1.1])}])
+    assert wrong(states=[{"v": torch.ones(2)}])
+    assert wrong(held=[{"gathered": 4}])
+    assert wrong(sent=[[{}]])
