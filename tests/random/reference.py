@@ -36,8 +36,10 @@ def run_reference(case: Case) -> list[Observed]:
 class _Weights:
     """One parameter: what is computed with, and what the optimizer has."""
 
-    def __init__(self, leaf: nn.Parameter, in_root: bool, chain: Chain, case: Case) -> None:
-        self.leaf, self._in_root, self._scheme, self._levels = leaf, in_root, chain.net.scheme, case.levels
+    def __init__(self, leaf: nn.Parameter, owner: nn.Module, chain: Chain, case: Case) -> None:
+        self.leaf, self._scheme, self._levels = leaf, chain.net.scheme, case.levels
+        self.unit = owner, leaf.requires_grad  # frozen parameters are gathered apart
+        self._in_root = owner is chain
         self._compute, self._sums = DTYPE[case.compute_dtype], DTYPE[case.reduce_dtype]
         self.master = nn.Parameter(leaf.detach().clone(), leaf.requires_grad)
         self._accumulated: list[torch.Tensor] | None = None  # by rank
@@ -192,11 +194,14 @@ class _Run:
                 seen.norms.append(norm)
 
     def _step(self, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            if (optimizer := self.optimizers[number]) is not None:
-                optimizer.step()
+        stepped = [optimizer for number in numbers if (optimizer := self.optimizers[number]) is not None]
+        for optimizer in stepped:
+            optimizer.step()
+        changed = {id(p) for optimizer in stepped for group in optimizer.param_groups for p in group["params"]}
+        units = {weights.unit for weights in self.weights if id(weights.master) in changed}
         for weights in self.weights:
-            weights.refresh(has_stepped=True)
+            if weights.unit in units:
+                weights.refresh(has_stepped=True)
 
     def _zero(self, set_to_none: bool) -> None:
         for weights in self.weights:
@@ -230,7 +235,7 @@ def _weights_of(chain: Chain, case: Case) -> dict[nn.Parameter, _Weights]:
         around = [chain.get_submodule(name.rsplit(".", up)[0]) for up in range(1, name.count(".") + 1)]
         owners.setdefault(parameter, set()).add(next((m for m in around if is_unit(m)), chain))
     return {
-        leaf: _Weights(leaf, len(owners[leaf]) > 1 or chain in owners[leaf], chain, case)
+        leaf: _Weights(leaf, owners[leaf].pop() if len(owners[leaf]) == 1 else chain, chain, case)
         for leaf in chain.parameters()
     }
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import lowband
+from lowband.engine import gloo, topology
 from lowband.engine.api import engine_of
-from lowband.engine.topology import BoundHop, Topology
 from tests.random.cases import (
     Backward,
     BrokenBackward,
@@ -39,18 +39,15 @@ MODES = {"train": nullcontext, "no_grad": torch.no_grad, "inference": torch.infe
 
 
 @cache
-def _topology(inner: tuple[tuple[str, int], ...]) -> Topology:
+def _topology(inner: tuple[tuple[str, int], ...]) -> lowband.Topology:
     """Process groups are made once for all cases on these levels."""
-    return Topology(dict(inner))
+    return lowband.Topology(dict(inner))
 
 
 def run_sharded(case: Case) -> Observed:
     """This rank's part."""
     _delay_exchanges(case)
     return _Run(case).run()
-
-
-_exchange = BoundHop.exchange
 
 
 def _delay_exchanges(case: Case) -> None:
@@ -61,9 +58,9 @@ def _delay_exchanges(case: Case) -> None:
     def late(*arguments: object) -> None:
         if random.random() < 0.3:
             time.sleep(0.004 * random.random())
-        _exchange(*arguments)
+        gloo.exchange(*arguments)
 
-    BoundHop.exchange = late if is_slow else _exchange
+    topology.exchange = late if is_slow else gloo.exchange
 
 
 class _Run:
@@ -72,9 +69,8 @@ class _Run:
         if case.slow == "computation" and self.rank % 2 == 1:
             self.fuse.slow_down(Random(case.seed + self.rank))
         compute, sums = DTYPE[case.compute_dtype], DTYPE[case.reduce_dtype]
-        topology = _topology(case.inner)
         self.nets = [
-            lowband.shard(chain, chain.net.scheme, topology, is_unit, compute, sums, case.overlap)
+            lowband.shard(chain, chain.net.scheme, _topology(case.inner), is_unit, compute, sums, case.overlap)
             for chain in nets_of(case, self.fuse)
         ]
         self.optimizers = optimizers_of(case, [p for net in self.nets for p in net.parameters()])
