@@ -42,6 +42,7 @@ class Net:
     parts: tuple[Part, ...]
     returns: Literal["tensor", "dict", "loss"]
     scheme: Scheme
+    checkpoint: Checkpoint  # of the call of the whole net
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Backward:
 
     numbers: tuple[int, ...]
     sync: bool
+    keep: bool = False  # retain the graph: another backward of it follows
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,8 @@ class Case:
     ranks: int
     inner: tuple[tuple[str, int], ...]
     nets: tuple[Net, ...]  # the first one's output is the second one's input
+    again: bool  # the first one runs twice: its output is its input once more
+    own_topologies: bool  # of each net
     compute_dtype: Literal["fp32", "bf16"]
     reduce_dtype: Literal["fp32", "bf16"]
     overlap: bool
@@ -143,7 +147,8 @@ class Case:
     @property
     def is_exact(self) -> bool:
         """Whether the order of all sums is known."""
-        return not gets_gradients_in_pieces([net.parts for net in self.nets], self.program)
+        outer = [net.checkpoint for net in self.nets]
+        return not gets_gradients_in_pieces([net.parts for net in self.nets], outer, self.again, self.program)
 
     @property
     def is_plain(self) -> bool:
@@ -157,13 +162,15 @@ class Case:
         return backward // sum(isinstance(action, Step) for action in self.program)
 
 
-def gets_gradients_in_pieces(chains: Sequence[tuple[Part, ...]], program: tuple[Action, ...]) -> bool:
+def gets_gradients_in_pieces(
+    chains: Sequence[tuple[Part, ...]], outer: Sequence[Checkpoint], again: bool, program: tuple[Action, ...]
+) -> bool:
     """Whether some weight may get its gradient of one backward in pieces.
 
     Under reentrant checkpointing a weight that is used in several places does. The engine may reduce the
     pieces one by one and add them afterwards.
     """
     parts = [part for chain in chains for part in chain]
-    is_used_again = any(part.shares is not None or part.tied is not None for part in parts)
+    is_used_again = again or any(part.shares is not None or part.tied is not None for part in parts)
     is_summed = any(isinstance(action, Backward) and len(action.numbers) > 1 for action in program)
-    return (is_used_again or is_summed) and any(part.checkpoint == "reentrant" for part in parts)
+    return (is_used_again or is_summed) and "reentrant" in (*outer, *(part.checkpoint for part in parts))

@@ -32,6 +32,10 @@ FEATURES = {
     "modules-zero": 0.15,
     "no-overlap": 0.15,
     "slow": 0.25,
+    "again": 0.1,
+    "retained": 0.15,
+    "outer-checkpoint": 0.15,
+    "own-topologies": 0.5,
 }
 NOT_PLAIN = {
     "two",
@@ -44,7 +48,12 @@ NOT_PLAIN = {
     "broken-backward",
     "state",
     "modules-zero",
+    "again",
+    "retained",
+    "outer-checkpoint",
 }
+# With these a pass may use what another has gathered: the same values only if both gathers have one wire.
+MIXES_GATHERS = {"flights", "skipped", "again", "retained", "outer-checkpoint"}
 RANKS = (1, 2, 3, 4, 6, 8)
 OPTIMIZERS = ("sgd", "momentum", "adamw", "adagrad")
 KINDS: tuple[Kind, ...] = ("mlp", "mlp", "mlp", "norm", "scale", "branch", "aux")
@@ -56,26 +65,37 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
     has = {name for name, share in FEATURES.items() if random.random() < share} - without
     if "plain" in has:
         has -= NOT_PLAIN
+    if has & {"checkpoint", "outer-checkpoint"}:
+        has -= {"retained"}  # torch runs a checkpointed layer again only once
+    if "two" not in has:
+        has -= {"own-topologies"}
     ranks = random.choice(RANKS)
     inner = _inner(random, ranks)
     chains = [_chain(random, has) for _ in range(2 if "two" in has else 1)]
     program = program_of(random, has, [len(chain) for chain in chains])
     optimizers = tuple(random.choices(OPTIMIZERS, k=2 if "optimizers" in has else 1))
-    if gets_gradients_in_pieces(chains, program):  # compared within a bound, which nothing may amplify
+    outer = [_outer(random, has, net) for net in range(len(chains))]
+    if gets_gradients_in_pieces(
+        chains, outer, "again" in has, program
+    ):  # compared within a bound, which nothing may amplify
         has -= {"bf16", "bf16-sums", "wires", "quantized"}
         optimizers = ("sgd",) * len(optimizers)
     features = random.choice((1, 3, 5, 8, 17))
     nets = []
     for i, chain in enumerate(chains):
-        returns = random.choice(("tensor", "dict", "loss") if i == len(chains) - 1 else ("tensor", "dict"))
+        is_fed_on = i < len(chains) - 1 or "again" in has
+        returns = random.choice(("tensor", "dict", "tensor" if is_fed_on else "loss"))
+        returns = "tensor" if outer[i] == "reentrant" else returns  # torch takes no other
         scheme = _scheme(random, has, Levels.fit(dict(inner), ranks))
-        nets.append(Net(features, _stem(random, has, chain), chain, returns, scheme))
+        nets.append(Net(features, _stem(random, has, chain), chain, returns, scheme, outer[i]))
     return Case(
         seed=seed,
         features=tuple(name for name in FEATURES if name in has),
         ranks=ranks,
         inner=inner,
         nets=tuple(nets),
+        again="again" in has,
+        own_topologies="own-topologies" in has,
         compute_dtype="bf16" if "bf16" in has else "fp32",
         reduce_dtype="bf16" if "bf16-sums" in has else "fp32",
         overlap="no-overlap" not in has,
@@ -130,6 +150,13 @@ def _chain(random: Random, has: set[str]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+def _outer(random: Random, has: set[str], net: int) -> str:
+    """The first net's input has no gradient, which reentrant checkpointing needs."""
+    if "outer-checkpoint" not in has:
+        return "none"
+    return random.choice(("none", "plain", "reentrant") if net > 0 else ("none", "plain", "plain"))
+
+
 def _stem(random: Random, has: set[str], chain: tuple[Part, ...]) -> str:
     """A reentrantly checkpointed layer trains only if its input has a gradient."""
     if "plain" in has or any(part.checkpoint == "reentrant" for part in chain):
@@ -148,7 +175,7 @@ def _scheme(random: Random, has: set[str], levels: Levels) -> Scheme:
         for name in ("grad_reduce", "boundary_reduce", "replica_reduce", "update_gather", "forward_gather"):
             wires[name] = random.choice((*exact, *quantized))
         wires["backward_gather"] = random.choice((*exact, *quantized))
-        if has & {"flights", "skipped"}:  # a backward may then use what a forward has gathered
+        if has & MIXES_GATHERS:
             wires["forward_gather"] = wires["backward_gather"] = random.choice(exact)
     return Scheme(
         name="drawn",

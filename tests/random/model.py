@@ -199,16 +199,25 @@ def loss_of(output: Any) -> torch.Tensor:
     return output.float() if output.dim() == 0 else output.float().square().mean()
 
 
-def run_nets(nets: Sequence[nn.Module], x: torch.Tensor, skipped: Sequence[int]) -> torch.Tensor:
+def run_nets(
+    case: Case, nets: Sequence[Chain], number: int, rank: int, skipped: Sequence[int]
+) -> torch.Tensor:
     """The loss of one micro-batch."""
-    *earlier, last = nets
-    for net in earlier:
-        output = net(x)
+    x = _input(case, number, rank)
+    *earlier, last = [nets[0], *nets] if case.again else nets
+    for chain in earlier:
+        output = _call(chain, x, ())
         x = output["x"] if isinstance(output, dict) else output
-    return loss_of(last(x, skipped=skipped))
+    return loss_of(_call(last, x, skipped))
 
 
-def input_of(case: Case, number: int, rank: int) -> torch.Tensor:
+def _call(chain: Chain, x: torch.Tensor, skipped: Sequence[int]) -> Any:
+    if chain.net.checkpoint == "none":
+        return chain(x, skipped=skipped)
+    return checkpoint(chain, x, skipped, use_reentrant=chain.net.checkpoint == "reentrant")
+
+
+def _input(case: Case, number: int, rank: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * case.seed + 10 * number + rank)
     return torch.randn(1 + (case.seed + number) % 4, case.nets[0].features, generator=generator)
 

@@ -87,6 +87,9 @@ class _Actions:
             if "state" in self._has and self._likely(0.2):
                 actions.append(State())
             is_last = micro == accumulation - 1
+            if "retained" in self._has and self._likely(0.4):
+                actions.append(Backward((forward.number,), sync=not with_no_sync, keep=True))
+                actions += self.between()
             actions.append(Backward((forward.number,), sync=is_last or not with_no_sync))
             actions += [] if is_last else self.between()
         return actions

@@ -12,7 +12,7 @@ from lowband.kernels.block_quant import dequantize, quantize
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.wire import WIRE_BITS
 from tests.random.cases import Backward, BrokenBackward, Case, Clip, Forward, LostForward, State, Step, Zero
-from tests.random.model import DTYPE, Blown, Chain, Fuse, input_of, is_unit, nets_of, optimizers_of, run_nets
+from tests.random.model import DTYPE, Blown, Chain, Fuse, is_unit, nets_of, optimizers_of, run_nets
 from tests.random.observed import Observed
 
 PAD = 256  # the engine's units start every parameter on such a boundary; block sizes divide it
@@ -132,8 +132,8 @@ class _Run:
         return self.seen
 
     def _losses(self, number: int, skipped: tuple[int, ...] = ()) -> list[torch.Tensor]:
-        inputs = [input_of(self.case, number, rank) for rank in range(self.case.ranks)]
-        losses = [run_nets(self.nets, x, skipped) for x in inputs]
+        ranks = range(self.case.ranks)
+        losses = [run_nets(self.case, self.nets, number, rank, skipped) for rank in ranks]
         for seen, loss in zip(self.seen, losses):
             seen.losses.append(loss.detach().clone())
         return losses
@@ -142,8 +142,8 @@ class _Run:
         match action:
             case Forward(number, skipped):
                 self.waiting[number] = self._losses(number, skipped)
-            case Backward(numbers, sync):
-                self._backward(numbers, sync)
+            case Backward():
+                self._backward(action)
             case LostForward(number):
                 self._losses(number)
             case BrokenBackward():
@@ -157,17 +157,19 @@ class _Run:
             case Zero(how):
                 self._zero(set_to_none=how != "zeros")
 
-    def _backward(self, numbers: tuple[int, ...], sync: bool) -> None:
+    def _backward(self, action: Backward) -> None:
         by_rank = []
         for weights in self.weights:
             weights.use(backward=True)
-        for losses in zip(*(self.waiting.pop(number) for number in numbers)):
-            sum(losses).backward()
+        for losses in zip(*(self.waiting[number] for number in action.numbers)):
+            sum(losses).backward(retain_graph=action.keep)
             by_rank.append([weights.take_grad() for weights in self.weights])
         for weights, grads in zip(self.weights, zip(*by_rank)):
             weights.use(backward=False)
             if weights.leaf.requires_grad:
-                weights.reduce(list(grads), sync)
+                weights.reduce(list(grads), action.sync)
+        for number in () if action.keep else action.numbers:
+            del self.waiting[number]
 
     def _broken_backward(self, action: BrokenBackward) -> None:
         """Where it does not break, it is thrown away by the `Zero` that follows, as if it had broken."""
@@ -197,7 +199,9 @@ class _Run:
         stepped = [optimizer for number in numbers if (optimizer := self.optimizers[number]) is not None]
         for optimizer in stepped:
             optimizer.step()
-        changed = {id(p) for optimizer in stepped for group in optimizer.param_groups for p in group["params"]}
+        changed = {
+            id(p) for optimizer in stepped for group in optimizer.param_groups for p in group["params"]
+        }
         units = {weights.unit for weights in self.weights if id(weights.master) in changed}
         for weights in self.weights:
             if weights.unit in units:

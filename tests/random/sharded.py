@@ -27,7 +27,6 @@ from tests.random.model import (
     DTYPE,
     Blown,
     Fuse,
-    input_of,
     is_unit,
     nets_of,
     optimizers_of,
@@ -39,7 +38,7 @@ MODES = {"train": nullcontext, "no_grad": torch.no_grad, "inference": torch.infe
 
 
 @cache
-def _topology(inner: tuple[tuple[str, int], ...]) -> lowband.Topology:
+def _topology(inner: tuple[tuple[str, int], ...], _index: int) -> lowband.Topology:
     """Process groups are made once for all cases on these levels."""
     return lowband.Topology(dict(inner))
 
@@ -70,8 +69,16 @@ class _Run:
             self.fuse.slow_down(Random(case.seed + self.rank))
         compute, sums = DTYPE[case.compute_dtype], DTYPE[case.reduce_dtype]
         self.nets = [
-            lowband.shard(chain, chain.net.scheme, _topology(case.inner), is_unit, compute, sums, case.overlap)
-            for chain in nets_of(case, self.fuse)
+            lowband.shard(
+                chain,
+                chain.net.scheme,
+                _topology(case.inner, index if case.own_topologies else 0),
+                is_unit,
+                compute,
+                sums,
+                case.overlap,
+            )
+            for index, chain in enumerate(nets_of(case, self.fuse))
         ]
         self.optimizers = optimizers_of(case, [p for net in self.nets for p in net.parameters()])
         self.waiting: dict[int, torch.Tensor] = {}  # losses of micro-batches in flight
@@ -86,15 +93,15 @@ class _Run:
         return self.seen
 
     def _loss(self, number: int, skipped: tuple[int, ...] = ()) -> torch.Tensor:
-        return run_nets(self.nets, input_of(self.case, number, self.rank), skipped)
+        return run_nets(self.case, self.nets, number, self.rank, skipped)
 
     def _act(self, action: object) -> None:
         match action:
             case Forward(number, skipped):
                 self.waiting[number] = self._loss(number, skipped)
                 self.seen.losses.append(self.waiting[number].detach().clone())
-            case Backward(numbers, sync):
-                self._backward(numbers, sync)
+            case Backward():
+                self._backward(action)
             case LostForward(number, mode):
                 with MODES[mode]():
                     self.seen.losses.append(self._loss(number).detach().clone())
@@ -130,11 +137,13 @@ class _Run:
             self.seen.broken.append(True)
         self.fuse.disarm()
 
-    def _backward(self, numbers: tuple[int, ...], sync: bool) -> None:
+    def _backward(self, action: Backward) -> None:
         with ExitStack() as stack:
-            for net in self.nets if not sync else ():
+            for net in self.nets if not action.sync else ():
                 stack.enter_context(lowband.no_sync(net))
-            sum(self.waiting.pop(number) for number in numbers).backward()
+            sum(self.waiting[number] for number in action.numbers).backward(retain_graph=action.keep)
+        for number in () if action.keep else action.numbers:
+            del self.waiting[number]
         if not self.waiting:
             for net in self.nets:
                 now = engine_of(net).meter.now
