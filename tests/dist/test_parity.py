@@ -55,7 +55,7 @@ def train_sharded(scheme_name: str, accumulation: int, inner: dict[str, int]):
             loss = model(*arguments) / accumulation
             loss.backward()
             total += loss.detach()
-        norms.append(lowband.clip_grad_norm_(model, CLIP))
+        norms.append(float(lowband.clip_grad_norm_(model, CLIP)))
         optimizer.step()
         optimizer.zero_grad()
         dist.all_reduce(total)

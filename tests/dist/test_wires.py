@@ -51,14 +51,20 @@ def collectives(wire: str, inner: dict[str, int]) -> tuple[Collectives, Ledger]:
         block_size=BLOCK,
     )
     ledger = Ledger()
-    return Collectives(scheme, Topology(inner), ledger, MemoryMeter()), ledger
+    topology, meter = Topology(inner), MemoryMeter()
+    return Collectives(scheme, topology, ledger, meter, torch.device("cpu"), overlap=False), ledger
 
 
 def gather(wire: str, inner: dict[str, int]):
     messages, ledger = collectives(wire, inner)
     topology = messages.topology
     out = torch.full((SHARD * topology.levels.world,), torch.nan)
-    messages.gather(values_of(topology.rank, SHARD), out, SELF, WORLD, "forward_gather")
+    shard = values_of(topology.rank, SHARD)
+    messages.submit(
+        "unit",
+        messages.inwards(SELF, WORLD),
+        lambda call: messages.gather(call, shard, out, SELF, WORLD, "forward_gather"),
+    )
     return out, ledger.take()
 
 
@@ -66,7 +72,13 @@ def reduce(wire: str, inner: dict[str, int]):
     messages, ledger = collectives(wire, inner)
     topology = messages.topology
     full = values_of(topology.rank, SHARD * topology.levels.world)
-    return messages.reduce_scatter(full, SELF, WORLD, "grad_reduce"), ledger.take()
+    found = []
+
+    def work(call):
+        found.append((yield from messages.reduce_scatter(call, full, SELF, WORLD, "grad_reduce")))
+
+    messages.submit("unit", messages.outwards(SELF, WORLD), work)
+    return found[0], ledger.take()
 
 
 @pytest.mark.parametrize("wire", ["native", "bf16", "int8", "int4"])

@@ -37,7 +37,7 @@ def train(scheme: str | None, backend: str, ranks: int, dtype: torch.dtype):
         model = model.to(dtype)
     else:
         model = lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), lowband.Topology(INNER), Block, dtype)
-        engine_of(model).lane.take_times()  # from now on they are kept
+        engine_of(model).lanes.take_times()  # from now on they are kept
     optimizer = optimizer_of(model.parameters())
     losses = []
     for step in range(STEPS):
@@ -55,7 +55,7 @@ def train(scheme: str | None, backend: str, ranks: int, dtype: torch.dtype):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)
-    times = engine_of(model).lane.take_times() if scheme is not None else (0.0, 0.0)
+    times = engine_of(model).lanes.take_times() if scheme is not None else (0.0, 0.0)
     return losses, times
 
 

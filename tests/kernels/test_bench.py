@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from lowband.errors import UserError
 from lowband.report.derive import write_table
 from lowband.report.files import read_table
 from lowband.run.bench.measure import RUNS, Case, measure
-from lowband.run.bench.rows import Row
+from lowband.run.bench.rows import Row, environment, kept_rows, write_environment, write_rows
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -40,6 +41,21 @@ def lowband(*arguments: str, interpret: str = "0", start: tuple[str, ...] = ("-m
 def rows_of(folder: Path) -> list[dict[str, str]]:
     with (folder / "kernels.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def test_parts_made_by_several_commands_are_one_table(tmp_path: Path) -> None:
+    """Rows of other parts stay as they were written, if the same source made them on the same device."""
+    found = {**environment(CPU), "commit": "first"}
+    row = Row(
+        part="softmax", operation="forward", implementation="x", dtype="float32", causal=True, time_s=0.1
+    )
+    write_environment(found, tmp_path / "environment.json")
+    write_rows([row, replace(row, part="training")], found, tmp_path / "kernels.csv", [])
+    kept = kept_rows(tmp_path, found, ["training"])
+    write_rows([replace(row, part="training")], {**found, "commit": "second"}, tmp_path / "kernels.csv", kept)
+    told = [(row["part"], row["commit"], row["time_s"]) for row in rows_of(tmp_path)]
+    assert told == [("softmax", "first", "0.1"), ("training", "second", "0.1")]
+    assert kept_rows(tmp_path, {**found, "source_sha256": "other"}, []) == []
 
 
 def test_every_part_runs_under_the_interpreter(tmp_path: Path) -> None:

@@ -60,23 +60,27 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     return engine_of(module).no_sync()
 
 
-def clip_grad_norm_(module: nn.Module, max_norm: float) -> float:
+def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the norm before.
 
     The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded.
+    Returns a scalar, fp64, on the gradients' device: reading it, as `float(norm)`, waits for the device.
     """
     engine = engine_of(module)
     engine.put_shards()
-    grads = [p.grad for p in module.parameters() if p.grad is not None and p.grad.numel()]
+    present = (p.grad for p in module.parameters() if p.grad is not None and p.grad.numel())
+    grads = [grad.as_subclass(torch.Tensor) for grad in present]
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     if grads:
         mine += torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).square().sum()
     total = engine.sum_over_ranks(mine)
     levels = engine.topology.levels
     replicas = levels.world // levels.size(engine.scheme.optim)
-    norm = (total.item() / replicas) ** 0.5
-    if norm > max_norm:
-        torch._foreach_mul_(grads, max_norm / norm)
+    norm = (total / replicas).sqrt()
+    if grads:
+        # Without asking the device whether it must be: a factor of 1 changes nothing.
+        factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
+        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
     return norm
 
 
@@ -87,15 +91,17 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine.put_shards()
     for unit in engine.units:
         whole = unit.master.new_empty(unit.layout.numel)
-        # On the lane: a forward that failed half-way may have left a gather there.
-        engine.lane.submit(
-            partial(unit.collectives.gather, unit.master, whole, SELF, engine.scheme.optim, "state_dict")
-        ).wait()
+        messages, optim = engine.collectives, engine.scheme.optim
+        gather = partial(
+            messages.gather, shard=unit.master, out=whole, inner=SELF, outer=optim, name="state_dict"
+        )
+        # On the lanes: a forward that failed half-way may have left a gather there.
+        messages.submit(unit.name, messages.inwards(SELF, optim), gather).wait()
         if engine.topology.rank == 0:
             for shard_, shape, (start, stop) in zip(
                 unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True
             ):
-                full[id(shard_)] = whole[start:stop].view(shape).cpu().clone()
+                full[id(shard_)] = whole[start:stop].view(shape).to("cpu", copy=True)
     if engine.topology.rank != 0:
         return {}
     named = module.named_parameters(remove_duplicate=False)

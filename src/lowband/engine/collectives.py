@@ -8,18 +8,24 @@ All buffers are flat; sizes are as `spec.partition` cuts them.
 by its owner, and decoded once. A reduction changes the values at every hop, so each hop encodes its own sums;
 summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3). From one hop to the next
 that is one pass: messages are decoded, summed and encoded again for the next hop's partners.
+
+Collectives are generators, which a lane runs: see engine.lane, [Note: order].
 """
 
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
 
 import torch
 import torch.distributed as dist
 
+from lowband.engine.lane import Handle, Work
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
+from lowband.spec.machine import SELF
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import Wire
 
@@ -28,145 +34,222 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+Moves = Generator[tuple[str, Sequence[torch.Tensor]], None, None]  # see engine.lane.Work
+Reduction = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
+
+
+@dataclass
+class Call:
+    """One submission to the lanes, which may be several collectives of a unit.
+
+    number:  of the submission, on its topology
+    unit:    whose parameters travel
+    buffers: bytes of what its collectives send and receive, now and at the peak
+    """
+
+    number: int
+    unit: str
+    buffers: MemoryMeter = field(default_factory=MemoryMeter)
+
+    def name(self, collective: str) -> str:
+        return f"{collective} of '{self.unit}' (collective {self.number})"
+
+    def hold(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a buffer from now on; returns it."""
+        return self.buffers.hold("buffers", tensor)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """The buffer is about to be freed."""
+        self.buffers.release("buffers", tensor.nbytes)
+
+
 class Collectives:
     """A scheme's messages on one topology. A collective's name gives its wire and its row in the ledger."""
 
-    def __init__(self, scheme: Scheme, topology: Topology, ledger: Ledger, meter: MemoryMeter) -> None:
+    def __init__(
+        self,
+        scheme: Scheme,
+        topology: Topology,
+        ledger: Ledger,
+        meter: MemoryMeter,
+        device: torch.device,
+        overlap: bool = True,
+    ) -> None:
+        """overlap: whether collectives run behind the caller; otherwise it waits where it submits them"""
         self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
+        self.lanes, self._overlap = topology.lanes(device), overlap
+
+    def submit(
+        self,
+        unit: str,
+        levels: Sequence[str],
+        work: Callable[[Call], Work],
+        uses: Sequence[torch.Tensor | None] = (),
+    ) -> Handle:
+        """Start collectives of a unit. Every rank must make the same submissions in the same order.
+
+        levels: of their hops, in order
+        uses:   tensors that the caller is about to free
+        """
+        call = Call(self.topology.next_call(), unit)
+
+        def counted() -> Work:
+            yield from work(call)
+            self.meter.reach("buffers", call.buffers.peak["buffers"])
+
+        handle = self.lanes.submit(levels or [SELF], counted(), uses)
+        if not self._overlap:
+            handle.wait()
+        return handle
 
     def _wire(self, name: str) -> Wire:
         wire: Wire = getattr(self.scheme, name, "native")  # what is no part of a step has no wire of its own
         return wire
 
-    def gather(self, shard: torch.Tensor, out: torch.Tensor, inner: str, outer: str, name: str) -> None:
+    def outwards(self, inner: str, outer: str) -> list[str]:
+        """The levels of a reduction's hops, in order. A gather's are the same in reverse."""
+        return [hop.level for hop in self.topology.levels.hops(inner, outer)]
+
+    def inwards(self, inner: str, outer: str) -> list[str]:
+        """The levels of a gather's hops, in order."""
+        return self.outwards(inner, outer)[::-1]
+
+    def gather(
+        self, call: Call, shard: torch.Tensor, out: torch.Tensor, inner: str, outer: str, name: str
+    ) -> Moves:
         """Fill `out` (this rank's shard of `inner`) from the shards of `outer`.
 
         shard: 1D, no part of `out`
         out:   1D, shard.numel() x (size of outer / size of inner) elements, in the native dtype
         """
         hops, wire = self.topology.hops(inner, outer), self._wire(name)
+        if hops:
+            yield hops[-1].hop.level, [shard, out]
         if is_plain(wire, out.dtype) or not hops:
-            self._gather_hops(shard, out, hops, name, "native")
+            yield from self._gather_hops(call, shard, out, hops, name, "native")
             return
         n = shard.numel()
-        message = self._hold(encode(shard.view(1, n), wire, self.scheme.block_size)[0])
-        messages = self._hold(message.new_empty(out.numel() // n * message.numel()))
-        self._gather_hops(message, messages, hops, name, wire)
+        message = call.hold(encode(shard.view(1, n), wire, self.scheme.block_size)[0])
+        messages = call.hold(message.new_empty(out.numel() // n * message.numel()))
+        yield from self._gather_hops(call, message, messages, hops, name, wire)
         decode(messages.view(-1, message.numel()), out.view(-1, n), wire, self.scheme.block_size)
-        self._release(message)
-        self._release(messages)
+        call.release(message)
+        call.release(messages)
 
     def _gather_hops(
-        self, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
-    ) -> None:
-        """The same for what travels as it is; `out` is filled in place, hop by hop."""
+        self, call: Call, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
+    ) -> Moves:
+        """The same for what travels as it is, from the first hop's lane on; `out` is filled in place."""
         length = shard.numel()
         start, part = 0, out.numel()
         for bound in hops:  # where this rank's shard lies: the innermost coordinate cuts first
             part //= bound.hop.count
             start += bound.coordinate * part
         out[start : start + length] = shard
-        for bound in reversed(hops):
+        for i, bound in enumerate(reversed(hops)):
+            if i > 0:
+                yield bound.hop.level, [shard, out]
             count = bound.hop.count
             first = start - bound.coordinate * length
             here = out[first : first + count * length]
             if bound.back is not None:
                 parts = here.view(count, length)
-                bound.exchange([parts[bound.coordinate]] * count, parts)
+                bound.exchange([parts[bound.coordinate]] * count, parts, call.name(name))
             else:
                 _all_gather(here, out[start : start + length], group=bound.group)
             self.ledger.add(bound.hop.level, name, wire, (count - 1) * length * out.element_size())
             start, length = first, count * length
 
-    def reduce_scatter(self, full: torch.Tensor, inner: str, outer: str, name: str) -> torch.Tensor:
+    def reduce_scatter(self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """The sum over `outer` of this rank's shard of `outer`, from every rank's shard of `inner`.
 
         full: 1D, in the reduce dtype, counted as a buffer; freed once it is sent, if no caller refers to it
         Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype, counted
-        likewise.
+        as a buffer.
         """
         hops, wire, dtype = self.topology.hops(inner, outer), self._wire(name), full.dtype
         if hops and not is_plain(wire, dtype):
+            yield hops[0].hop.level, [full]
             rows = full.view(hops[0].hop.count, -1)
             del full
-            messages, n = self._hold(encode(rows, wire, self.scheme.block_size)), rows.shape[1]
-            self._release(rows)
+            messages, n = call.hold(encode(rows, wire, self.scheme.block_size)), rows.shape[1]
+            call.release(rows)
             del rows
             for bound, following in zip_longest(hops, hops[1:]):
-                received = self._exchange(messages, bound, name, wire)
+                received = self._exchange(call, messages, bound, name, wire)
                 del messages
                 if following is None:
-                    return self._decode_sum(received, n, dtype, wire)
+                    return self._decode_sum(call, received, n, dtype, wire)
                 parts = following.hop.count
-                messages = self._hold(sum_encode(received, n, parts, dtype, wire, self.scheme.block_size))
-                self._release(received)
+                messages = call.hold(sum_encode(received, n, parts, dtype, wire, self.scheme.block_size))
+                call.release(received)
                 del received
                 n //= parts
+                yield following.hop.level, [messages]
         for bound in hops:
+            yield bound.hop.level, [full]
             rows = full.view(bound.hop.count, -1)
             del full
-            if dist.get_backend(bound.group) == "gloo":
-                received = self._exchange(rows, bound, name, "native")
+            if bound.back is not None:
+                received = self._exchange(call, rows, bound, name, "native")
                 del rows
-                full = self._sum(received)
+                full = self._sum(call, received)
                 del received
             else:
-                full = self._native_hop(rows, bound, name)
+                full = self._native_hop(call, rows, bound, name)
         return full
 
-    def gather_whole(self, shard: torch.Tensor, inner: str, outer: str, name: str) -> torch.Tensor:
+    def gather_whole(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """This rank's shard of `inner` from the shards of `outer`. Both are counted as buffers, as above."""
         hops = self.topology.hops(inner, outer)
         if not hops:
             return shard
-        out = self._hold(shard.new_empty(shard.numel() * prod(bound.hop.count for bound in hops)))
-        self.gather(shard, out, inner, outer, name)
-        self._release(shard)
+        out = call.hold(shard.new_empty(shard.numel() * prod(bound.hop.count for bound in hops)))
+        yield from self.gather(call, shard, out, inner, outer, name)
+        call.release(shard)
         return out
 
-    def _native_hop(self, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
+    def _native_hop(self, call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
         """One hop by the back end's own reduce-scatter."""
-        out = self._hold(torch.empty_like(rows[0]))
+        out = call.hold(torch.empty_like(rows[0]))
         _reduce_scatter(out, rows.view(-1), group=bound.group)
-        self._release(rows)
+        call.release(rows)
         self.ledger.add(bound.hop.level, name, "native", (bound.hop.count - 1) * out.nbytes)
         return out
 
-    def _exchange(self, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire) -> torch.Tensor:
+    def _exchange(
+        self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire
+    ) -> torch.Tensor:
         """One message to each partner and one from each: [partners, message length].
 
         gloo's own reduce-scatter is an all-reduce and sends twice the bytes of this and a local sum.
         """
-        received = self._hold(torch.empty_like(messages))
+        received = call.hold(torch.empty_like(messages))
         if bound.back is not None:
             received[bound.coordinate] = messages[bound.coordinate]
-            bound.exchange(messages, received)
+            bound.exchange(messages, received, call.name(name))
         else:
             dist.all_to_all_single(received, messages, group=bound.group)
-        self._release(messages)
+        call.release(messages)
         self.ledger.add(bound.hop.level, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
         return received
 
-    def _sum(self, received: torch.Tensor) -> torch.Tensor:
+    def _sum(self, call: Call, received: torch.Tensor) -> torch.Tensor:
         """1D, the sum of all rows, in the order of the partners: a reference can repeat it bit by bit."""
-        total = self._hold(received[0].clone())
+        total = call.hold(received[0].clone())
         for i in range(1, len(received)):
             total += received[i]
-        self._release(received)
+        call.release(received)
         return total
 
-    def _decode_sum(self, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire) -> torch.Tensor:
+    def _decode_sum(
+        self, call: Call, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire
+    ) -> torch.Tensor:
         """The same of encoded messages of n values."""
-        total = self._hold(torch.empty(n, dtype=torch.float32, device=received.device))
+        total = call.hold(torch.empty(n, dtype=torch.float32, device=received.device))
         decode_sum(received, total, wire, self.scheme.block_size)
         if dtype != torch.float32:
-            self._release(total)
-            total = self._hold(total.to(dtype))
-        self._release(received)
+            call.release(total)
+            total = call.hold(total.to(dtype))
+        call.release(received)
         return total
-
-    def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.meter.hold("buffers", tensor)
-
-    def _release(self, tensor: torch.Tensor) -> None:
-        self.meter.release("buffers", tensor.nbytes)

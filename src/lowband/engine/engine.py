@@ -3,7 +3,7 @@
 Forward, per unit:   gather (the next unit's gather runs behind the computation), compute, keep the secondary
                      shard if the scheme has one, drop.
 Backward, per unit:  gather from the secondary level if there is one, compute, drop, reduce the gradient into
-                     the grads level; at an accumulation boundary carry it out to the optimizer's level.
+                     the grads level; at an accumulation boundary reduce it further, to the optimizer's level.
 Next forward:        the new weights come back from the optimizer's level, unit by unit, with the gather.
 
 [Note: late gradients] Reentrant activation checkpointing runs parts of the graph as backward passes of
@@ -13,10 +13,12 @@ task in which its owner's output got its own; the root, which may share paramete
 layer is checkpointed so. What is not ready early is dropped and reduced at the end of the backward.
 """
 
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -24,8 +26,8 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
 from lowband.engine.agree import check_same, facts_of, is_alone
+from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
-from lowband.engine.lane import new_lane
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Slot, Unit
@@ -37,6 +39,29 @@ from lowband.spec.scheme import Scheme
 MOST_REDUCING = 2
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
+
+
+@dataclass
+class Pass:
+    """One forward pass of the module, and what its backward needs to know of it.
+
+    trains:       whether it was entered with gradients
+    begun, ended: owners of units, in the order in which their forwards began and ended
+    is_reentrant: whether it has layers that are checkpointed reentrantly
+    """
+
+    trains: bool
+    begun: list[nn.Module] = field(default_factory=list)
+    ended: list[nn.Module] = field(default_factory=list)
+    is_reentrant: bool = False
+    place: int = 0  # in the order of the pass that runs, forward or backward: what comes next
+
+    def after(self, owner: nn.Module, order: list[nn.Module]) -> nn.Module | None:
+        """The module that comes after this one in an order, from the place reached so far."""
+        if owner not in order[self.place :]:
+            return None
+        self.place = order.index(owner, self.place) + 1
+        return order[self.place] if self.place < len(order) else None
 
 
 class Engine:
@@ -53,6 +78,7 @@ class Engine:
         overlap: bool,
     ) -> None:
         scheme.check(topology.levels)
+        check_unsharded(module)
         groups = _group_parameters(module, wrap)
         if not is_alone():
             said = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
@@ -66,30 +92,36 @@ class Engine:
         self.ledger, self.meter = Ledger(), MemoryMeter()
         self.device = first.device
         del first  # the whole parameters are freed unit by unit
-        self.lane = new_lane(self.device, overlap)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
-        self._trains = False  # whether the forward that runs was entered with gradients
+        self._thread: int | None = None  # that is inside of a forward or, on a CPU, of a backward
         self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
-        self._is_reentrant = False  # whether that forward has layers that are checkpointed reentrantly
+        self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
+        self._pass = Pass(trains=False)  # the forward that runs, or the last one
         self._forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
-        self._backward_order: list[nn.Module] = []  # and as its backward will
-        self._begun: list[nn.Module] = []  # the same of the forward that runs
-        self._ended: list[nn.Module] = []
-        self._place = 0  # in the order of the pass that runs: what comes next
 
-        self.collectives = Collectives(scheme, topology, self.ledger, self.meter)
+        self.collectives = Collectives(scheme, topology, self.ledger, self.meter, self.device, overlap)
+        self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
         for owner, name, slots in groups:
-            unit = Unit(name, slots, self.collectives, self.lane, compute_dtype, reduce_dtype)
-            unit.watch_grads(self._grads_ready)
+            unit = Unit(name, slots, self.collectives, compute_dtype, reduce_dtype)
+            unit.grads.watch(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)
         for owner in self._units_of:
             if owner is not module:
                 self._hook(owner)
         self._hook(module)
+        module.register_forward_hook(lambda *_: self._leave_forward(), always_call=True)
+        module.zero_grad = self._zero_grad  # type: ignore[method-assign]
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise UserError(
+            "a sharded module cannot be copied or pickled",
+            where=type(self.module).__name__,
+            allowed="lowband.full_state_dict(module), lowband.Checkpointer",
+        )
 
     # ---- forward
 
@@ -97,68 +129,93 @@ class Engine:
         owner.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         owner.register_forward_hook(self._after_forward)
 
+    @torch._disable_dynamo
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
         units = self._units_of.get(owner, [])
         if owner is self.module:
+            self._enter_thread()
             self.leave_broken_backward()
         if owner is self.module and not self._in_backward:
-            self._begun, self._ended, self._place = [], [], 0
-            self._trains, self._is_reentrant = torch.is_grad_enabled(), False
+            self._pass = Pass(trains=torch.is_grad_enabled())
         self._gather(units, backward=self._in_backward)
         if not self._in_backward:  # in backward this is activation checkpointing's recomputation
-            self._begun.append(owner)
-            self._prefetch(owner, backward=False)
+            self._pass.begun.append(owner)
+            self._prefetch(self._pass.after(owner, self._forward_order), backward=False)
         args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
         self._watch_frozen(units, (args, kwargs))
         return args, kwargs
 
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
-        """Frozen units have no gradients to tell when their backward is over: their inputs' gradients do."""
+        """Frozen units have no gradients to show when their backward is over: their inputs' gradients do."""
         frozen = [unit for unit in units if not unit.requires_grad]
         tensors = _differentiable(inputs)
+
+        def over(_: object) -> None:
+            for unit in frozen:
+                self._open[unit] -= 1
+                if not self._open[unit]:  # in f(f(x)) the inner call's backward has begun by now
+                    unit.drop()
+
         if frozen and tensors:
-            register_multi_grad_hook(tensors, lambda _: [unit.drop() for unit in frozen], mode="all")
+            register_multi_grad_hook(tensors, over, mode="all")
 
     def _cast(self, value: Any) -> Any:
         """Floating-point inputs in the compute dtype, as the weights are."""
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(self.compute_dtype) if is_float else value
 
+    @torch._disable_dynamo
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> None:
         tensors = _differentiable(output)
+        units, run = self._units_of.get(owner, []), self._pass
         if tensors:
-            register_multi_grad_hook(tensors, lambda _: self._before_backward(owner), mode="any")
+            versions = [unit.changes.version for unit in units]
+            before = lambda _: self._before_backward(owner, run, versions)  # noqa: E731
+            register_multi_grad_hook(tensors, before, mode="any")
         if self._in_backward:
             return
-        is_checkpointed = self._trains and not torch.is_grad_enabled()  # reentrantly: computed again later
-        self._is_reentrant |= is_checkpointed
+        is_checkpointed = run.trains and not torch.is_grad_enabled()  # reentrantly: computed again later
+        run.is_reentrant |= is_checkpointed
         if tensors or is_checkpointed:
-            self._ended.append(owner)
-        for unit in self._units_of.get(owner, []):
+            run.ended.append(owner)
+        for unit in units:
             # The root's units are used first and last in a pass: between forward and backward they stay.
             if not (tensors and owner is self.module):
-                if self._trains:
+                if run.trains:
                     unit.keep_secondary()
                 unit.drop()
         if owner is self.module:
-            self._forward_order, self._backward_order = self._begun, self._ended[::-1]
-            if not tensors:
-                self._drop_all()
+            self._forward_order, run.place = run.begun, 0
+            for unit in self.units:  # one that was prefetched and not used
+                if unit not in units:
+                    unit.drop()
 
     # ---- backward
 
-    def _before_backward(self, owner: nn.Module) -> None:
-        if not self._in_backward:
-            self._in_backward, self._place = True, 0
-            for unit in self.units:
-                unit.expect_grads()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+    @torch._disable_dynamo
+    def _before_backward(self, owner: nn.Module, run: Pass, versions: list[int]) -> None:
         units = self._units_of.get(owner, [])
-        if not (owner is self.module and self._is_reentrant):  # see [Note: late gradients]
+        for unit, version in zip(units, versions, strict=True):
+            self._open[unit] += 1
+            if unit.changes.version != version:
+                raise UserError(
+                    f"weights of '{unit.name}' changed between this forward and its backward",
+                    allowed="the optimizer's step after the backward of every forward",
+                )
+        if not self._in_backward:
+            self._in_backward = True
+            if self.device.type == "cpu":  # on a GPU autograd has threads of its own
+                self._enter_thread()
+            for unit in self.units:
+                unit.grads.expect()
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+        if owner is self.module:
+            run.place = 0
+        if not (owner is self.module and run.is_reentrant):  # see [Note: late gradients]
             for unit in units:
-                unit.expect_ready(torch._C._current_graph_task_id())
+                unit.grads.expect_ready(torch._C._current_graph_task_id())
         self._gather(units, backward=True)
-        self._prefetch(owner, backward=True)
+        self._prefetch(run.after(owner, run.ended[::-1]), backward=True)
 
     def _grads_ready(self, unit: Unit) -> None:
         unit.drop()
@@ -167,50 +224,84 @@ class Engine:
     def _reduce(self, unit: Unit) -> None:
         """Start a unit's reduction, and let no more than two wait: each holds a whole unit's gradient."""
         if len(self._reducing) == MOST_REDUCING:
-            self._reducing.popleft().wait_reduce()
-        unit.start_reduce(at_boundary=self.sync)
+            self._reducing.popleft().grads.wait_reduce()
+        unit.grads.start_reduce(at_boundary=self.sync)
         self._reducing.append(unit)
 
     def _end_backward(self) -> None:
         """Reduce what no hook has reduced: units with unused parameters, gradients that came late."""
         for unit in self.units:
-            if unit.needs_reduce:
+            if unit.grads.needs_reduce:
                 self._reduce(unit)
         self._reducing.clear()
         self._drop_all()
         for unit in self.units:
-            unit.finish_reduce()
-        self._in_backward = False
+            unit.grads.finish_reduce()
+        self._open.clear()
+        self._in_backward, self._thread = False, None
 
     def leave_broken_backward(self) -> None:
         """If the last backward ended by an exception, forget what it had gathered and summed so far.
 
-        That includes gradients of earlier backward passes that `no_sync` still accumulates: of some units
-        they may be carried out already. What the optimizer's parameters have is left to `zero_grad`.
+        That includes gradients of earlier backward passes that `no_sync` still accumulates: some units' may
+        already have been reduced to the optimizer's level. What the optimizer's parameters have is left to
+        `zero_grad`.
         """
         if not self._in_backward or torch._C._current_graph_task_id() != -1:  # -1: no backward runs
             return
         self._reducing.clear()
         self._drop_all()
         for unit in self.units:
-            unit.forget_grads()
+            unit.grads.forget()
+        self._open.clear()
         self._in_backward = False
 
     def _drop_all(self) -> None:
         for unit in self.units:
             unit.drop()
-            unit.forget_secondary()
 
     # ---- both
+
+    def _enter_thread(self) -> None:
+        """Raises UserError if another thread runs a forward or backward: their order would be chance."""
+        mine = threading.get_ident()
+        alive = {thread.ident for thread in threading.enumerate()}
+        if self._thread not in (None, mine) and self._thread in alive:
+            raise UserError(
+                "another thread runs a forward or backward of this module",
+                where=type(self.module).__name__,
+                allowed="one thread at a time",
+            )
+        self._thread = mine
+
+    def _leave_forward(self) -> None:
+        """A forward has ended, also by an exception: the parameters are the shards again."""
+        if not self._in_backward:
+            self._thread = None
+            for unit in self.units:
+                unit.put_shards()
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        """The module's zero_grad: also of what `no_sync` has accumulated."""
+        self.put_shards()
+        if not self._in_backward:
+            for unit in self.units:
+                unit.grads.forget()
+        type(self.module).zero_grad(self.module, set_to_none)
 
     def sum_over_ranks(self, mine: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's value of shape [1], same bits on every rank; counted as `norm_gather`."""
         everyones = mine.new_empty(self.topology.levels.world)
-        self.lane.submit(lambda: self.collectives.gather(mine, everyones, SELF, WORLD, "norm_gather")).wait()
+        messages = self.collectives
+        messages.submit(
+            "norm",
+            messages.inwards(SELF, WORLD),
+            lambda call: messages.gather(call, mine, everyones, SELF, WORLD, "norm_gather"),
+        ).wait()
         return everyones.sum()
 
     def put_shards(self) -> None:
-        """Hang the shards at the module: a forward without its backward leaves whole parameters there."""
+        """Register the shards in the module: a forward without its backward leaves whole parameters there."""
         self.leave_broken_backward()
         for unit in self.units:
             unit.put_shards()
@@ -221,19 +312,17 @@ class Engine:
         for unit in units:
             unit.finish_gather()
 
-    def _prefetch(self, owner: nn.Module, backward: bool) -> None:
-        """Start the gathers of the module that comes after this one."""
-        order = self._backward_order if backward else self._forward_order
-        if owner not in order[self._place :]:
-            return
-        self._place = order.index(owner, self._place) + 1
-        for following in order[self._place : self._place + 1]:
-            for unit in self._units_of.get(following, []):
-                unit.start_gather(backward)
+    def _prefetch(self, owner: nn.Module | None, backward: bool) -> None:
+        """Start the gathers of the module that comes next."""
+        for unit in self._units_of.get(owner, []) if owner is not None else ():
+            unit.start_gather(backward)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here accumulate at the grads level and are not carried out further."""
+        """Backward passes in here accumulate at the grads level and are not reduced further.
+
+        `module.zero_grad()` forgets what has been accumulated; an optimizer's zero_grad does not reach it.
+        """
         self.sync = False
         try:
             yield

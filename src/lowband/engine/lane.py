@@ -1,144 +1,236 @@
-"""The lane: collectives in one fixed order, behind the computation.
+"""Lanes: collectives behind the computation, a lane for the links of each level.
 
-[Note: one lane] All collectives of an engine go through one lane, in the order of submission. The order is
-the same on every rank because every rank runs the same model, so groups that overlap cannot dead-lock. On
-CPU the lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is a stream.
+[Note: order] A collective is a generator. What it does first runs in the lane of its first level; at each
+`yield level, tensors` it moves on to that level's lane. A lane runs its parts in the order in which the
+collectives were submitted, which is the same on every rank because every rank runs the same program. So a hop
+over one level's links runs beside another collective's hop over another level's. No ranks can dead-lock: of
+all unfinished parts, the first one of the collective that was submitted first waits for its partners alone.
+
+On a CPU a lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is a stream.
 """
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from lowband.engine.gloo import PeerLost
+
+# Yields the level whose lane comes next, and the tensors that were made in this lane and are used in that
+# one.
+Work = Generator[tuple[str, Sequence[torch.Tensor]], None, object]
+
 
 class Handle(Protocol):
-    """Work that has been submitted to a lane."""
+    """A collective that has been submitted."""
 
     def wait(self) -> None:
-        """Return when the caller may use the work's results. Raises what the work raised."""
+        """Return when the caller may use the results. Raises what the collective raised."""
 
 
-class Lane:
-    """A thread that runs work in order. `exposed_s` is the time that callers waited for it."""
+class Lanes:
+    """The lanes of one topology: threads. Every engine on the topology submits to them."""
 
-    def __init__(self, overlap: bool = True) -> None:
-        self._overlap = overlap
+    def __init__(self, levels: Sequence[str]) -> None:
+        """levels: of the topology, `self` included, where collectives without a hop run"""
         threads = torch.get_num_threads()  # a new thread would start with the library's default
-        self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix="lowband-lane", initializer=torch.set_num_threads, initargs=(threads,)
-        )
-        self.exposed_s = 0.0
-        self.busy_s = 0.0
+        self._threads = {
+            level: ThreadPoolExecutor(
+                1,
+                thread_name_prefix=f"lowband-{level}",
+                initializer=torch.set_num_threads,
+                initargs=(threads,),
+            )
+            for level in levels
+        }
+        self._lock = threading.Lock()
+        self._running, self._busy_since, self._busy_s = 0, 0.0, 0.0
+        self._exposed_s = 0.0
+        self._lost: PeerLost | None = None
 
-    def submit(self, work: Callable[[], None], uses: Sequence[torch.Tensor | None] = ()) -> Handle:
-        """Start work; without overlap the caller waits for it here.
+    def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
+        """Start a collective.
 
-        uses: tensors of the work that the caller is about to let go; kept until the work is waited for
+        levels: those that `work` yields, in order
+        uses:   tensors of the work that the caller is about to free; kept until the work has been waited for
         """
-        handle = self._start(work, uses)
-        if not self._overlap:
-            handle.wait()
-        return handle
+        future: Future[None] | None = None
+        for level in levels:
+            future = self._threads[level].submit(self._run_part, work, level, future)
+        assert future is not None
+        return _Waiting(self, future)  # the work refers to what it uses
 
-    def _start(self, work: Callable[[], None], _uses: Sequence[torch.Tensor | None]) -> Handle:
-        return _Waiting(self, self._pool.submit(self._run, work))  # which refers to what it uses
-
-    def _run(self, work: Callable[[], None]) -> None:
-        start = time.perf_counter()
-        with torch.no_grad():
-            work()
-        self.busy_s += time.perf_counter() - start
+    def on_each_thread(self, call: Callable[[], None]) -> None:
+        """Run `call` once in every thread that runs collectives, but for the caller's own."""
+        for future in [thread.submit(call) for thread in self._threads.values()]:
+            future.result()
 
     def take_times(self) -> tuple[float, float]:
-        """Seconds exposed and seconds busy since the last call."""
-        times = self.exposed_s, self.busy_s
-        self.exposed_s = self.busy_s = 0.0
+        """Seconds that callers have waited, and seconds in which any lane worked, since the last call."""
+        with self._lock:
+            times = self._exposed_s, self._busy_s
+            self._exposed_s = self._busy_s = 0.0
         return times
+
+    def _run_part(self, work: Work, level: str, before: Future[None] | None) -> None:
+        if before is not None:
+            before.result()
+        if self._lost is not None:  # it would wait its whole timeout for a partner that is gone
+            raise self._lost
+        self._begin()
+        try:
+            with torch.no_grad():
+                _advance(work, level, is_first=before is None)
+        except PeerLost as error:
+            self._lost = error
+            raise
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._busy_since = time.perf_counter()
+            self._running += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._busy_s += time.perf_counter() - self._busy_since
+
+    def _count_exposed(self, seconds: float) -> None:
+        with self._lock:
+            self._exposed_s += seconds
+
+
+def _advance(work: Work, level: str, is_first: bool) -> Sequence[torch.Tensor]:
+    """Run the part of `work` in the lane of `level`; returns the tensors that the next part uses."""
+    try:
+        if is_first:
+            named, _ = next(work)
+            assert named == level, (named, level)
+        _, used_next = next(work)
+    except StopIteration:
+        return ()
+    return used_next
 
 
 class _Waiting:
-    def __init__(self, lane: Lane, future: Future[None]) -> None:
-        self._lane, self._future = lane, future
+    def __init__(self, lanes: Lanes, future: Future[None]) -> None:
+        self._lanes, self._future = lanes, future
 
     def wait(self) -> None:
         start = time.perf_counter()
         self._future.result()
-        self._lane.exposed_s += time.perf_counter() - start
+        self._lanes._count_exposed(time.perf_counter() - start)
 
 
-class InlineLane(Lane):
-    """Runs work where it is submitted: torch's fake tensors, stand-ins for a large job, know one thread."""
-
-    def _start(self, work: Callable[[], None], _uses: Sequence[torch.Tensor | None]) -> Handle:
-        done: Future[None] = Future()
-        done.set_result(self._run(work))
-        return _Waiting(self, done)
-
-
-class StreamLane(Lane):
-    """The same on a CUDA or HIP device: a side stream.
-
-    [Note: lane and allocator] Work starts after everything the caller had issued before. So memory that the
-    caller frees is taken again by later work only after the caller's kernels that used it. The other way
-    round the handle refers to what the work uses until the caller has waited; not by `record_stream`: the
-    host may be a whole backward ahead, and memory so recorded is not free before the side stream has really
-    passed. `exposed_s` is read from events when times are taken.
+class InlineLanes(Lanes):
+    """Runs collectives where they are submitted: torch's fake tensors, stand-ins for a large job, know one
+    thread.
     """
 
-    def __init__(self, device: torch.device, overlap: bool = True) -> None:
-        super().__init__(overlap)
-        self._device, self._stream = device, torch.cuda.Stream(device)
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
+    def submit(self, levels: Sequence[str], work: Work, _uses: Sequence[torch.Tensor | None] = ()) -> Handle:
+        done: Future[None] = Future()
+        self._begin()
+        with torch.no_grad():
+            for i, level in enumerate(levels):
+                _advance(work, level, is_first=i == 0)
+        self._end()
+        done.set_result(None)
+        return _Waiting(self, done)
+
+    def on_each_thread(self, call: Callable[[], None]) -> None:
+        """There is no thread but the caller's."""
+
+
+class StreamLanes(Lanes):
+    """The same on a CUDA or HIP device: a side stream for each level.
+
+    [Note: lanes and allocator] Every part starts after everything that the caller had issued before its
+    submission. So memory that the caller frees is taken again by later work only after the caller's kernels
+    that used it. The other way round, the handle keeps what the caller is about to free, and what one lane
+    makes and another one reads, until the caller has waited; `record_stream` would not do: the host may be a
+    whole backward pass ahead, and memory so recorded is not free before the side stream has really passed.
+
+    The streams have high priority: a collective's few blocks need not queue behind a matrix product's many.
+    """
+
+    def __init__(self, levels: Sequence[str], device: torch.device) -> None:
+        super().__init__(())
+        self._device = device
+        self._streams = {level: torch.cuda.Stream(device, priority=-1) for level in levels}
+        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._parts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
 
-    def _start(self, work: Callable[[], None], uses: Sequence[torch.Tensor | None]) -> Handle:
+    def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
         held = list(uses)  # before the work, which may empty the caller's list
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        start = torch.cuda.Event(enable_timing=True)
-        done = torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            start.record()
-            work()
-            done.record()
-        self._keep(start, done, is_busy=True)
+        caller = torch.cuda.current_stream(self._device)
+        done: torch.cuda.Event | None = None
+        for level in levels:
+            stream = self._streams[level]
+            stream.wait_stream(caller)
+            if done is not None:
+                stream.wait_event(done)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(stream), torch.no_grad():
+                start.record()
+                held += _advance(work, level, is_first=done is None)
+                end.record()
+            done = end
+            if self._is_timed:
+                self._parts.append((start, end))
+        assert done is not None
         return _OnStream(self, done, held)
 
-    def _keep(self, start: torch.cuda.Event, done: torch.cuda.Event, is_busy: bool) -> None:
-        if self._is_timed:
-            self._spans.append((start, done, is_busy))
+    def on_each_thread(self, call: Callable[[], None]) -> None:
+        """There is no thread but the caller's."""
 
     def take_times(self) -> tuple[float, float]:
         self._is_timed = True
         torch.cuda.synchronize(self._device)
-        for start, done, busy in self._spans:
-            seconds = max(0.0, start.elapsed_time(done)) / 1e3
-            if busy:
-                self.busy_s += seconds
-            else:
-                self.exposed_s += seconds
-        self._spans.clear()
-        return super().take_times()
+        # The caller's stream stood still from reaching a wait to its event; a negative span means it did not.
+        exposed_ms = sum(max(0.0, reached.elapsed_time(done)) for reached, done in self._waits)
+        busy_ms = _union_ms(self._parts)
+        self._waits.clear()
+        self._parts.clear()
+        return exposed_ms / 1e3, busy_ms / 1e3
+
+
+def _union_ms(parts: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
+    """Milliseconds in which at least one part ran."""
+    if not parts:
+        return 0.0
+    origin = parts[0][0]
+    busy, until = 0.0, float("-inf")
+    for start, end in sorted((origin.elapsed_time(a), origin.elapsed_time(b)) for a, b in parts):
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy
 
 
 class _OnStream:
-    def __init__(self, lane: StreamLane, done: torch.cuda.Event, held: list[torch.Tensor | None]) -> None:
-        self._lane, self._done, self._held = lane, done, held
+    def __init__(self, lanes: StreamLanes, done: torch.cuda.Event, held: list[torch.Tensor | None]) -> None:
+        self._lanes, self._done, self._held = lanes, done, held
 
     def wait(self) -> None:
-        here = torch.cuda.current_stream(self._lane._device)
-        reached = torch.cuda.Event(enable_timing=True)
-        reached.record(here)
+        here = torch.cuda.current_stream(self._lanes._device)
+        if self._lanes._is_timed:
+            reached = torch.cuda.Event(enable_timing=True)
+            reached.record(here)
+            self._lanes._waits.append((reached, self._done))
         here.wait_event(self._done)
         self._held.clear()  # taken again only by what the caller's stream does from here on
-        # The caller's stream stood still from `reached` to `done`; a negative span means it did not.
-        self._lane._keep(reached, self._done, is_busy=False)
 
 
-def new_lane(device: torch.device, overlap: bool) -> Lane:
-    """The lane that suits the device and the back end of torch.distributed."""
+def new_lanes(levels: Sequence[str], device: torch.device) -> Lanes:
+    """The lanes that suit the device and the back end of torch.distributed."""
     if dist.get_backend() == "fake":
-        return InlineLane()
-    return StreamLane(device, overlap) if device.type == "cuda" else Lane(overlap)
+        return InlineLanes(levels)
+    return StreamLanes(levels, device) if device.type == "cuda" else Lanes(levels)

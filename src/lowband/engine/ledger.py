@@ -1,5 +1,6 @@
 """Bytes sent, counted in the code that calls the collective."""
 
+import threading
 from collections import Counter
 
 from lowband.spec.records import Sent
@@ -10,16 +11,19 @@ class Ledger:
 
     def __init__(self) -> None:
         self._bytes: Counter[tuple[str, str, str]] = Counter()
+        self._lock = threading.Lock()  # several lanes count
 
     def add(self, level: str, collective: str, wire: str, sent_bytes: int) -> None:
         """Count bytes that left this rank over links of `level`."""
-        self._bytes[level, collective, wire] += sent_bytes
+        with self._lock:
+            self._bytes[level, collective, wire] += sent_bytes
 
     def take(self) -> list[Sent]:
         """The counts so far, and start again at zero."""
-        taken = [
-            Sent(level=level, collective=collective, wire=wire, bytes=count)
-            for (level, collective, wire), count in sorted(self._bytes.items())
-        ]
-        self._bytes.clear()
+        with self._lock:
+            taken = [
+                Sent(level=level, collective=collective, wire=wire, bytes=count)
+                for (level, collective, wire), count in sorted(self._bytes.items())
+            ]
+            self._bytes.clear()
         return taken

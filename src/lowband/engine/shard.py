@@ -11,38 +11,26 @@ shards: one 1D parameter per original parameter (empty where this rank holds not
 views into `master`, each with the padding behind it: zeros, with gradients of zero. Any optimizer that works
 element by element works on them.
 
-[Note: stale] An optimizer step changes `master` in place and so raises the version counters of the shards;
-fused optimizers do not, so steps of torch's optimizers are counted too. The next gather sees either and first
-carries the new weights from the optimizer's level to the weights' level.
+[Note: stale] When the shards have changed (engine.changes), the next gather first carries the new weights
+from the optimizer's level to the weights' level.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
-from lowband.engine.collectives import Collectives
-from lowband.engine.lane import Handle, Lane
+from lowband.engine.changes import Changes, mark_replaced
+from lowband.engine.collectives import Call, Collectives
+from lowband.engine.gradients import Gradients
+from lowband.engine.lane import Handle, Work
 from lowband.engine.states import UnitState
-from lowband.spec.machine import SELF, WORLD
+from lowband.errors import UserError
+from lowband.spec.machine import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range
 
-
-class _Steps:
-    """Counts the steps of all of torch's optimizers in this process. See [Note: stale]."""
-
-    taken = 0
-
-    @classmethod
-    def count(cls, *_: object) -> None:
-        cls.taken += 1
-
-
-register_optimizer_step_post_hook(_Steps.count)
-
-Slot = tuple[nn.Module, str]  # where a parameter hangs: module and attribute
+Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
 
 
 class Unit:
@@ -53,16 +41,14 @@ class Unit:
         name: str,
         slots: list[list[Slot]],
         collectives: Collectives,
-        lane: Lane,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
-        """Take over the parameters at `slots`: per parameter, all places it hangs at."""
+        """Take over the parameters at `slots`: per parameter, all places where it is registered."""
         self.name, self.slots = name, slots
-        self.collectives, self.lane = collectives, lane
-        self.scheme, self.meter, topology = collectives.scheme, collectives.meter, collectives.topology
-        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
-        self.levels, self.rank = topology.levels, topology.rank
+        self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
+        self.levels, self.rank = collectives.topology.levels, collectives.topology.rank
+        self.compute_dtype = compute_dtype
 
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
@@ -71,14 +57,11 @@ class Unit:
         self._make_leaves(originals)
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
-        self._reducing: Handle | None = None
-        self._missing_grads: set[torch.Tensor] = set()
-        self._ready_in: int | None = None  # the graph task in which the last missing gradient makes it ready
-        self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
-        self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
-        self._handed_bytes = 0  # of what the optimizer's parameters have as gradients
-        self._secondary_fresh = False
-        self.put_shards()
+        self._secondary_version: int | None = None  # of the weights that the secondary shard holds
+        self.grads = Gradients(self, reduce_dtype)
+        self._put(self.shards, instead_of=originals)
+        for original, (module, attribute) in zip(originals, (places[0] for places in slots), strict=True):
+            mark_replaced(original, f"{name}: {type(module).__name__}.{attribute}")
 
     # ---- what this rank holds
 
@@ -104,16 +87,20 @@ class Unit:
         start, stop = self.optim_range
         self.master = hold("optim", self._part(originals, self.scheme.optim, torch.float32))  # 1D
         self.shards: list[nn.Parameter] = []
-        for span in self.layout.spans():
+        for span, original in zip(self.layout.spans(), originals, strict=True):
             a, b = intersect(span, (start, stop))
-            self.shards.append(nn.Parameter(self.master[a - start : b - start], self.requires_grad))
-        self._seen_version = self._version()
+            shard = nn.Parameter(self.master[a - start : b - start], self.requires_grad)
+            shard.logical_shape = original.shape  # type: ignore[attr-defined]
+            self.shards.append(shard)
+        self.changes = Changes(self.name, self.master, self.shards)
+        self._seen_version = self.changes.version
 
         # Whether each rank holds the whole unit all the time, so that nothing is gathered to compute.
         self.is_whole = not self.levels.hops(SELF, self.scheme.weights)
         self.weights: torch.Tensor | None = None  # 1D, shard of `weights`, compute dtype
         if keeps_weights_copy(self.scheme, self.levels, dtype == torch.float32):
             self.weights = hold("weights", self._part(originals, self.scheme.weights, dtype))
+            self.changes.take_sample()
         self.secondary: torch.Tensor | None = None  # 1D, shard of `secondary`, compute dtype
         if keeps_secondary(self.scheme, self.levels):
             a, b = self._range(self.scheme.backward_level)
@@ -134,206 +121,133 @@ class Unit:
             self.flat.untyped_storage().resize_(0)
 
     def put_shards(self) -> None:
-        """Hang this rank's shards at the module. See [Note: shards]."""
-        self._put(self.shards)
+        """Register this rank's shards in the module. See [Note: shards]."""
+        self._put(self.shards, instead_of=self.leaves)
 
     def put_leaves(self) -> None:
-        """Hang the whole parameters at the module."""
-        self._put(self.leaves)
+        """Register the whole parameters in the module."""
+        self._put(self.leaves, instead_of=self.shards)
 
-    def _put(self, parameters: list[nn.Parameter]) -> None:
-        for places, parameter in zip(self.slots, parameters, strict=True):
+    def _put(self, parameters: list[nn.Parameter], instead_of: list[nn.Parameter]) -> None:
+        """Raises UserError if somebody else has registered something there."""
+        for places, parameter, before in zip(self.slots, parameters, instead_of, strict=True):
             for module, attribute in places:
+                found = module._parameters.get(attribute)
+                if found is not before and found is not parameter:
+                    where = f"{type(module).__name__}.{attribute} of '{self.name}'"
+                    raise UserError(
+                        "the parameter was replaced or removed after lowband.shard",
+                        where=where,
+                        allowed="changes before lowband.shard",
+                    )
                 module._parameters[attribute] = parameter
 
     # ---- weights: gather and drop
 
-    def _version(self) -> int:
-        return _Steps.taken + sum(shard._version for shard in self.shards)
-
     def start_gather(self, backward: bool) -> None:
-        """Submit the gather of the whole unit, if it is not held or on its way."""
-        version = self._version()
+        """Submit the gather of the whole unit, if it is not held or on its way.
+
+        Raises UserError if the shards are not what the engine made, or were written where nothing notices it.
+        """
+        version = self.changes.version
         stale = version != self._seen_version
+        self.changes.check_shards()
         if self.is_whole:
+            self._refresh_whole(stale)
             self._seen_version = version
-            if stale and self.flat is not self.master:
-                self._gathering = self.lane.submit(self._refresh)
             return
         if stale:  # an optimizer step came between a forward without its backward and this one
             self.drop()
         if self.state is not UnitState.SHARDED:
             return
-        self._seen_version = version
-        from_secondary = backward and self._secondary_fresh
-        self.state = UnitState.GATHERING
+        self._check_copy(stale)
+        from_secondary = backward and self.secondary is not None and self._secondary_version == version
+        levels = self._levels_of_gather(stale, from_secondary)
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         self.meter.hold("gathered", self.flat)
-        self._gathering = self.lane.submit(lambda: self._gather(stale, backward, from_secondary))
+        self.state = UnitState.GATHERING
+        try:
+            self._gathering = self.collectives.submit(
+                self.name,
+                levels,
+                partial(self._gather, stale=stale, backward=backward, from_secondary=from_secondary),
+            )
+        except BaseException:
+            self._free()
+            raise
+        self._seen_version = version
 
     def finish_gather(self) -> None:
-        """Wait for the gather and hang the whole parameters at the module."""
+        """Wait for the gather and register the whole parameters in the module."""
         if self._gathering is not None:
-            self._gathering.wait()
-            self._gathering = None
+            gathering, self._gathering = self._gathering, None
+            try:
+                gathering.wait()
+            except BaseException:
+                self._free()
+                raise
         self.state = UnitState.GATHERED
         self.put_leaves()
 
     def keep_secondary(self) -> None:
         """Copy this rank's part of the gathered unit into the secondary shard."""
-        if self.secondary is not None:
+        if self.secondary is not None and self.state is UnitState.GATHERED:
             start, stop = self._range(self.scheme.backward_level)
             self.secondary.copy_(self.flat[start:stop])
-            self._secondary_fresh = True
+            self._secondary_version = self._seen_version
 
     def drop(self) -> None:
         """Back to shards. The unit's buffer is freed unless it is held all the time."""
         if self._gathering is not None:  # prefetched, and not used after all
             self.finish_gather()
         self.put_shards()
-        if not self.is_whole and self.state is UnitState.GATHERED:
+        if self.state is UnitState.GATHERED:
+            self._free()
+
+    def _free(self) -> None:
+        """Free the gathered parameters, if they are not held all the time."""
+        if not self.is_whole and self.state is not UnitState.SHARDED:
             self.meter.release("gathered", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
             self.state = UnitState.SHARDED
 
-    def forget_secondary(self) -> None:
-        self._secondary_fresh = False
-
-    def _gather(self, stale: bool, backward: bool, from_secondary: bool) -> None:
-        if from_secondary:
-            assert self.secondary is not None
-            source, level = self.secondary, self.scheme.backward_level
+    def _check_copy(self, stale: bool) -> None:
+        """Before the copy of the weights is used: refuse changes that the engine cannot have noticed."""
+        if self.weights is None:
+            return
+        if stale:
+            self.changes.take_sample()
         else:
+            self.changes.check_sample()
+
+    def _refresh_whole(self, stale: bool) -> None:
+        self._check_copy(stale)
+        if stale and self.weights is not None:
+            levels = self.collectives.inwards(self.scheme.weights, self.scheme.optim)
+            self._gathering = self.collectives.submit(self.name, levels, self._refresh)
+
+    def _levels_of_gather(self, stale: bool, from_secondary: bool) -> list[str]:
+        inwards = self.collectives.inwards
+        if from_secondary:
+            return inwards(SELF, self.scheme.backward_level)
+        refreshed = stale and self.weights is not None
+        first = inwards(self.scheme.weights, self.scheme.optim) if refreshed else []
+        return [*first, *inwards(SELF, self.scheme.weights)]
+
+    def _gather(self, call: Call, stale: bool, backward: bool, from_secondary: bool) -> Work:
+        source, level = (self.secondary, self.scheme.backward_level) if from_secondary else (None, "")
+        if source is None:
             if stale:
-                self._refresh()
-            source, level = self._weights_source(), self.scheme.weights
+                yield from self._refresh(call)
+            # The master shard itself serves where no copy is kept of it.
+            source, level = (self.master if self.weights is None else self.weights), self.scheme.weights
         purpose = "backward_gather" if backward else "forward_gather"
-        self.collectives.gather(source, self.flat, SELF, level, purpose)
+        yield from self.collectives.gather(call, source, self.flat, SELF, level, purpose)
 
-    def _weights_source(self) -> torch.Tensor:
-        """This rank's shard of the weights; the master shard itself where no copy is kept of it."""
-        return self.master if self.weights is None else self.weights
-
-    def _refresh(self) -> None:
+    def _refresh(self, call: Call) -> Work:
         """Carry the master weights from the optimizer's level in to the weights' level. [Note: stale]"""
         if self.weights is not None:
-            self.collectives.gather(
-                self.master, self.weights, self.scheme.weights, self.scheme.optim, "update_gather"
+            weights, optim = self.scheme.weights, self.scheme.optim
+            yield from self.collectives.gather(
+                call, self.master, self.weights, weights, optim, "update_gather"
             )
-
-    # ---- gradients: reduce and accumulate
-
-    def watch_grads(self, ready: Callable[["Unit"], None]) -> None:
-        """Call `ready` when every leaf has its gradient of this backward, if that can be told."""
-
-        def arrived(leaf: torch.Tensor) -> None:
-            if torch._C._current_graph_task_id() != self._ready_in:
-                self._ready_in = None  # see engine.engine, [Note: late gradients]
-            is_first = leaf in self._missing_grads
-            self._missing_grads.discard(leaf)
-            if is_first and not self._missing_grads and self._ready_in is not None:
-                ready(self)
-
-        if self.requires_grad:
-            for leaf in self.leaves:
-                leaf.register_post_accumulate_grad_hook(arrived)
-
-    def expect_ready(self, graph_task: int) -> None:
-        """If all gradients come in this graph task of autograd, the unit is ready with the last of them."""
-        if len(self._missing_grads) == len(self.leaves):
-            self._ready_in = graph_task
-
-    def expect_grads(self) -> None:
-        """A backward begins."""
-        self._missing_grads, self._ready_in = set(self.leaves), None
-        if all(shard.grad is None for shard in self.shards):
-            self.meter.release("grads", self._handed_bytes)
-            self._handed_bytes = 0
-
-    @property
-    def needs_reduce(self) -> bool:
-        """Whether this backward's gradients, or some that came late, are still to be reduced."""
-        return self.requires_grad and (
-            self._reducing is None or any(leaf.grad is not None for leaf in self.leaves)
-        )
-
-    def start_reduce(self, at_boundary: bool) -> None:
-        """Submit the reduction of the leaves' gradients; out to the optimizer's level at the boundary."""
-        self.wait_reduce()  # one that came earlier in this backward
-        grads = [leaf.grad for leaf in self.leaves]
-        for leaf in self.leaves:
-            leaf.grad = None
-        self._reducing = self.lane.submit(lambda: self._reduce(grads, at_boundary), uses=grads)
-
-    def _reduce(self, grads: list[torch.Tensor | None], at_boundary: bool) -> None:
-        reduce_scatter, scheme, meter = self.collectives.reduce_scatter, self.scheme, self.meter
-        part = reduce_scatter(self._flatten(grads), SELF, scheme.grads, "grad_reduce")
-        if self._accumulated is not None:
-            self._accumulated += part
-        elif not at_boundary:
-            self._accumulated = meter.hold("grads", part.float())
-        if self._accumulated is not None:
-            meter.release("buffers", part.nbytes)
-        if not at_boundary:
-            return
-        if self._accumulated is not None:
-            meter.release("grads", self._accumulated.nbytes)
-            part, self._accumulated = meter.hold("buffers", self._accumulated.to(self.reduce_dtype)), None
-        # Out to the optimizer's level, averaged over all ranks. A list, to refer to the gradient only there.
-        moving = [part]
-        del part
-        moving.append(reduce_scatter(moving.pop(), scheme.grads, scheme.optim, "boundary_reduce"))
-        moving.append(reduce_scatter(moving.pop(), scheme.optim, WORLD, "replica_reduce"))
-        part = self.collectives.gather_whole(moving.pop(), scheme.optim, WORLD, "replica_reduce")
-        meter.release("buffers", part.nbytes)
-        part = part.float()
-        if self.levels.world > 1:
-            part /= self.levels.world
-        if self._boundary is None:
-            self._boundary = meter.hold("grads", part)
-        else:  # a second reduction in one backward: see Engine._end_backward
-            self._boundary += part
-
-    def _flatten(self, grads: list[torch.Tensor | None]) -> torch.Tensor:
-        """1D, the unit's gradient in the reduce dtype. Empties the list, so that its tensors can be freed."""
-        full = self.meter.hold("buffers", self.master.new_empty(self.layout.numel, dtype=self.reduce_dtype))
-        for i, ((start, stop), span) in enumerate(
-            zip(self.layout.ranges(), self.layout.spans(), strict=True)
-        ):
-            grad, grads[i] = grads[i], None
-            if grad is not None:
-                full[start:stop] = grad.reshape(-1)
-            full[start if grad is None else stop : span[1]] = 0
-        return full
-
-    def forget_grads(self) -> None:
-        """Give up whatever was reduced and not handed to the optimizer's parameters yet."""
-        self.wait_reduce()
-        self._reducing = None
-        for leaf in self.leaves:
-            leaf.grad = None
-        for held in (self._accumulated, self._boundary):
-            self.meter.release("grads", 0 if held is None else held.nbytes)
-        self._accumulated = self._boundary = None
-
-    def wait_reduce(self) -> None:
-        """Return when the reduction is over."""
-        if self._reducing is not None:
-            self._reducing.wait()
-
-    def finish_reduce(self) -> None:
-        """Wait for the reduction; at a boundary hand the gradient shards to the optimizer's parameters."""
-        self.wait_reduce()
-        self._reducing = None
-        if self._boundary is None:
-            return
-        start, stop = self.optim_range
-        if all(shard.grad is None for shard in self.shards):
-            self._handed_bytes = self._boundary.nbytes
-        else:  # gradients accumulate without no_sync
-            self.meter.release("grads", self._boundary.nbytes)
-        for shard, span in zip(self.shards, self.layout.spans(), strict=True):
-            a, b = intersect(span, (start, stop))
-            part = self._boundary[a - start : b - start]
-            shard.grad = part if shard.grad is None else shard.grad.add_(part)
-        self._boundary = None

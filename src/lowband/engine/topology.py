@@ -1,81 +1,63 @@
-"""Ranks to process groups: one group per hop between neighbouring levels."""
+"""Ranks to process groups and lanes: one group per hop between neighbouring levels, one lane per level."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from lowband.engine.agree import check_same, is_alone
+from lowband.engine.gloo import exchange
+from lowband.engine.hosts import check_hosts
+from lowband.engine.lane import Lanes, new_lanes
 from lowband.spec.machine import Hop, Levels, read_machine
 
 
 @dataclass(frozen=True)
 class BoundHop:
-    """A hop together with this rank's process group for it.
-
-    [Note: pairs on gloo] Between two ranks of a group gloo moves one direction at a time. So a hop has a
-    second group of the same ranks: what a rank sends to a later one goes through the first, the rest through
-    the second, and each direction has a connection of its own.
-    """
+    """A hop together with this rank's process groups for it."""
 
     hop: Hop
     group: dist.ProcessGroup
     coordinate: int
-    back: dist.ProcessGroup | None  # on gloo: for what a rank sends to an earlier one
+    back: dist.ProcessGroup | None  # on gloo: for what a rank sends to an earlier one, see engine.gloo
 
-    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-        """On gloo: send sent[i] to partner i and receive received[i] from it, all at once.
-
-        The own places of both stay as they are. What lies on a GPU goes through the CPU: gloo's sends
-        read host memory.
-        """
-        if received[0].is_cuda:
-            arrived = [torch.empty_like(tensor, device="cpu") for tensor in received]
-            self.exchange([tensor.cpu() for tensor in sent], arrived)
-            for i, tensor in enumerate(arrived):
-                if i != self.coordinate:
-                    received[i].copy_(tensor)
-            return
-        works = []
-        for i, partner in enumerate(self.hop.partners(dist.get_rank())):
-            if i != self.coordinate:
-                out, back = (self.group, self.back) if self.coordinate < i else (self.back, self.group)
-                works += [
-                    dist.irecv(received[i], partner, group=back),
-                    dist.isend(sent[i], partner, group=out),
-                ]
-        for work in works:
-            if work is not None:
-                work.wait()
+    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], name: str) -> None:
+        """On gloo: send sent[i] to partner i and receive received[i] from it. See engine.gloo.exchange."""
+        assert self.back is not None
+        exchange(sent, received, self.hop.partners(dist.get_rank()), (self.group, self.back), name)
 
 
 @dataclass
 class Topology:
-    """The levels of this job's ranks and their process groups.
+    """The levels of this job's ranks, their process groups and their lanes.
 
     inner: sizes of the levels inside the world, inner to outer, e.g. {"package": 2, "node": 8}
 
-    torch.distributed must be initialised. Every rank must build the same topologies in the same order,
-    because building one creates process groups. Raises UserError if the ranks do not fill whole groups, or
-    differ in the levels' sizes.
+    Modules that run in one program may share a topology: their collectives keep one order. torch.distributed
+    must be initialised; groups take over the timeout of its default group. Every rank must build the same
+    topologies in the same order, because building one creates process groups. Raises UserError if the ranks
+    do not fill whole groups, differ in the levels' sizes, or are not numbered host after host.
     """
 
     inner: Mapping[str, int]
     levels: Levels = field(init=False)
     rank: int = field(init=False)
     _groups: dict[str, BoundHop] = field(init=False, default_factory=dict)
+    _lanes: dict[torch.device, Lanes] = field(init=False, default_factory=dict)
+    _calls: "itertools.count[int]" = field(init=False, default_factory=itertools.count)
 
     def __post_init__(self) -> None:
         self.levels = Levels.fit(self.inner, dist.get_world_size())
         if not is_alone():
-            check_same({"sizes of levels": dict(self.inner)})
+            check_hosts(check_same({"sizes of levels": dict(self.inner)}), self.levels)
         self.rank = dist.get_rank()
         for hop in self.levels.hops("self", "world"):
             group = self._new_group(hop)
-            is_gloo = dist.get_backend(group) == "gloo"
-            back = self._new_group(hop, is_second=True) if is_gloo else None
+            back = self._new_group(hop) if dist.get_backend(group) == "gloo" else None
             self._groups[hop.level] = BoundHop(hop, group, hop.coordinate(self.rank), back)
 
     @classmethod
@@ -87,15 +69,34 @@ class Topology:
         """The steps from one level out to another, inner first, with this rank's groups."""
         return [self._groups[hop.level] for hop in self.levels.hops(inner, outer)]
 
-    def _new_group(self, hop: Hop, is_second: bool = False) -> dist.ProcessGroup:
-        if hop.count == self.levels.world and not is_second:
-            return dist.group.WORLD  # type: ignore[return-value]
+    def lanes(self, device: torch.device) -> Lanes:
+        """The lanes for tensors on a device; the same ones at every call."""
+        if device not in self._lanes:
+            self._lanes[device] = new_lanes(self.levels.names, device)
+        return self._lanes[device]
+
+    def next_call(self) -> int:
+        """The number of the collective that is submitted next; the same on every rank."""
+        return next(self._calls)
+
+    def _new_group(self, hop: Hop) -> dist.ProcessGroup:
+        """Of its own even where it holds all ranks: the default group carries messages of other code."""
         mine = None
         for rank in range(self.levels.world):
             if hop.coordinate(rank) == 0:
                 partners = hop.partners(rank)
-                group = dist.new_group(partners)
+                group = dist.new_group(partners, timeout=world_timeout())
                 if self.rank in partners:
                     mine = group
         assert mine is not None
         return mine
+
+
+def world_timeout() -> timedelta | None:
+    """The timeout of torch.distributed's default group; None where its back end has none."""
+    world = dist.group.WORLD
+    assert world is not None
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    options = getattr(world._get_backend(device), "options", None)
+    timeout: timedelta | None = getattr(options, "_timeout", None)
+    return timeout

@@ -45,9 +45,10 @@ class Fsdp2(Trainer):
         finally:
             self.model.set_requires_gradient_sync(True)
 
-    def _clip_grad_norm(self, max_norm: float) -> float:
+    def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        return norm.full_tensor().item()  # type: ignore[attr-defined] - a DTensor
+        full: torch.Tensor = norm.full_tensor()  # type: ignore[attr-defined] - a DTensor
+        return full
 
     def full_state(self) -> dict[str, torch.Tensor]:
         full = {name: value.full_tensor().cpu() for name, value in self.model.state_dict().items()}

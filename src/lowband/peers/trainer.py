@@ -29,10 +29,10 @@ class Trainer(ABC):
         norm = self._clip_grad_norm(max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return norm
+        return float(norm)  # read last: on a GPU it waits for all of the step
 
-    def _clip_grad_norm(self, max_norm: float) -> float:
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm).item()
+    def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
     @abstractmethod
     def full_state(self) -> dict[str, torch.Tensor]:

@@ -68,7 +68,7 @@ def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
     scheme = Scheme.parse({"name": "bench", "weights": "self", "grads": "self", "optim": "self"}, "bench")
     ledger = Ledger()
     topology = Topology(layout.machine.sizes)
-    collectives = Collectives(scheme, topology, ledger, MemoryMeter())
+    collectives = Collectives(scheme, topology, ledger, MemoryMeter(), torch.device("cpu"), overlap=False)
     names = layout.levels.names
     for i in range(1, len(names)):
         inner, outer = names[i - 1], names[i]
@@ -76,11 +76,13 @@ def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
             count, rate = bound.hop.count, layout.bytes_per_s(i)
             shard = torch.ones(int(seconds * rate / 4 / (count - 1)))
             full = torch.ones(len(shard) * count)
-            works = {
-                "gather": partial(collectives.gather, shard, full, inner, outer, "bench"),
-                "reduce_scatter": partial(collectives.reduce_scatter, full, inner, outer, "bench"),
+            along = {"inner": inner, "outer": outer, "name": "bench"}
+            moves = {
+                "gather": partial(collectives.gather, shard=shard, out=full, **along),
+                "reduce_scatter": partial(collectives.reduce_scatter, full=full, **along),
             }
-            for name, work in works.items():
+            for name, move in moves.items():
+                work = partial(collectives.submit, "bench", [outer], move)
                 work()  # connections, windows
                 for repeat in range(1, repeats + 1):
                     took_s, sent, counted = _time(work, ledger)

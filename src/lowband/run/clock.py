@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lowband.engine.lane import Lane
+from lowband.engine.lane import Lanes
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,8 @@ class StepTimes:
     """Seconds of one step on this rank.
 
     step_s:    from the first batch to the end of the optimizer step
-    exposed_s: of these, the computation waited for the lane; NaN where it is not known
-    hidden_s:  the lane's work behind the computation: collectives, and the copies, sums and quantization
-               that belong to them
+    exposed_s: of these, the computation waited for collectives; NaN where it is not known
+    hidden_s:  collectives ran behind the computation, with their copies, sums and quantization
     """
 
     step_s: float
@@ -26,22 +25,22 @@ class StepTimes:
 
 
 class StepClock:
-    """Reads the clock and the lane around each step; a peer has no lane to read."""
+    """Reads the clock and the lanes around each step; a peer has no lanes to read."""
 
-    def __init__(self, lane: Lane | None, device: torch.device) -> None:
-        self._lane, self._device = lane, device
+    def __init__(self, lanes: Lanes | None, device: torch.device) -> None:
+        self._lanes, self._device = lanes, device
         self._start = 0.0
 
     def start(self) -> None:
         self._synchronize()
-        if self._lane is not None:
-            self._lane.take_times()
+        if self._lanes is not None:
+            self._lanes.take_times()
         self._start = time.perf_counter()
 
     def stop(self) -> StepTimes:
         self._synchronize()
         step_s = time.perf_counter() - self._start
-        exposed_s, busy_s = self._lane.take_times() if self._lane is not None else (math.nan, math.nan)
+        exposed_s, busy_s = self._lanes.take_times() if self._lanes is not None else (math.nan, math.nan)
         return StepTimes(step_s, exposed_s, busy_s - exposed_s)
 
     def _synchronize(self) -> None:

@@ -24,10 +24,12 @@ def on_ranks(
     work: Callable[..., Any],
     *arguments: Any,
     time_limit_s: float = 120,
+    peer_timeout_s: float | None = None,
     enter: Callable[[int], None] = lambda rank: None,
 ) -> list[Any]:
     """`work(*arguments)` on each rank of a gloo group; results by rank.
 
+    peer_timeout_s: how long a rank waits for another one; none: half of the time limit
     enter: called with the rank's number before its group is made, to join a network
     Raises RankFailure with the first failing rank's error, TimeLimit after `time_limit_s`.
     """
@@ -41,7 +43,7 @@ def on_ranks(
                 init_method=rank.init_method,
                 rank=rank.rank,
                 world_size=rank.world,
-                timeout=timedelta(seconds=time_limit_s / 2),
+                timeout=timedelta(seconds=peer_timeout_s or time_limit_s / 2),
             )
             result = work(*arguments)
             Path(folder, str(rank.rank)).write_bytes(pickle.dumps(result))

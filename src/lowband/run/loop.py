@@ -37,8 +37,8 @@ def train_rank(
     trainer = prepare(spec, device)
     model, optimizer = trainer.model, trainer.optimizer
     engine = engine_of(model) if spec.engine == "lowband" else None
-    outside = Outside(spec.levels, engine.lane if engine else None)
-    clock = StepClock(engine.lane if engine else None, device)
+    outside = Outside(spec.levels, engine.lanes if engine else None)
+    clock = StepClock(engine.lanes if engine else None, device)
     checkpointer = _checkpointer(spec, folder)
     resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
     if is_first:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lowband.engine.lane import Lane
+from lowband.engine.lane import Lanes
 from lowband.spec.machine import Levels
 from lowband.spec.records import CONTROL, Sent
 
@@ -72,36 +72,36 @@ _SHARE: dict[str, Callable[[int, int], int]] = {
 
 
 class Outside:
-    """A context in which this rank's collectives are counted, also those that a lane runs on its thread."""
+    """A context in which this rank's collectives are counted, also those that lanes run on their threads."""
 
-    def __init__(self, levels: Levels, lane: Lane | None) -> None:
-        self._levels, self._lane = levels, lane
-        self._here, self._there = _Watch(levels), _Watch(levels)
+    def __init__(self, levels: Levels, lanes: Lanes | None) -> None:
+        self._levels, self._lanes = levels, lanes
+        self._watches: dict[int, _Watch] = {}  # by thread: a dispatch mode watches one
 
     def __enter__(self) -> "Outside":
-        self._here.start()
-        if self._lane is not None and self._has_own_thread():
-            self._lane.submit(self._there.start).wait()
+        self._on_each_thread(lambda watch: watch.start())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lane is not None and self._has_own_thread():
-            self._lane.submit(self._there.stop).wait()
-        self._here.stop()
+        self._on_each_thread(lambda watch: watch.stop())
 
-    def _has_own_thread(self) -> bool:
-        """Whether the lane's work runs on a thread of its own: a dispatch mode watches one thread."""
-        threads: set[int] = {threading.get_ident()}
-        if self._lane is not None:
-            self._lane.submit(lambda: threads.add(threading.get_ident())).wait()
-        return len(threads) > 1
+    def _on_each_thread(self, call: Callable[["_Watch"], None]) -> None:
+        def of_this_thread() -> None:
+            call(self._watches.setdefault(threading.get_ident(), _Watch(self._levels)))
+
+        of_this_thread()
+        if self._lanes is not None:
+            self._lanes.on_each_thread(of_this_thread)
 
     @property
     def sent(self) -> tuple[Sent, ...]:
         """By level, collective and dtype on the wire."""
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for watch in self._watches.values():
+            counts += watch.counts
         return tuple(
             Sent(level=level, collective=collective, wire=wire, bytes=count)
-            for (level, collective, wire), count in sorted((self._here.counts + self._there.counts).items())
+            for (level, collective, wire), count in sorted(counts.items())
         )
 
 

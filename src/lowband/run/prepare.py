@@ -33,7 +33,7 @@ class Lowband(Trainer):
     def no_sync(self) -> AbstractContextManager[None]:
         return no_sync(self.model)
 
-    def _clip_grad_norm(self, max_norm: float) -> float:
+    def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return clip_grad_norm_(self.model, max_norm)
 
     def full_state(self) -> dict[str, torch.Tensor]:

@@ -35,14 +35,15 @@ def bench(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     found = environment(device)
-    rows = kept_rows(out, found, parts)
+    kept = kept_rows(out, found, parts)
     write_environment(found, out / "environment.json")
+    rows: list[Row] = []
     for part in parts:
         for group in PARTS[part](device):
             for row in measure(group, device, lambda: time.monotonic() - start < limit_s):
                 rows.append(row)
                 say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
-            write_rows(rows, found, out / "kernels.csv")
+            write_rows(rows, found, out / "kernels.csv", kept)
     return rows
 
 

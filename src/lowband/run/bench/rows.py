@@ -55,18 +55,21 @@ class Row:
     tolerance: float | None = None
 
 
-def write_rows(rows: list[Row], environment: dict[str, object], path: Path) -> None:
-    """The rows as a CSV; each names its device, versions and commit."""
+def write_rows(
+    rows: list[Row], environment: dict[str, object], path: Path, kept: list[dict[str, str]]
+) -> None:
+    """The rows as a CSV, after what is kept of it; each names its device, versions and commit."""
     stamp = {key: environment[key] for key in ("device", "torch", "triton", "commit", "measurement_version")}
     text = io.StringIO()
     names = [field.name for field in dataclasses.fields(Row)]
     writer = csv.DictWriter(text, [*names, *stamp], lineterminator="\n")
     writer.writeheader()
+    writer.writerows(kept)
     writer.writerows({**dataclasses.asdict(row), **stamp} for row in rows)
     write_whole(path, text.getvalue())
 
 
-def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> list[Row]:
+def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> list[dict[str, str]]:
     """A folder's rows of parts that are not to be run anew; none if they were made with anything else."""
     table, made = folder / "kernels.csv", folder / "environment.json"
     if not (table.exists() and made.exists()):
@@ -75,20 +78,7 @@ def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> list[
     if any(before.get(key) != found[key] for key in ("device", "torch", "triton", "source_sha256")):
         return []
     with table.open(encoding="utf-8", newline="") as file:
-        return [_parsed(row) for row in csv.DictReader(file) if row["part"] not in parts]
-
-
-def _parsed(text: dict[str, str]) -> Row:
-    types = {field.name: str(field.type) for field in dataclasses.fields(Row)}
-    return Row(**{name: _value(text[name], kind) for name, kind in types.items()})  # type: ignore[arg-type]
-
-
-def _value(text: str, kind: str) -> object:
-    if kind.startswith("str"):
-        return text
-    if not text:
-        return None
-    return text == "True" if kind.startswith("bool") else int(text) if kind.startswith("int") else float(text)
+        return [row for row in csv.DictReader(file) if row["part"] not in parts]
 
 
 def environment(device: torch.device) -> dict[str, object]:

@@ -1,0 +1,142 @@
+"""How the engine notices that the optimizer's parameters have changed, or are not what it made.
+
+[Note: versions] An optimizer step changes `master` in place and so raises the version counters of the shards.
+Fused optimizers do not, so steps of torch's optimizers are counted too.
+
+[Note: writes through .data] They raise no counter. Where a copy of the weights is kept, the module would go
+on computing with the old values. So a sample of `master` is compared before the copy is used again.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lowband.errors import UserError
+
+SAMPLES = 64  # values of a unit that are compared, besides the first one of each parameter
+_REPLACED = "_lowband_replaced"  # on a parameter of before sharding: its name
+_CHANGES = "_lowband_changes"  # on a shard: its unit's Changes
+
+
+class Changes:
+    """What has happened to one unit's shards since they were made."""
+
+    def __init__(self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter]) -> None:
+        """master: 1D, fp32; shards: views that cover it"""
+        self._unit, self._master, self._shards = unit, master, shards
+        self._trains = shards[0].requires_grad
+        self._steps = 0
+        self._places: torch.Tensor | None = None
+        self._sample: torch.Tensor | None = None
+        for shard in shards:
+            setattr(shard, _CHANGES, self)
+
+    @property
+    def version(self) -> int:
+        """Grows with every step of an optimizer and every in-place change."""
+        return self._steps + sum(shard._version for shard in self._shards)
+
+    def count_step(self) -> None:
+        self._steps += 1
+
+    def check_shards(self) -> None:
+        """Raises UserError if a shard is no longer what it was made: moved, cast, frozen or unfrozen."""
+        storage = self._master.untyped_storage()._cdata
+        for shard in self._shards:
+            if shard.requires_grad != self._trains:
+                raise UserError(
+                    f"requires_grad of '{self._unit}' was changed after lowband.shard",
+                    allowed="freezing before lowband.shard; torch.no_grad() for single passes",
+                )
+            if shard.numel() and shard.untyped_storage()._cdata != storage:
+                raise UserError(
+                    f"parameters of '{self._unit}' were moved or cast after lowband.shard",
+                    allowed="module.to(...) before lowband.shard; its compute_dtype",
+                )
+
+    def take_sample(self) -> None:
+        """Remember some values of `master`. See [Note: writes through .data]."""
+        if isinstance(self._master, FakeTensor):
+            return
+        if self._places is None:
+            starts = [s.storage_offset() for s in self._shards if s.numel()]
+            spread = torch.linspace(0, len(self._master) - 1, min(SAMPLES, len(self._master)))
+            places = torch.cat([torch.tensor(starts, dtype=torch.long), spread.long()])
+            self._places = places.to(self._master.device)
+        self._sample = self._bits()
+
+    def check_sample(self) -> None:
+        """Raises UserError if `master` was written through `.data`; on a GPU the device stops, later."""
+        if self._sample is None:
+            return
+        same = (self._bits() == self._sample).all()
+        what = f"parameters of '{self._unit}' were written through .data"
+        if same.is_cuda:
+            torch._assert_async(same, what)
+        elif not same:
+            raise UserError(what, allowed="writes to the parameters themselves, under torch.no_grad()")
+
+    def _bits(self) -> torch.Tensor:
+        assert self._places is not None
+        return self._master.detach().view(torch.int32)[self._places]
+
+
+def mark_replaced(parameter: nn.Parameter, name: str) -> None:
+    """The module has a shard in this parameter's place."""
+    setattr(parameter, _REPLACED, name)
+
+
+def check_unsharded(module: nn.Module) -> None:
+    """Raises UserError if some of the module's parameters are sharded already."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if hasattr(parameter, _CHANGES):
+            raise UserError(f"'{name}' is a shard already", where=type(module).__name__)
+        if hasattr(parameter, _REPLACED):
+            other = getattr(parameter, _REPLACED)
+            raise UserError(
+                f"'{name}' is shared with a module that is sharded already, where it is '{other}'",
+                where=type(module).__name__,
+                allowed="one lowband.shard around all modules that share a parameter",
+            )
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    """Refuse what an optimizer can hold without anybody noticing."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    for parameters in groups:
+        for parameter in parameters:
+            if hasattr(parameter, _REPLACED):
+                raise UserError(
+                    f"holds '{getattr(parameter, _REPLACED)}' as it was before lowband.shard",
+                    where=type(optimizer).__name__,
+                    allowed="an optimizer that is made of module.parameters() after lowband.shard",
+                )
+    are_ours = any(hasattr(parameter, _CHANGES) for parameters in groups for parameter in parameters)
+    if are_ours and not all(groups):
+        raise UserError(
+            f"param group {groups.index([])} is empty: shards are 1D, whatever p.ndim was before",
+            where=type(optimizer).__name__,
+            allowed="groups chosen by name, or by len(p.logical_shape)",
+        )
+
+
+def _after_step(optimizer: Optimizer, *_: object) -> None:
+    """See [Note: versions]."""
+    changed = {
+        getattr(parameter, _CHANGES, None)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for changes in changed - {None}:
+        changes.count_step()  # type: ignore[union-attr]
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)

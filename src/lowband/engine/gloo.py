@@ -1,0 +1,71 @@
+"""Messages between partners over gloo, each with a deadline and a name that both ends must agree on.
+
+[Note: pairs] Between two ranks of a group gloo moves one direction at a time. So a hop has two groups of the
+same ranks: what a rank sends to a later one goes through the first, the rest through the second, and each
+direction has a connection of its own.
+
+[Note: tags] A message is received only under the tag that it was sent with. The tag is made from the name of
+the collective, so ranks that have come to run different collectives wait for each other until the timeout and
+fail, instead of taking each other's bytes.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+
+class PeerLost(RuntimeError):
+    """A partner did not answer in time, or its connection broke. The text names both ranks."""
+
+
+def exchange(
+    sent: Sequence[torch.Tensor],
+    received: Sequence[torch.Tensor],
+    partners: Sequence[int],
+    groups: tuple[dist.ProcessGroup, dist.ProcessGroup],
+    name: str,
+) -> None:
+    """Send sent[i] to partner i and receive received[i] from it, all at once.
+
+    partners: global ranks, in order; the own places of `sent` and `received` stay as they are
+    groups:   of the partners: the first for messages to later ranks, the second for messages to earlier ones
+    name:     of the collective; the same on every partner
+
+    What lies on a GPU goes through the CPU: gloo's sends read host memory. Raises PeerLost.
+    """
+    if received[0].is_cuda:
+        arrived = [torch.empty_like(tensor, device="cpu") for tensor in received]
+        exchange([tensor.cpu() for tensor in sent], arrived, partners, groups, name)
+        for tensor, copy, partner in zip(received, arrived, partners, strict=True):
+            if partner != dist.get_rank():
+                tensor.copy_(copy)
+        return
+    rank, tag = dist.get_rank(), zlib.crc32(name.encode()) >> 1  # gloo's tags have 31 bits
+    works: list[tuple[int, dist.Work | None]] = []
+    for out, into, partner in zip(sent, received, partners, strict=True):
+        if partner == rank:
+            continue
+        to, back = groups if rank < partner else groups[::-1]
+        try:
+            works.append((partner, dist.irecv(into, partner, group=back, tag=tag)))
+            works.append((partner, dist.isend(out, partner, group=to, tag=tag)))
+        except RuntimeError as error:
+            raise _lost(partner, name, error) from None
+    for partner, work in works:
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise _lost(partner, name, error) from None
+
+
+def _lost(partner: int, name: str, error: RuntimeError) -> PeerLost:
+    rank, text = dist.get_rank(), str(error).splitlines()[0]
+    if "imed out" in text:
+        what = f"rank {rank} waited for rank {partner} in vain"
+        why = "it stopped, or the two do not run the same modules in the same order"
+    else:
+        what, why = f"rank {rank} lost its connection to rank {partner}", text
+    return PeerLost(f"{what} in {name}: {why}")

@@ -1,0 +1,184 @@
+"""A unit's gradients: from the leaves, over the levels, to the optimizer's shards.
+
+Within a backward pass a unit's gradient is reduced into the grads level; at an accumulation boundary the sum
+goes on to the optimizer's level, where it is averaged over all ranks.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowband.engine.collectives import Call
+from lowband.engine.lane import Handle, Work
+from lowband.engine.shard_grad import ShardGrad
+from lowband.spec.machine import SELF, WORLD
+from lowband.spec.partition import intersect
+
+if TYPE_CHECKING:
+    from lowband.engine.shard import Unit
+
+
+class Gradients:
+    """What one rank holds of one unit's gradients, and what it still waits for."""
+
+    def __init__(self, unit: "Unit", reduce_dtype: torch.dtype) -> None:
+        self._unit, self._dtype = unit, reduce_dtype
+        self._collectives, self._meter, self._scheme = unit.collectives, unit.meter, unit.scheme
+        self._reducing: Handle | None = None
+        self._is_reduced = False  # whether this backward has submitted a reduction
+        self._missing: set[torch.Tensor] = set()  # leaves without their gradient of this backward
+        self._ready_in: int | None = None  # the graph task in which the last missing gradient makes it ready
+        self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
+        self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
+        self._handed_bytes = 0  # of what the optimizer's parameters have as gradients
+
+    # ---- from autograd
+
+    def watch(self, ready: Callable[["Unit"], None]) -> None:
+        """Call `ready` when every leaf has its gradient of this backward, if that can be known then."""
+
+        def arrived(leaf: torch.Tensor) -> None:
+            if torch._C._current_graph_task_id() != self._ready_in:
+                self._ready_in = None  # see engine.engine, [Note: late gradients]
+            is_first = leaf in self._missing
+            self._missing.discard(leaf)
+            if is_first and not self._missing and self._ready_in is not None:
+                ready(self._unit)
+
+        if self._unit.requires_grad:
+            for leaf in self._unit.leaves:
+                leaf.register_post_accumulate_grad_hook(arrived)
+
+    def expect(self) -> None:
+        """A backward begins."""
+        self._missing, self._ready_in, self._is_reduced = set(self._unit.leaves), None, False
+        if all(shard.grad is None for shard in self._unit.shards):
+            self._meter.release("grads", self._handed_bytes)
+            self._handed_bytes = 0
+
+    def expect_ready(self, graph_task: int) -> None:
+        """If all gradients come in this graph task of autograd, the unit is ready with the last of them."""
+        if len(self._missing) == len(self._unit.leaves):
+            self._ready_in = graph_task
+
+    @property
+    def needs_reduce(self) -> bool:
+        """Whether this backward's gradients, or some that came late, are still to be reduced."""
+        return self._unit.requires_grad and (
+            not self._is_reduced or any(leaf.grad is not None for leaf in self._unit.leaves)
+        )
+
+    # ---- over the levels
+
+    def start_reduce(self, at_boundary: bool) -> None:
+        """Submit the reduction of the leaves' gradients; out to the optimizer's level at the boundary."""
+        self.wait_reduce()  # one that came earlier in this backward
+        grads = [leaf.grad for leaf in self._unit.leaves]
+        for leaf in self._unit.leaves:
+            leaf.grad = None
+        self._is_reduced = True
+        self._reducing = self._collectives.submit(
+            self._unit.name,
+            self._levels_of_reduction(at_boundary),
+            partial(self._reduce, grads=grads, at_boundary=at_boundary),
+            uses=[*grads, self._accumulated],
+        )
+
+    def wait_reduce(self) -> None:
+        """Return when the reduction is over. Raises what it raised, once."""
+        if self._reducing is not None:
+            reducing, self._reducing = self._reducing, None
+            reducing.wait()
+
+    def _levels_of_reduction(self, at_boundary: bool) -> list[str]:
+        grads, optim, outwards = self._scheme.grads, self._scheme.optim, self._collectives.outwards
+        levels = outwards(SELF, grads)
+        if at_boundary:
+            levels += (
+                outwards(grads, optim) + outwards(optim, WORLD) + self._collectives.inwards(optim, WORLD)
+            )
+        return levels
+
+    def _reduce(self, call: Call, grads: list[torch.Tensor | None], at_boundary: bool) -> Work:
+        reduce_scatter, scheme, meter = self._collectives.reduce_scatter, self._scheme, self._meter
+        part = yield from reduce_scatter(call, self._flatten(call, grads), SELF, scheme.grads, "grad_reduce")
+        if self._accumulated is not None:
+            self._accumulated += part
+        elif not at_boundary:
+            self._accumulated = meter.hold("grads", part.float())
+        if self._accumulated is not None:
+            call.release(part)
+        if not at_boundary:
+            return
+        if self._accumulated is not None:
+            meter.release("grads", self._accumulated.nbytes)
+            part, self._accumulated = call.hold(self._accumulated.to(self._dtype)), None
+        # Out to the optimizer's level, averaged over all ranks. A list, to refer to the gradient only there.
+        moving = [part]
+        del part
+        outer = scheme.optim
+        moving.append((yield from reduce_scatter(call, moving.pop(), scheme.grads, outer, "boundary_reduce")))
+        moving.append((yield from reduce_scatter(call, moving.pop(), outer, WORLD, "replica_reduce")))
+        gather_whole = self._collectives.gather_whole
+        part = yield from gather_whole(call, moving.pop(), outer, WORLD, "replica_reduce")
+        call.release(part)
+        part = part.float()
+        world = self._unit.levels.world
+        if world > 1:
+            part /= world
+        if self._boundary is None:
+            self._boundary = meter.hold("grads", part)
+        else:  # a second reduction in one backward: see Engine._end_backward
+            self._boundary += part
+
+    def _flatten(self, call: Call, grads: list[torch.Tensor | None]) -> torch.Tensor:
+        """1D, the unit's gradient in the reduce dtype. Empties the list, so that its tensors can be freed."""
+        layout = self._unit.layout
+        full = call.hold(self._unit.master.new_empty(layout.numel, dtype=self._dtype))
+        into, present = [], []
+        for (start, stop), span, grad in zip(layout.ranges(), layout.spans(), grads, strict=True):
+            if grad is not None:
+                into.append(full[start:stop].view(grad.shape))
+                present.append(grad)
+            unfilled = start if grad is None else stop
+            if unfilled < span[1]:
+                full[unfilled : span[1]] = 0
+        grads.clear()
+        if present:
+            torch._foreach_copy_(into, present)
+        return full
+
+    # ---- to the optimizer's parameters
+
+    def finish_reduce(self) -> None:
+        """Wait for the reduction; at a boundary give the gradient shards to the optimizer's parameters."""
+        self.wait_reduce()
+        if self._boundary is None:
+            return
+        start, stop = self._unit.optim_range
+        shards, boundary = self._unit.shards, self._boundary
+        if all(shard.grad is None for shard in shards):
+            self._handed_bytes = boundary.nbytes
+        else:  # gradients accumulate without no_sync
+            self._meter.release("grads", boundary.nbytes)
+        for shard, span in zip(shards, self._unit.layout.spans(), strict=True):
+            a, b = intersect(span, (start, stop))
+            part = boundary[a - start : b - start]
+            if not isinstance(boundary, FakeTensor):
+                part = part.as_subclass(ShardGrad)
+            shard.grad = part if shard.grad is None else shard.grad.add_(part)
+        self._boundary = None
+
+    def forget(self) -> None:
+        """Give up whatever was reduced and not given to the optimizer's parameters yet."""
+        with suppress(RuntimeError):  # the backward is broken already
+            self.wait_reduce()
+        for leaf in self._unit.leaves:
+            leaf.grad = None
+        for held in (self._accumulated, self._boundary):
+            self._meter.release("grads", 0 if held is None else held.nbytes)
+        self._accumulated = self._boundary = None

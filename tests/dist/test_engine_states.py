@@ -1,0 +1,156 @@
+"""What the engine holds and registers after a forward, a failure or a timeout."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from modules import HIER3, HPZ, INNER, Tower, inputs, is_layer, loop, sgd
+from torch import nn
+
+import lowband
+from lowband.engine.api import engine_of
+from lowband.engine.gloo import PeerLost
+from lowband.engine.states import UnitState
+from lowband.engine.topology import world_timeout
+from lowband.run.group import on_ranks
+from lowband.spec.scheme import Scheme
+
+
+def sharded(module: nn.Module, scheme: Scheme) -> nn.Module:
+    return lowband.shard(module, scheme, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+
+
+class Twice(nn.Module):
+    """A frozen layer whose output is its own next input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.first = nn.Linear(5, 7)
+        self.layer = nn.Sequential(nn.Linear(7, 7), nn.Tanh()).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(self.first(x))).square().mean()
+
+
+def train_twice(scheme: Scheme | None) -> dict[str, torch.Tensor]:
+    model = Twice() if scheme is None else sharded(Twice(), scheme)
+    ranks = range(4) if scheme is None else [dist.get_rank()]
+    loop(model, sgd, lambda step: [inputs(step, rank) for rank in ranks])
+    state = model.state_dict() if scheme is None else lowband.full_state_dict(model)
+    return {name: value.detach() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
+def test_a_frozen_layer_is_its_own_input(scheme: Scheme) -> None:
+    [expected] = on_ranks(1, train_twice, None)
+    got = on_ranks(4, train_twice, scheme)[0]
+    assert all(torch.allclose(got[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
+
+
+def gradients_after_zero_grad(leave) -> list[torch.Tensor]:
+    """Of one backward, after `leave` has left something behind and zero_grad has cleared it."""
+    model = sharded(Tower(), HIER3)
+    leave(model)
+    model.zero_grad()
+    model(inputs(0, dist.get_rank())).backward()
+    return [p.grad.as_subclass(torch.Tensor) for p in model.parameters()]
+
+
+def nothing(_model: nn.Module) -> None:
+    pass
+
+
+def lost_forward(model: nn.Module) -> None:
+    model(inputs(1, dist.get_rank())).backward()
+    model(inputs(2, dist.get_rank()))
+
+
+def broken_forward(model: nn.Module) -> None:
+    model(inputs(1, dist.get_rank())).backward()
+    with pytest.raises(RuntimeError):
+        model(torch.ones(4, 6))
+
+
+def accumulated(model: nn.Module) -> None:
+    with lowband.no_sync(model):
+        model(inputs(1, dist.get_rank())).backward()
+
+
+@pytest.mark.parametrize("leave", [lost_forward, broken_forward, accumulated], ids=lambda f: f.__name__)
+def test_zero_grad_clears_everything(leave) -> None:
+    expected = on_ranks(4, gradients_after_zero_grad, nothing)
+    for got, of_rank in zip(on_ranks(4, gradients_after_zero_grad, leave), expected):
+        assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))
+
+
+def forward_after_a_failed_gather() -> tuple[float, float, bool]:
+    """Every rank runs out of memory in one gather, and goes on with the same input."""
+    model = sharded(Tower(), HPZ)
+    expected = model(inputs(0, dist.get_rank())).item()
+    unit = engine_of(model).units[2]
+    gather, unit._gather = unit._gather, failing
+    with pytest.raises(MemoryError):
+        model(inputs(0, dist.get_rank()))
+    unit._gather = gather
+    is_free = unit.state is UnitState.SHARDED and unit.flat.untyped_storage().nbytes() == 0
+    return expected, model(inputs(0, dist.get_rank())).item(), is_free
+
+
+def failing(*_: object, **__: object):
+    raise MemoryError
+    yield
+
+
+def test_a_failed_gather_leaves_no_garbage() -> None:
+    for expected, got, is_free in on_ranks(4, forward_after_a_failed_gather):
+        assert is_free
+        assert got == expected
+
+
+def timeouts() -> tuple[timedelta, list[timedelta], float, str]:
+    """Of the default group, of a topology's; how long a message to a rank that is late takes to fail."""
+    topology = lowband.Topology(INNER)
+    groups = [g for bound in topology.hops("self", "world") for g in (bound.group, bound.back)]
+    found = [g._get_backend(torch.device("cpu")).options._timeout for g in groups]
+    start, text = time.monotonic(), ""
+    if dist.get_rank() != 3:
+        try:
+            shards = torch.ones(2, 4)
+            topology.hops("self", "package")[0].exchange(shards, shards.clone(), "a test")
+        except PeerLost as error:
+            text = str(error)
+    took = time.monotonic() - start
+    time.sleep(5 - took)
+    return world_timeout(), found, took, text
+
+
+def test_the_jobs_timeout_holds_for_every_group() -> None:
+    results = on_ranks(4, timeouts, peer_timeout_s=3)
+    for world, groups, _, _ in results:
+        assert [world, *groups] == [timedelta(seconds=3)] * 5
+    assert results[2][3].startswith("rank 2 waited for rank 3 in vain in a test")
+    assert 2.5 < results[2][2] < 5
+    assert results[0][3] == results[1][3] == ""
+
+
+def test_the_version_of_the_weights_decides_what_the_backward_gathers() -> None:
+    """A forward without gradients between a forward and its backward leaves the secondary shard valid."""
+    for sent in on_ranks(8, outer_bytes_of_backward):
+        assert sent == 0
+
+
+def outer_bytes_of_backward() -> int:
+    model = sharded(Tower(), HPZ)
+    loss = model(inputs(0, dist.get_rank()))
+    with torch.no_grad():
+        model(inputs(1, dist.get_rank()))
+    engine_of(model).ledger.take()
+    loss.backward()
+    return sum(
+        s.bytes
+        for s in engine_of(model).ledger.take()
+        if s.collective == "backward_gather" and s.level == "world"
+    )

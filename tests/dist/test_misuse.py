@@ -1,0 +1,298 @@
+"""What the engine assumes and a program may break: right, or an error on every rank; never other numbers."""
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from modules import Tower, inputs, is_layer
+from torch import nn
+
+import lowband
+from lowband.run.group import on_ranks
+from lowband.spec.scheme import Scheme
+
+TIMEOUT_S = 5
+ZERO1 = Scheme(name="zero1", weights="self", grads="self", optim="world")
+ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
+HSDP = Scheme(name="hsdp", weights="node", grads="node", optim="node")
+INNER = {"node": 2}
+
+
+class Choosing(Tower):
+    """Runs the layers that `choice` names, and uses `unused` if asked to."""
+
+    choice: tuple[int, ...] = (0, 1, 2)
+    uses_all = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) + self.shift
+        for i in self.choice:
+            x = x + self.layers[i](x) * self.scale
+        if self.uses_all:
+            x = x * self.unused.sum()
+        return x.square().mean()
+
+
+def sharded(scheme: Scheme = ZERO3, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return lowband.shard(Choosing(), scheme, lowband.Topology(INNER), is_layer, compute_dtype=dtype)
+
+
+def sgd(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> list[float]:
+    losses = []
+    for step in range(steps):
+        loss = model(inputs(step, dist.get_rank()))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def outcome(work: Callable[[], object]) -> tuple[str, str, float]:
+    """Name and text of what `work` raises, "" where it raises nothing, and its seconds."""
+    start = time.monotonic()
+    try:
+        work()
+    except BaseException as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "", "", time.monotonic() - start
+
+
+# ---- the same on every rank: refused at once
+
+
+def moved() -> None:
+    model = sharded()
+    model.to(torch.float64)
+    train(model, sgd(model.parameters()))
+
+
+def replaced() -> None:
+    model = sharded()
+    model.layers[1][0].weight = nn.Parameter(torch.zeros(3, 7))
+    train(model, sgd(model.parameters()))
+
+
+def frozen_after() -> None:
+    model = sharded()
+    model.layers[0].requires_grad_(False)
+    train(model, sgd([p for p in model.parameters() if p.requires_grad]))
+
+
+def optimizer_before() -> None:
+    model = Choosing()
+    optimizer = sgd(model.parameters())
+    lowband.shard(model, ZERO3, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    train(model, optimizer)
+
+
+def groups_by_ndim() -> None:
+    model = sharded()
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    train(model, torch.optim.AdamW(groups))
+
+
+def clipped_by_torch() -> None:
+    model = sharded()
+    model(inputs(0, dist.get_rank())).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def scaled_by_torch() -> None:
+    model = sharded()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(inputs(0, dist.get_rank()))).backward()
+    scaler.unscale_(sgd(model.parameters()))
+
+
+def written_through_data() -> None:
+    model = sharded(ZERO1, torch.bfloat16)
+    model(inputs(0, dist.get_rank())).backward()
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    model(inputs(0, dist.get_rank()))
+
+
+def stepped_in_between() -> None:
+    model = sharded()
+    optimizer = sgd(model.parameters())
+    first, second = (model(inputs(i, dist.get_rank())) for i in range(2))
+    first.backward()
+    optimizer.step()
+    second.backward()
+
+
+def sharded_inside() -> None:
+    model = Choosing()
+    lowband.shard(model.layers[0], ZERO3, lowband.Topology(INNER), is_layer)
+    lowband.shard(model, ZERO3, lowband.Topology(INNER), is_layer)
+
+
+def tied_to_another() -> None:
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.weight = first.weight
+    for module in (first, second):
+        lowband.shard(module, ZERO3, lowband.Topology(INNER), is_layer)
+
+
+def copied() -> None:
+    copy.deepcopy(sharded())
+
+
+def in_two_threads() -> None:
+    """A second forward begins while the first one is under way."""
+    model, inside, over = sharded(), threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        if not inside.is_set():
+            inside.set()
+            over.wait(TIMEOUT_S)
+
+    model.layers[0].register_forward_hook(wait)
+    thread = threading.Thread(target=lambda: model(inputs(0, dist.get_rank())))
+    thread.start()
+    inside.wait()
+    try:
+        model(inputs(0, dist.get_rank()))
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (moved, "parameters of 'root' were moved or cast after lowband.shard"),
+        (replaced, "Linear.weight of 'layers.1': the parameter was replaced or removed after lowband.shard"),
+        (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
+        (optimizer_before, "SGD: holds 'root: Choosing.scale' as it was before lowband.shard"),
+        (groups_by_ndim, "AdamW: param group 0 is empty"),
+        (clipped_by_torch, "allowed: lowband.clip_grad_norm_"),
+        (scaled_by_torch, "of a shard's gradient is that of this rank's part alone"),
+        (written_through_data, "were written through .data"),
+        (stepped_in_between, "changed between this forward and its backward"),
+        (sharded_inside, "'layers.0.0.weight' is a shard already"),
+        (tied_to_another, "'weight' is shared with a module that is sharded already"),
+        (copied, "a sharded module cannot be copied or pickled"),
+        (in_two_threads, "another thread runs a forward or backward of this module"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_refused_on_every_rank(misuse: Callable[[], None], words: str) -> None:
+    for name, text, _ in on_ranks(4, outcome, misuse, peer_timeout_s=TIMEOUT_S):
+        assert name == "UserError", text
+        assert words in text
+        assert "\n" not in text
+
+
+# ---- other on some ranks: their messages must not meet
+
+
+def layer_on_some_ranks() -> None:
+    model = sharded()
+    model.choice = (0, 1, 2) if dist.get_rank() % 2 else (0, 2)
+    train(model, sgd(model.parameters()))
+
+
+def another_order() -> None:
+    model = sharded()
+    model.choice = (0, 1, 2) if dist.get_rank() % 2 else (0, 2, 1)
+    train(model, sgd(model.parameters()))
+
+
+def layer_twice_on_some_ranks_at_last() -> None:
+    """The layers' units are of one size, so that their messages would fit each other."""
+    model = sharded()
+    train(model, sgd(model.parameters()))
+    model.choice = (0, 1, 2, 0) if dist.get_rank() == 3 else (0, 1, 2)
+    train(model, sgd(model.parameters()))
+
+
+def no_sync_on_some_ranks() -> None:
+    model = sharded(HSDP)
+    for step in range(2):
+        with lowband.no_sync(model) if dist.get_rank() == 1 else nullcontext():
+            model(inputs(step, dist.get_rank())).backward()
+
+
+def step_on_some_ranks() -> None:
+    model = sharded(ZERO1, torch.bfloat16)
+    optimizer = sgd(model.parameters())
+    for step in range(2):
+        model(inputs(step, dist.get_rank())).backward()
+        if dist.get_rank() != 2:
+            optimizer.step()
+
+
+def backward_on_some_ranks() -> None:
+    model = sharded()
+    loss = model(inputs(0, dist.get_rank()))
+    if dist.get_rank() != 0:
+        loss.backward()
+    train(model, sgd(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        layer_on_some_ranks,
+        another_order,
+        layer_twice_on_some_ranks_at_last,
+        no_sync_on_some_ranks,
+        step_on_some_ranks,
+        backward_on_some_ranks,
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_ranks_that_part_ways_fail_within_the_timeout(misuse: Callable[[], None]) -> None:
+    results = on_ranks(4, outcome, misuse, peer_timeout_s=TIMEOUT_S)
+    for name, text, seconds in results:
+        assert name == "PeerLost", (name, text)
+        assert "\n" not in text
+        assert seconds < TIMEOUT_S + 20
+    assert any("do not run the same modules in the same order" in text for _, text, _ in results)
+
+
+# ---- right
+
+
+def losses(choice: tuple[int, ...], uses_all: tuple[bool, ...], is_sharded: bool) -> list[float]:
+    """Means over four ranks; `uses_all` by rank."""
+    model, ranks = Choosing(), [dist.get_rank()] if is_sharded else range(4)
+    if is_sharded:
+        lowband.shard(model, HSDP, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    model.choice, optimizer, found = choice, sgd(model.parameters()), []
+    for step in range(3):
+        total = 0.0
+        for rank in ranks:
+            model.uses_all = uses_all[rank]
+            loss = model(inputs(step, rank)) / len(ranks)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(total)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("choice", "uses_all"),
+    [((0, 1, 1, 0, 2), (False,) * 4), ((0, 1, 2), (True, False, False, True)), ((2, 0), (True,) * 4)],
+    ids=["layers used twice", "a gradient on some ranks only", "a layer that no rank uses"],
+)
+def test_right(choice: tuple[int, ...], uses_all: tuple[bool, ...]) -> None:
+    [expected] = on_ranks(1, losses, choice, uses_all, False)
+    by_rank = on_ranks(4, losses, choice, uses_all, True, peer_timeout_s=60)
+    means = [sum(step) / 4 for step in zip(*by_rank)]
+    assert means == pytest.approx(expected, rel=1e-5)
