@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from pprint import pprint
 
+from lowband.run.environment import code_version
 from tests.random.cases import Case
 from tests.random.draw import FEATURES, case
 from tests.random.groups import Outcome, outcomes
@@ -26,6 +27,7 @@ COLUMNS = (
     "largest_difference",
     "seconds",
     "wrong",
+    "commit",
 )
 
 
@@ -63,7 +65,7 @@ def main() -> int:
 
 
 def _row(outcome: Outcome) -> dict[str, object]:
-    drawn = outcome.case
+    drawn, (commit, is_dirty) = outcome.case, code_version()
     return {
         "seed": drawn.seed,
         "ranks": drawn.ranks,
@@ -75,6 +77,7 @@ def _row(outcome: Outcome) -> dict[str, object]:
         "largest_difference": f"{outcome.largest:.3g}",
         "seconds": f"{outcome.seconds:.2f}",
         "wrong": outcome.wrong,
+        "commit": commit + ("-dirty" if is_dirty else ""),
     }
 
 

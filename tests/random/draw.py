@@ -36,6 +36,7 @@ FEATURES = {
     "retained": 0.15,
     "outer-checkpoint": 0.15,
     "own-topologies": 0.5,
+    "carried": 0.15,
 }
 NOT_PLAIN = {
     "two",
@@ -51,6 +52,7 @@ NOT_PLAIN = {
     "again",
     "retained",
     "outer-checkpoint",
+    "carried",
 }
 # With these a pass may use what another has gathered: the same values only if both gathers have one wire.
 MIXES_GATHERS = {"flights", "skipped", "again", "retained", "outer-checkpoint"}
@@ -67,6 +69,11 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
         has -= NOT_PLAIN
     if has & {"checkpoint", "outer-checkpoint"}:
         has -= {"retained"}  # torch runs a checkpointed layer again only once
+    if {
+        "two",
+        "carried",
+    } <= has:  # the net that a broken backward has not reached would keep what is accumulated
+        has -= {"broken-backward"}
     if "two" not in has:
         has -= {"own-topologies"}
     ranks = random.choice(RANKS)

@@ -90,7 +90,8 @@ class _Actions:
             if "retained" in self._has and self._likely(0.4):
                 actions.append(Backward((forward.number,), sync=not with_no_sync, keep=True))
                 actions += self.between()
-            actions.append(Backward((forward.number,), sync=is_last or not with_no_sync))
+            is_carried = "carried" in self._has and self._likely(0.3)  # into the next step
+            actions.append(Backward((forward.number,), (is_last or not with_no_sync) and not is_carried))
             actions += [] if is_last else self.between()
         return actions
 
@@ -126,7 +127,11 @@ class _Actions:
         forward = Forward(next(self._numbers), ())
         net, place = self._place()
         where = self._random.choice(("backward", "backward", "recompute"))
-        return [*actions, forward, BrokenBackward(forward.number, net, place, where), Zero("none")]
+        broken = [forward, BrokenBackward(forward.number, net, place, where), Zero("none")]
+        if "flights" in self._has and self._likely(0.5):  # another goes on
+            other = self._forward()
+            return [*actions, other, *broken, Backward((other.number,), sync=self._likely(0.5))]
+        return [*actions, *broken]
 
     def step(self) -> Step:
         if "optimizers" not in self._has:
@@ -134,6 +139,6 @@ class _Actions:
         return Step(self._random.choice(((0,), (1,), (0, 1), (1, 0))))
 
     def zero(self) -> Zero:
-        if "modules-zero" in self._has and self._likely(0.5):
+        if "modules-zero" in self._has and self._likely(0.7):
             return Zero("modules")
         return Zero(self._random.choice(("none", "none", "zeros")))

@@ -155,7 +155,7 @@ class _Run:
             case Step(numbers):
                 self._step(numbers)
             case Zero(how):
-                self._zero(set_to_none=how != "zeros")
+                self._zero(how)
 
     def _backward(self, action: Backward) -> None:
         by_rank = []
@@ -207,9 +207,12 @@ class _Run:
             if weights.unit in units:
                 weights.refresh(has_stepped=True)
 
-    def _zero(self, set_to_none: bool) -> None:
+    def _zero(self, how: str) -> None:
+        """By the modules: also what `no_sync` has accumulated."""
         for weights in self.weights:
-            if set_to_none:
+            if how == "modules":
+                weights.forget()
+            if how != "zeros":
                 weights.master.grad = None
             elif weights.master.grad is not None:
                 weights.master.grad.zero_()
