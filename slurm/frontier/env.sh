@@ -31,5 +31,9 @@ export OMP_NUM_THREADS=1
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen-$SLURM_JOB_ID"
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
 export TORCH_EXTENSIONS_DIR="/tmp/$USER-torch-extensions-$SLURM_JOB_ID"
-srun --nodes="$nodes" --ntasks-per-node=1 mkdir -p "$MIOPEN_USER_DB_PATH" "$TORCH_EXTENSIONS_DIR"
+export TRITON_CACHE_DIR="/tmp/$USER-triton-$SLURM_JOB_ID" # else in $HOME, which is NFS
+export TORCHINDUCTOR_CACHE_DIR="/tmp/$USER-inductor-$SLURM_JOB_ID"
+srun --nodes="$nodes" --ntasks-per-node=1 mkdir -p "$MIOPEN_USER_DB_PATH" "$TORCH_EXTENSIONS_DIR" \
+  "$TRITON_CACHE_DIR" "$TORCHINDUCTOR_CACHE_DIR"
+# No PYTORCH_ALLOC_CONF=expandable_segments:True: on ROCm it can hang (pytorch#192259).
 # ROCR_VISIBLE_DEVICES is Slurm's: --gpu-bind shows each rank one GCD, which torch calls device 0.

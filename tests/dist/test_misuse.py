@@ -103,6 +103,11 @@ def groups_by_ndim() -> None:
     train(model, torch.optim.AdamW(groups))
 
 
+def not_by_element() -> None:
+    model = sharded()
+    train(model, torch.optim.LBFGS(model.parameters()))
+
+
 def clipped_by_torch() -> None:
     model = sharded()
     model(inputs(0, dist.get_rank())).backward()
@@ -178,6 +183,7 @@ def in_two_threads() -> None:
         (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
         (optimizer_before, "SGD: holds 'root: Choosing.scale' as it was before lowband.shard"),
         (groups_by_ndim, "AdamW: param group 0 is empty"),
+        (not_by_element, "LBFGS: needs whole parameters"),
         (clipped_by_torch, "allowed: lowband.clip_grad_norm_"),
         (scaled_by_torch, "of a shard's gradient is that of this rank's part alone"),
         (written_through_data, "were written through .data"),
@@ -264,6 +270,24 @@ def test_ranks_that_part_ways_fail_within_the_timeout(misuse: Callable[[], None]
     assert any("do not run the same modules in the same order" in text for _, text, _ in results)
 
 
+def orders_of_steps(differs_at: int) -> list[str]:
+    """What comparing the order says after each of four steps, as it would where messages carry no tags."""
+    topology, said = lowband.Topology(INNER), []
+    for step in range(4):
+        other = dist.get_rank() == 2 and step == differs_at
+        topology.order.note(f"layer {7 if other else step}")
+        dist.barrier()
+        said.append(outcome(topology.order.compare)[1])
+    return said
+
+
+def test_order_is_compared_through_the_store() -> None:
+    assert on_ranks(4, orders_of_steps, -1) == [[""] * 4] * 4
+    by_rank = on_ranks(4, orders_of_steps, 2)
+    assert all(said[:2] == ["", ""] for said in by_rank)
+    assert any("came to layer 7" in said[2] or "the other to layer 7" in said[2] for said in by_rank)
+
+
 # ---- right
 
 
@@ -296,3 +320,18 @@ def test_right(choice: tuple[int, ...], uses_all: tuple[bool, ...]) -> None:
     by_rank = on_ranks(4, losses, choice, uses_all, True, peer_timeout_s=60)
     means = [sum(step) / 4 for step in zip(*by_rank)]
     assert means == pytest.approx(expected, rel=1e-5)
+
+
+def zeroed() -> float:
+    """The loss after every weight was set to zero in place, where a 16-bit copy of the weights is kept."""
+    model = sharded(ZERO1, torch.bfloat16)
+    model(inputs(0, 0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model(inputs(0, 0)).item()
+
+
+def test_weights_written_in_place_are_seen() -> None:
+    shift = torch.linspace(0, 1, 7)  # all that is left of the tower
+    assert on_ranks(4, zeroed) == [pytest.approx(shift.square().mean().item(), rel=1e-6)] * 4

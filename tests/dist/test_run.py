@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from lowband.errors import UserError
 from lowband.run.group import on_ranks
-from lowband.run.train import device_type
+from lowband.run.ranks import Rank
+from lowband.run.train import _device, device_type
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
@@ -62,6 +63,12 @@ def test_a_launched_rank_without_its_device_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="sees no H100"):
         device_type(expand(ROOT, ["cuda"])[0], is_launched=True)
+
+
+def test_a_rank_forked_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(UserError, match=r"before the ranks were forked.*amdsmi"):
+        _device(Rank(0, 2, 0, "env://"), "cuda")
 
 
 def test_local_ranks_write_whole_records(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lowband.kernels.block_quant import dequantize, quantize
 from lowband.run.group import on_ranks
 from lowband.spec.machine import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
-from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, message_bytes
+from lowband.spec.wire import DTYPE_BYTES, MESSAGE_ALIGN, WIRE_BITS, message_bytes
 
 BLOCK = 24  # divides neither a shard nor a power of two
 SHARD = 32 * 3
@@ -126,7 +126,8 @@ def test_pieces_give_the_same_bytes(monkeypatch, wire: str, block: int) -> None:
     whole = encode(values, wire, block)
     expected = dequantize(*quantize(values, WIRE_BITS[wire], block), WIRE_BITS[wire], block)
     monkeypatch.setattr("lowband.engine.wire.AT_ONCE", 100)
-    assert torch.equal(encode(values, wire, block), whole)
+    used = 328 * WIRE_BITS[wire] // 8 + 4 * -(-328 // block)  # what follows is padding
+    assert torch.equal(encode(values, wire, block)[:, :used], whole[:, :used])
     out = torch.full((3, 328), torch.nan)
     decode(whole, out, wire, block)
     assert torch.equal(out, expected)
@@ -135,11 +136,22 @@ def test_pieces_give_the_same_bytes(monkeypatch, wire: str, block: int) -> None:
     assert torch.equal(total, expected[0] + expected[1] + expected[2])
     for parts in (1, 41):
         again = sum_encode(whole, 328, parts, torch.float32, wire, block)
-        assert torch.equal(again, encode(total.view(parts, -1), wire, block))
+        used = 328 // parts * WIRE_BITS[wire] // 8 + 4 * -(-328 // parts // block)
+        assert torch.equal(again[:, :used], encode(total.view(parts, -1), wire, block)[:, :used])
 
 
 def test_volume_of_a_wire() -> None:
-    """4 bits are an eighth of fp32, 8 bits a quarter; scales add 4 bytes a block."""
+    """4 bits are an eighth of fp32, 8 bits a quarter; scales add 4 bytes a block, padding less than 16."""
     assert message_bytes(1024, "int4", "fp32", 256) == 1024 // 2 + 4 * 4
-    assert message_bytes(1024, "int8", "fp32", 1000) == 1024 + 2 * 4
+    assert message_bytes(1024, "int8", "fp32", 1000) == 1024 + 2 * 4 + 8
     assert {name: message_bytes(64, name, "bf16", 1) // 64 for name in DTYPE_BYTES} == {"fp32": 4, "bf16": 2}
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 4609])
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_every_message_starts_where_vector_loads_may(wire: str, blocks: int) -> None:
+    """Else our kernels, and NCCL's copies of the rows, move single bytes."""
+    messages = encode(torch.ones(3, 256 * blocks), wire, 256)
+    assert messages.shape == (3, message_bytes(256 * blocks, wire, "fp32", 256))
+    assert messages.is_contiguous()
+    assert messages.stride(0) % MESSAGE_ALIGN == 0

@@ -1,9 +1,30 @@
-"""GPU tests fork their ranks, so the test process must not initialise CUDA: availability is asked of NVML."""
+"""GPU tests fork their ranks, so the test process must not initialise CUDA: availability is asked of NVML.
+
+On a GPU a test skipped here is a failure: something is missing, and the run would look green without it.
+"""
 
 import os
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+HERE = Path(__file__).parent
 for helpers in ("dist", "kernels"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / helpers))
+    sys.path.insert(0, str(HERE.parent / helpers))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    here = HERE.relative_to(session.config.rootpath).as_posix()
+    skipped = [
+        report.nodeid for report in reporter.stats.get("skipped", ()) if report.nodeid.startswith(here)
+    ]
+    if skipped and torch.cuda.is_available():
+        reporter.write_line(
+            f"{len(skipped)} skipped on a GPU, which counts as failed: {skipped[0]} ...", red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,7 +1,10 @@
-"""The engine on one CUDA or ROCm device: one rank over NCCL or RCCL, several ranks over gloo for numerics."""
+"""The engine on CUDA or ROCm devices: one rank over NCCL or RCCL, several on one device over gloo for numerics,
+and a rank a device over NCCL or RCCL where there are several.
+"""
 
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,16 +23,28 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device"),
 ]
+SEVERAL = {"gloo": 4}  # ranks
+if torch.cuda.device_count() > 1:
+    SEVERAL["nccl"] = min(8, 2 ** (torch.cuda.device_count().bit_length() - 1))
 
 
-def train(scheme: str | None, backend: str, ranks: int, dtype: torch.dtype):
-    """Losses of a few steps on the device; without a scheme the bare module."""
+def train(scheme: str | None, backend: str, ranks: int, dtype: torch.dtype, folder: Path):
+    """Losses of a few steps on the device; without a scheme the bare module.
+
+    folder: where ranks over NCCL find each other; each has a device of its own
+    """
+    device = torch.device("cuda", 0)
     if backend == "nccl":
+        rank, world = dist.get_rank(), dist.get_world_size()
+        device = torch.device("cuda", rank)
         dist.destroy_process_group()  # the helper's gloo group
         dist.init_process_group(
-            "nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=60)
+            "nccl",
+            init_method=f"file://{folder}/group",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=60),
         )
-    device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     with device:
         model = GPT(SPEC, seed=7)
@@ -60,32 +75,33 @@ def train(scheme: str | None, backend: str, ranks: int, dtype: torch.dtype):
 
 
 @cache
-def bare(backend: str, ranks: int) -> list[float]:
+def bare(ranks: int) -> list[float]:
     """Losses of the bare module in fp32, as so many ranks would train it."""
-    [(losses, _)] = on_ranks(1, train, None, backend, ranks, torch.float32)
+    [(losses, _)] = on_ranks(1, train, None, "gloo", ranks, torch.float32, Path())
     return losses
 
 
 @pytest.mark.parametrize("scheme", EXACT + QUANTIZED)
-def test_one_rank_over_nccl(scheme: str) -> None:
-    expected = bare("nccl", 1)
-    [(losses, times)] = on_ranks(1, train, scheme, "nccl", 1, torch.float32)
-    assert losses == pytest.approx(expected, rel=1e-5)
+def test_one_rank_over_nccl(scheme: str, tmp_path: Path) -> None:
+    [(losses, times)] = on_ranks(1, train, scheme, "nccl", 1, torch.float32, tmp_path)
+    assert losses == pytest.approx(bare(1), rel=1e-5)
     assert all(seconds >= 0 for seconds in times)
 
 
+@pytest.mark.parametrize("backend", SEVERAL)
 @pytest.mark.parametrize("scheme", EXACT + QUANTIZED)
-def test_several_ranks_on_one_device_over_gloo(scheme: str) -> None:
-    expected = bare("gloo", 4)
-    by_rank = on_ranks(4, train, scheme, "gloo", 4, torch.float32)
-    means = [sum(losses) / 4 for losses in zip(*(losses for losses, _ in by_rank), strict=True)]
+def test_several_ranks(scheme: str, backend: str, tmp_path: Path) -> None:
+    """On one device over gloo, which waits for the lane in every collective; on their own over NCCL."""
+    ranks = SEVERAL[backend]
+    expected = bare(ranks)
+    by_rank = on_ranks(ranks, train, scheme, backend, ranks, torch.float32, tmp_path)
+    means = [sum(losses) / ranks for losses in zip(*(losses for losses, _ in by_rank), strict=True)]
     assert means == pytest.approx(expected, rel=1e-4 if scheme in EXACT else 2e-3)
     assert scheme in EXACT or means != pytest.approx(expected, rel=1e-7)  # the wires are in use
     assert all(busy > 0 for _, (_, busy) in by_rank)
 
 
 @pytest.mark.parametrize("scheme", ["zero3", "hier3-exact"])
-def test_bf16_stays_near_fp32(scheme: str) -> None:
-    expected = bare("nccl", 1)
-    [(losses, _)] = on_ranks(1, train, scheme, "nccl", 1, torch.bfloat16)
-    assert losses == pytest.approx(expected, rel=2e-2)
+def test_bf16_stays_near_fp32(scheme: str, tmp_path: Path) -> None:
+    [(losses, _)] = on_ranks(1, train, scheme, "nccl", 1, torch.bfloat16, tmp_path)
+    assert losses == pytest.approx(bare(1), rel=2e-2)

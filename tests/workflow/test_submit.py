@@ -107,6 +107,24 @@ def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
         "MASTER_PORT=3442",
         "FI_MR_CACHE_MONITOR=kdreg2",
         "LD_LIBRARY_PATH=/cray",
+        "TRITON_CACHE_DIR=/tmp/u-triton-7",
+        "TORCHINDUCTOR_CACHE_DIR=/tmp/u-inductor-7",
+    } <= set(done.stdout.splitlines())
+    made = next(call for call in calls if "mkdir -p /tmp/u-miopen-7" in call)
+    assert made.endswith(" /tmp/u-torch-extensions-7 /tmp/u-triton-7 /tmp/u-inductor-7")
+
+
+def test_an_nvidia_sites_environment_is_set_in_the_job(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "srun").chmod(0o755)
+    command = [str(ROOT / "slurm" / "launch.sh"), "cuda", "2", "8", "", "train"]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert {
+        "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        "TRITON_CACHE_DIR=/tmp/u-triton-7",
+        "TORCHINDUCTOR_CACHE_DIR=/tmp/u-inductor-7",
     } <= set(done.stdout.splitlines())
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from lowband.spec.machine import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
-from lowband.spec.wire import DTYPE_BYTES, Wire, message_bytes
+from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
 
@@ -57,7 +57,7 @@ class _Unit:
 
     def gather(self, name: str, inner: str, outer: str, dtype: str) -> int:
         wire: Wire = getattr(self._scheme, name)
-        if _is_plain(wire, dtype) or not self._levels.hops(inner, outer):
+        if is_plain(wire, dtype) or not self._levels.hops(inner, outer):
             return 0
         message = self._message(self._numel // self._levels.size(outer), wire, dtype)
         return message * (1 + self._levels.size(outer) // self._levels.size(inner))
@@ -76,9 +76,9 @@ class _Unit:
         peak = size * numel
         for hop in self._levels.hops(inner, outer):
             part, given = numel // hop.count, size * numel
-            if _is_plain(wire, dtype) and self._backend != "gloo":
+            if is_plain(wire, dtype) and self._backend != "gloo":
                 stages = [given + size * part]
-            elif _is_plain(wire, dtype):
+            elif is_plain(wire, dtype):
                 stages = [given + given]
             else:
                 sent = hop.count * self._message(part, wire, dtype)
@@ -89,8 +89,3 @@ class _Unit:
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:
         return message_bytes(numel, wire, dtype, self._scheme.block_size)
-
-
-def _is_plain(wire: Wire, dtype: str) -> bool:
-    """A cast to the native dtype is no cast."""
-    return wire in ("native", dtype)

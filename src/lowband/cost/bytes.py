@@ -2,7 +2,8 @@
 
 A hop joins n partners. In a gather each partner forwards n - 1 times what it holds before the hop; in a
 reduce-scatter it sends n - 1 of the n parts of what it holds. A collective over several levels is a chain of
-hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales.
+hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
+rounded up to 16 bytes.
 
 Source: the ring and pairwise-exchange volumes of Thakur, Rabenseifner and Gropp (2005), sections 4.1 and 4.3;
 ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather and one per reduction hop.
@@ -18,7 +19,7 @@ from lowband.spec.machine import SELF, WORLD, Hop, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
-from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, Wire, message_bytes
+from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
 
@@ -144,9 +145,8 @@ class _Unit:
             yield Transfer(name, hop, wire, sent, quantized, once)
 
     def _wire(self, name: str, dtype: str) -> Wire:
-        """A cast to the native dtype is no cast."""
         wire: Wire = getattr(self._scheme, name)
-        return "native" if wire in DTYPE_BYTES and wire == dtype else wire
+        return "native" if is_plain(wire, dtype) else wire
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:
         return message_bytes(numel, wire, dtype, self._scheme.block_size)

@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
 
 from lowband.errors import UserError
 
+# Optimizers of torch's that need a parameter's shape, or sums over whole parameters.
+_NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon"}
 SAMPLES = 64  # values of a unit that are compared, besides the first one of each parameter
 _REPLACED = "_lowband_replaced"  # on a parameter of before sharding: its name
 _CHANGES = "_lowband_changes"  # on a shard: its unit's Changes
@@ -119,6 +121,12 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
                     allowed="an optimizer that is made of module.parameters() after lowband.shard",
                 )
     are_ours = any(hasattr(parameter, _CHANGES) for parameters in groups for parameter in parameters)
+    if are_ours and type(optimizer).__name__ in _NOT_BY_ELEMENT:
+        raise UserError(
+            "needs whole parameters, and each rank holds flat pieces of them",
+            where=type(optimizer).__name__,
+            allowed="optimizers that work element by element",
+        )
     if are_ours and not all(groups):
         raise UserError(
             f"param group {groups.index([])} is empty: shards are 1D, whatever p.ndim was before",

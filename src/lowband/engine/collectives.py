@@ -92,6 +92,7 @@ class Collectives:
         uses:   tensors that the caller is about to free
         """
         call = Call(self.topology.next_call(), unit)
+        self.topology.order.note(f"'{unit}' over {'-'.join(levels)} (collective {call.number})")
 
         def counted() -> Work:
             yield from work(call)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_flatten, tree_map
@@ -179,10 +180,10 @@ class Engine:
         if tensors or is_checkpointed:
             run.ended.append(owner)
         for unit in units:
+            if run.trains:
+                unit.keep_secondary()
             # The root's units are used first and last in a pass: between forward and backward they stay.
             if not (tensors and owner is self.module):
-                if run.trains:
-                    unit.keep_secondary()
                 unit.drop()
         if owner is self.module:
             self._forward_order, run.place = run.begun, 0
@@ -239,6 +240,8 @@ class Engine:
             unit.grads.finish_reduce()
         self._open.clear()
         self._in_backward, self._thread = False, None
+        if self.sync and dist.get_backend() not in ("gloo", "fake"):
+            self.topology.order.compare()
 
     def leave_broken_backward(self) -> None:
         """If the last backward ended by an exception, forget what it had gathered and summed so far.

@@ -13,7 +13,10 @@ from lowband.engine.agree import check_same, is_alone
 from lowband.engine.gloo import exchange
 from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes
+from lowband.engine.order import Order
 from lowband.spec.machine import Hop, Levels, read_machine
+
+_TOPOLOGIES = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Topology:
     _groups: dict[str, BoundHop] = field(init=False, default_factory=dict)
     _lanes: dict[torch.device, Lanes] = field(init=False, default_factory=dict)
     _calls: "itertools.count[int]" = field(init=False, default_factory=itertools.count)
+    order: Order = field(init=False, default_factory=lambda: Order(next(_TOPOLOGIES)))
 
     def __post_init__(self) -> None:
         self.levels = Levels.fit(self.inner, dist.get_world_size())

@@ -10,22 +10,24 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.kernels.block_quant import dequantize, fast_path, quantize
-from lowband.spec.wire import SCALE_BYTES, WIRE_BITS, Wire
+from lowband.spec import wire as spec
+from lowband.spec.wire import WIRE_BITS, Wire, quantized_bytes
 
 TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 AT_ONCE = 2**24  # values; quantizing takes up to 16 bytes for each of them
 
 
 def is_plain(wire: Wire, dtype: torch.dtype) -> bool:
-    """Whether a tensor of this dtype travels as it is: a cast to its own dtype is no cast."""
-    return wire == "native" or TORCH_DTYPE.get(wire) == dtype
+    """Whether a tensor of this dtype travels as it is."""
+    return spec.is_plain(wire, _NAME.get(dtype, ""))
 
 
 def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
     """One message per row.
 
     values: [rows, n] floating point, n a multiple of 8
-    Returns [rows, message length], contiguous: the wire's dtype, or bytes (codes, then scales).
+    Returns [rows, message length], contiguous: the wire's dtype, or bytes (codes, scales, unwritten padding).
     """
     if wire in TORCH_DTYPE:
         return values.to(TORCH_DTYPE[wire])
@@ -33,8 +35,7 @@ def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
     bits = WIRE_BITS[wire]
     if (kernels := fast_path(values.device, block_size)) is not None:
         return kernels.encode(values, bits, block_size)
-    length = n * bits // 8 + SCALE_BYTES * -(-n // block_size)
-    messages = values.new_empty(rows, length, dtype=torch.uint8)
+    messages = values.new_empty(rows, quantized_bytes(n, bits, block_size), dtype=torch.uint8)
     for (start, stop), codes_at, scales_at in _pieces(values, n, bits, block_size):
         codes, scales = quantize(values[:, start:stop], bits, block_size)
         messages[:, codes_at] = codes.view(torch.uint8)

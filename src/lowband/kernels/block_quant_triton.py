@@ -1,6 +1,7 @@
 """Block quantization on a GPU: messages written, read, summed and rewritten in one pass each.
 
-A message is what `engine.wire` sends: the codes of n values, then the fp32 scale of each of their blocks.
+A message is what `engine.wire` sends: the codes of n values, then the fp32 scale of each of their blocks, then
+padding that nobody writes or reads (`spec.wire`).
 
 [Note: the same bits] The results equal those of `block_quant` on the CPU, bit by bit. So divisions round to
 nearest (Triton's `/` is approximate), no product is fused with the sum that takes it (enable_fp_fusion), and
@@ -12,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lowband.spec.wire import QMAX, SCALE_BYTES
+from lowband.spec.wire import QMAX, quantized_bytes
 
 TILE = 4096  # values per program
 LARGEST_BLOCK = 8192
@@ -87,8 +88,7 @@ def launch_sum_encode(
 
 
 def _messages(rows: int, n: int, bits: int, block: int, device: torch.device) -> torch.Tensor:
-    length = n * bits // 8 + SCALE_BYTES * -(-n // block)
-    return torch.empty(rows, length, dtype=torch.uint8, device=device)
+    return torch.empty(rows, quantized_bytes(n, bits, block), dtype=torch.uint8, device=device)
 
 
 def constants(bits: int, block: int) -> dict[str, int]:

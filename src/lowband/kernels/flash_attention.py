@@ -21,6 +21,7 @@ from lowband.kernels.device import IS_INTERPRETED, runs_triton
 
 HEAD_SIZES = (32, 64, 128, 256)
 MOST_HEADS = 65535  # over the batch: the second dimension of a CUDA grid
+WIDEST_FP32 = 64  # on a GPU: exact fp32 products are unrolled, wider tiles compile for minutes and spill
 
 
 def inputs(
@@ -71,6 +72,15 @@ def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
         )
 
 
+def check_dtype(dtype: torch.dtype, head_size: int, device: torch.device) -> None:
+    """Raises UserError for fp32 on a GPU in heads too wide for it."""
+    if dtype == torch.float32 and head_size > WIDEST_FP32 and device.type == "cuda":
+        raise UserError(
+            f"fp32 in heads of {head_size} on a GPU", where="attention flash2",
+            allowed=f"fp16 or bf16, heads of at most {WIDEST_FP32}, attention: sdpa",
+        )  # fmt: skip
+
+
 def attention(
     q_BNTD: torch.Tensor,
     k_BGTD: torch.Tensor,
@@ -81,19 +91,20 @@ def attention(
     """Softmax attention, differentiable: [B, N, Tq, D] in the dtype of q (fp16, bf16 or fp32).
 
     Values of a head must lie side by side; other strides are free. scale: default 1 / sqrt(D).
-    Raises UserError for a head size, a grouping or a device that the kernels do not serve.
+    Raises UserError for a head size, a grouping, a dtype or a device that the kernels do not serve.
     """
     require(q_BNTD.device)
     _check_shapes(q_BNTD, k_BGTD, v_BGTD)
     D = q_BNTD.shape[3]
     check_heads(q_BNTD.shape[1], k_BGTD.shape[1], D)
+    check_dtype(q_BNTD.dtype, D, q_BNTD.device)
     scale = D**-0.5 if scale is None else scale
     if not scale > 0:  # the largest score is found before scaling
         raise UserError(f"scale {scale} is not positive", where="attention flash2")
     if IS_INTERPRETED and q_BNTD.dtype == torch.bfloat16:  # the interpreter's bf16 arithmetic is wrong
         q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
-        return _Attention.apply(q, k, v, is_causal, scale).to(torch.bfloat16)
-    return _Attention.apply(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)
+        return _forward(q, k, v, is_causal, scale)[0].to(torch.bfloat16)
+    return _forward(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)[0]
 
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -112,21 +123,54 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal, scale):
-        from lowband.kernels import flash_attention_triton
+# Operators of torch's, so that its compiler does not break the graph at them.
 
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        out, logsumexp = flash_attention_triton.forward(q, k, v, is_causal, scale)
-        ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.is_causal, ctx.scale = is_causal, scale
-        return out
 
-    @staticmethod
-    def backward(ctx, dout):
-        from lowband.kernels import flash_attention_triton
+@torch.library.custom_op("lowband::flash_attention", mutates_args=())
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from lowband.kernels import flash_attention_triton
 
-        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-        gradients = flash_attention_triton.backward(dout, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
-        return *gradients, None, None
+    q, k, v = (_side_by_side(x) for x in (q, k, v))
+    return flash_attention_triton.forward(q, k, v, is_causal, scale)
+
+
+@_forward.register_fake
+def _(q, k, v, is_causal, scale):
+    q = _side_by_side(q)
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("lowband::flash_attention_backward", mutates_args=())
+def _backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+    logsumexp: torch.Tensor, is_causal: bool, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    from lowband.kernels import flash_attention_triton
+
+    dout, q, k, v = (_side_by_side(x) for x in (dout, q, k, v))
+    return flash_attention_triton.backward(dout, q, k, v, out, logsumexp, is_causal, scale)
+
+
+@_backward.register_fake
+def _(dout, q, k, v, out, logsumexp, is_causal, scale):
+    return tuple(torch.empty_like(_side_by_side(x)) for x in (q, k, v))
+
+
+def _keep(ctx, inputs, output) -> None:
+    q, k, v, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)  # nobody uses the logsumexp's gradient
+
+
+def _gradients(ctx, dout, _dlogsumexp):
+    return *_backward(dout, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _side_by_side(x: torch.Tensor) -> torch.Tensor:
+    """With the values of a head side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()

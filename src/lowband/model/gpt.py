@@ -18,8 +18,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
-        # torch's compiler does not trace the kernels.
-        self.flash = torch.compiler.disable(flash_attention.attention) if kernel == "flash2" else None
+        self.flash = flash_attention.attention if kernel == "flash2" else None
         self.heads, self.rotary = spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)

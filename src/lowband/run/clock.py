@@ -48,8 +48,25 @@ class StepClock:
             torch.cuda.synchronize(self._device)
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """Measure the device's peak from here on: building the whole model is no part of training.
+
+    The blocks that held it go back to the device: no gathered unit fits them, and NCCL allocates outside of
+    torch's allocator.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak of the device's allocator, or of the process's resident memory on a CPU."""
+    """Peak of what tensors took of the device since the reset, or of the process's resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_reserved_bytes(device: torch.device) -> int | None:
+    """The same of what the allocator held, fragments included; None on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from lowband.spec.records import Environment
 
-_PREFIXES = ("NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "GLOO_", "MKL_", "ROCR_", "CUDA_")
+_PREFIXES = (
+    "NCCL_", "RCCL_", "FI_", "HSA_", "OMP_", "SLURM_", "TORCH_", "PYTORCH_", "TRITON_",
+    "GLOO_", "MKL_", "ROCR_", "CUDA_",
+)  # fmt: skip
 _PACKAGES = ("lowband", "torch", "triton", "deepspeed", "numpy", "pandas", "pydantic")
 
 

@@ -13,7 +13,7 @@ from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
 from lowband.model.data import Corpus, batch
 from lowband.peers.trainer import Trainer
-from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes
+from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.outside import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.run.prepare import prepare
@@ -45,6 +45,7 @@ def train_rank(
         folder.keep_steps(resumed_from)
     paced = _paced_device(spec)
     sent_before = sent_bytes() if is_shaped else 0
+    reset_peak_memory(device)
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
         # The first step gathers no updated weights; later ones of the warm-up are steady and not timed.
@@ -171,6 +172,9 @@ def _outcome(
     sent: tuple[Sent, ...],
 ) -> Outcome:
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
+    reserved = peak_reserved_bytes(device)
+    if reserved is not None:
+        reserved = int(max(row[0] for row in _all_gather([float(reserved)], device)))
     states = state_peaks(trainer.model, trainer.optimizer) if spec.engine == "lowband" else {}
     held = _all_gather([float(peak) for peak in states.values()], device)
     return Outcome(
@@ -178,6 +182,7 @@ def _outcome(
         steps=spec.steps,
         peak_memory_bytes_max=int(max(peaks)),
         peak_memory_bytes_min=int(min(peaks)),
+        peak_reserved_bytes_max=reserved,
         states=tuple(
             StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),

@@ -230,6 +230,11 @@ def device_type(spec: RunSpec, is_launched: bool) -> str:
 def _device(rank: Rank, device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
+    if torch.cuda._is_in_bad_fork():
+        raise UserError(
+            "HIP was initialised before the ranks were forked, as counting devices does without amdsmi",
+            allowed="torchrun, srun with a task a rank, or the site's amdsmi (envs/rocm.yaml)",
+        )
     # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all of a node's.
     device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

@@ -84,6 +84,9 @@ class Outcome(Strict):
         default=0, description="of the process (CPU) or the device, over ranks"
     )
     peak_memory_bytes_min: int = 0
+    peak_reserved_bytes_max: int | None = Field(
+        default=None, description="of the device's allocator, fragments included, over ranks"
+    )
     sent: tuple[Sent, ...] = Field(default=(), description="of rank 0 in the last step")
     outside: tuple[Sent, ...] = Field(
         default=(), description="of rank 0 in the last warm-up step, counted from outside of the engine"

@@ -9,6 +9,15 @@ WIRE_BITS = {"int8": 8, "int4": 4}
 QMAX = {bits: 2 ** (bits - 1) - 1 for bits in WIRE_BITS.values()}
 SCALE_BYTES = 4  # one fp32 scale per block
 
+# Quantized messages lie one behind the other in one buffer. Each starts at a multiple of this, or our kernels
+# and NCCL, which both move 16 bytes at once only where every address allows it, would move single bytes.
+MESSAGE_ALIGN = 16
+
+
+def is_plain(wire: Wire, native_dtype: str) -> bool:
+    """Whether values travel as they are: a cast to the native dtype is no cast."""
+    return wire in ("native", native_dtype)
+
 
 def message_bytes(numel: int, wire: Wire, native_dtype: str, block_size: int) -> int:
     """Bytes of one message of `numel` values (even, as the engine cuts them), scales included.
@@ -17,5 +26,11 @@ def message_bytes(numel: int, wire: Wire, native_dtype: str, block_size: int) ->
     block_size:   values per scale of the quantized wires
     """
     if wire in WIRE_BITS:
-        return numel * WIRE_BITS[wire] // 8 + SCALE_BYTES * -(-numel // block_size)
+        return quantized_bytes(numel, WIRE_BITS[wire], block_size)
     return numel * DTYPE_BYTES[native_dtype if wire == "native" else wire]
+
+
+def quantized_bytes(numel: int, bits: int, block_size: int) -> int:
+    """Bytes of a message: codes, then scales, then padding that nobody reads."""
+    used = numel * bits // 8 + SCALE_BYTES * -(-numel // block_size)
+    return -(-used // MESSAGE_ALIGN) * MESSAGE_ALIGN

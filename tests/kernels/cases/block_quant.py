@@ -8,7 +8,7 @@ from lowband.engine import wire as wires
 from lowband.kernels import block_quant
 from lowband.kernels import block_quant_triton as fast
 from lowband.kernels.block_quant import dequantize, quantize
-from lowband.spec.wire import WIRE_BITS
+from lowband.spec.wire import WIRE_BITS, quantized_bytes
 
 INF, NAN = float("inf"), float("nan")
 name_of = {"ids": str}
@@ -32,25 +32,35 @@ def some_values(rows: int, n: int, dtype: torch.dtype = torch.float32, seed: int
 
 
 def same(message: torch.Tensor, expected: torch.Tensor, codes: int) -> bool:
-    """Equal bytes; among scales a NaN equals a NaN."""
-    scales, expected_scales = (
-        m[:, codes:].contiguous().view(torch.float32) for m in (message.cpu(), expected)
-    )
-    return torch.equal(message.cpu()[:, :codes], expected[:, :codes]) and bool(
+    """Equal bytes, but for the message's padding; among scales a NaN equals a NaN."""
+    found = message.cpu()[:, : expected.shape[1]]
+    scales, expected_scales = (m[:, codes:].contiguous().view(torch.float32) for m in (found, expected))
+    return torch.equal(found[:, :codes], expected[:, :codes]) and bool(
         ((scales == expected_scales) | (scales.isnan() & expected_scales.isnan())).all()
     )
 
 
+def poisoned(rows: int, n: int, bits: int, block: int, device: torch.device) -> torch.Tensor:
+    """Messages not written yet."""
+    return torch.full((rows, quantized_bytes(n, bits, block)), 0xA5, dtype=torch.uint8, device=device)
+
+
+def is_untouched(messages: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether the padding of poisoned messages is as it was."""
+    return bool((messages[:, expected.shape[1] :] == 0xA5).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], **name_of)
 @pytest.mark.parametrize("block", [2, 24, 256, 1000])
-@pytest.mark.parametrize(("rows", "n"), [(1, 8), (3, 328), (2, 5000)])
+@pytest.mark.parametrize(("rows", "n"), [(1, 8), (3, 328), (2, 5000), (3, 256 * 3)])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_encode(device, bits: int, rows: int, n: int, block: int, dtype: torch.dtype) -> None:
     values = some_values(rows, n, dtype)
     expected = reference_encode(values, bits, block)
-    messages = torch.full_like(expected, 0xA5).to(device)
+    messages = poisoned(rows, n, bits, block, device)
     fast.launch_encode(values.to(device), messages, bits, block)
     assert same(messages, expected, n * bits // 8)
+    assert is_untouched(messages, expected)
     assert same(fast.encode(values.to(device), bits, block), expected, n * bits // 8)
 
 
@@ -97,7 +107,7 @@ def test_odd_values(device, bits: int, odd: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16], **name_of)
 @pytest.mark.parametrize("block", [24, 256])
-@pytest.mark.parametrize(("rows", "n"), [(1, 8), (3, 328), (2, 5000)])
+@pytest.mark.parametrize(("rows", "n"), [(1, 8), (3, 328), (2, 5000), (3, 256 * 3)])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_decode(device, bits: int, rows: int, n: int, block: int, dtype: torch.dtype) -> None:
     messages = reference_encode(some_values(rows, n) * 1e-3, bits, block)
@@ -134,29 +144,31 @@ def test_sum_encode(device, bits, partners, parts, blocks, block, dtype) -> None
     for row in reference_decode(messages, n, bits, block):
         total += row
     expected = reference_encode(total.to(dtype).view(parts, -1), bits, block)
-    out = torch.full_like(expected, 0xA5).to(device)
+    out = poisoned(parts, n // parts, bits, block, device)
     fast.launch_sum_encode(messages.to(device), out, n, dtype, bits, block)
     assert same(out, expected, n // parts * bits // 8)
+    assert is_untouched(out, expected)
 
 
+@pytest.mark.parametrize("n", [2048, 256 * 4 * 5])
 @pytest.mark.parametrize("wire", WIRE_BITS)
-def test_the_engine_takes_the_fast_path(device, monkeypatch, wire: str) -> None:
-    """The calls that collectives make, with the reference out of reach."""
+def test_the_engine_takes_the_fast_path(device, monkeypatch, wire: str, n: int) -> None:
+    """The calls that collectives make, with the reference out of reach; also an odd number of blocks a part."""
     bits, block = WIRE_BITS[wire], 256
-    values = some_values(4, 2048)
+    values = some_values(4, n)
     expected = reference_encode(values, bits, block)
-    decoded = reference_decode(expected, 2048, bits, block)
+    decoded = reference_decode(expected, n, bits, block)
     for name in ("quantize", "dequantize"):
         monkeypatch.setattr(wires, name, None)
     messages = wires.encode(values.to(device), wire, block)
-    assert torch.equal(messages.cpu(), expected)
-    out = torch.full((4, 2048), NAN, device=device)
+    assert same(messages, expected, n * bits // 8)
+    out = torch.full((4, n), NAN, device=device)
     wires.decode(messages, out, wire, block)
     assert torch.equal(out.cpu(), decoded)
     wires.decode_sum(messages, out[0], wire, block)
     assert torch.equal(out[0].cpu(), decoded[0] + decoded[1] + decoded[2] + decoded[3])
-    again = wires.sum_encode(messages, 2048, 4, torch.float32, wire, block)
-    assert torch.equal(again.cpu(), reference_encode(out[0].cpu().view(4, -1), bits, block))
+    again = wires.sum_encode(messages, n, 4, torch.float32, wire, block)
+    assert same(again, reference_encode(out[0].cpu().view(4, -1), bits, block), n // 4 * bits // 8)
 
 
 @pytest.mark.parametrize("block", [7, 16384])

@@ -70,7 +70,7 @@ def write_rows(
 
 
 def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> list[dict[str, str]]:
-    """A folder's rows of parts that are not to be run anew; none if they were made with anything else."""
+    """A folder's rows of parts not run again; none if anything else made them."""
     table, made = folder / "kernels.csv", folder / "environment.json"
     if not (table.exists() and made.exists()):
         return []
@@ -104,7 +104,7 @@ def environment(device: torch.device) -> dict[str, object]:
         "measurement_version": MEASUREMENT_VERSION,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "variables": {
-            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "TRITON", "CUDA"))
+            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "PYTORCH", "TRITON", "CUDA"))
         },
     }
     if is_gpu:

@@ -1,0 +1,110 @@
+"""Rank 0 of eight ranks that all hold and send the same: one process, without the others.
+
+What such ranks would send each other is copied here, late: the lane is then far behind the computation, and
+values that no wait protects are wrong. A buffer is filled with NaN before it is freed.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from test_parity import INNER, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lowband
+from lowband.engine import collectives, lane
+from lowband.model.gpt import GPT, Block
+from lowband.spec.scheme import read_scheme
+
+RANKS, STEPS, CLIP = 8, 3, 5.0
+LATE_S, LATE_CYCLES = 1e-3, 4_000_000
+NAN_BYTE = 0xFF  # all bits set are a NaN, in fp32, bf16 and fp16
+
+
+def train(
+    scheme: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_late: bool,
+    waits: bool = True,
+    is_checked: bool = False,
+) -> list[float]:
+    """Losses and gradient norms, in a process of `on_ranks`, which this changes for good.
+
+    is_late:    the device's lane and late collectives; else each runs where it is submitted
+    waits:      whether a stream waits for events; if not, what it computes is wrong
+    is_checked: whether torch's sanitizer of streams watches; it raises
+    """
+    dist.destroy_process_group()  # the helper's gloo group
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if is_checked:
+        from torch.cuda._sanitizer import enable_cuda_sanitizer
+
+        enable_cuda_sanitizer()
+    if not waits:
+        torch.cuda.Stream.wait_event = lambda self, event: None
+    if is_late:
+        lane.InlineLane = lambda: lane.StreamLane(device) if device.type == "cuda" else lane.Lane()
+    _answer_for_all(device, is_late)
+    _poison_what_is_freed()
+    model = _model().to(device)
+    model = lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), lowband.Topology(INNER), Block, dtype)
+    optimizer = optimizer_of(model.parameters())
+    found = []
+    for step in range(STEPS):
+        arguments = [part.to(device) for part in part_of_batch(step, 0, 0, RANKS, 1)]
+        with lowband.no_sync(model):
+            model(*arguments).backward()
+        loss = model(*arguments)
+        loss.backward()
+        found += [lowband.clip_grad_norm_(model, CLIP), loss.item()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def _model() -> GPT:
+    """Every weight is drawn: whatever part of them rank 0 has, wrong values change the loss."""
+    model, generator = GPT(SPEC), torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=generator)
+    return model
+
+
+def _answer_for_all(device: torch.device, is_late: bool) -> None:
+    """Collectives in which every rank has what this one has."""
+
+    def be_late() -> None:
+        if is_late and device.type == "cuda":
+            torch.cuda._sleep(LATE_CYCLES)
+        elif is_late:
+            time.sleep(LATE_S)
+
+    def all_gather(out: torch.Tensor, mine: torch.Tensor, group: object) -> None:
+        be_late()
+        out.view(-1, mine.numel()).copy_(mine.clone())
+
+    def reduce_scatter(out: torch.Tensor, full: torch.Tensor, group: object) -> None:
+        be_late()
+        parts = full.view(-1, out.numel())
+        torch.mul(parts[0], len(parts), out=out)  # coordinate 0
+
+    def all_to_all_single(received: torch.Tensor, sent: torch.Tensor, group: object) -> None:
+        be_late()
+        received.copy_(sent[:1].expand_as(sent))
+
+    collectives._all_gather, collectives._reduce_scatter = all_gather, reduce_scatter
+    dist.all_to_all_single = all_to_all_single
+
+
+def _poison_what_is_freed() -> None:
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if size == 0 and storage.nbytes():
+            storage.fill_(NAN_BYTE)
+        return resize(storage, size)
+
+    torch.UntypedStorage.resize_ = resize_

@@ -1,0 +1,107 @@
+"""No race between the engine's streams, by the model of `streams`; it finds some where a fault is put in."""
+
+import re
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from modules import INNER, Tower, inputs, is_layer
+from streams import Device, Watch
+from test_parity import SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lowband
+from lowband.engine import lane
+from lowband.model.gpt import GPT, Block
+from lowband.run.group import on_ranks
+from lowband.spec.scheme import read_scheme
+
+RANK, RANKS, STEPS = 3, 8, 4
+MODULES = {
+    "gpt": (lambda: GPT(SPEC, seed=7), Block, lambda step: part_of_batch(step, 0, RANK, RANKS, 1)),
+    "checkpointed": (lambda: Tower(True, False), is_layer, lambda step: (inputs(step, RANK),)),
+    "reentrant": (lambda: Tower(True, True), is_layer, lambda step: (inputs(step, RANK),)),
+}
+
+
+def steps(module: str, scheme: str, dtype: torch.dtype, collect) -> None:
+    """Accumulated with and without no_sync, clipped; an evaluation between; the whole weights at the end."""
+    make, wrap, arguments = MODULES[module]
+    model = lowband.shard(make(), read_scheme(SCHEMES_FILE, scheme), lowband.Topology(INNER), wrap, dtype)
+    optimizer = optimizer_of(model.parameters())
+    for step in range(STEPS):
+        for is_last in (False, True):
+            with nullcontext() if is_last or step % 2 else lowband.no_sync(model):
+                model(*arguments(step)).backward()
+        lowband.clip_grad_norm_(model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        collect()
+        if step == STEPS // 2:
+            with torch.no_grad():
+                model(*arguments(step))
+    lowband.full_state_dict(model)
+
+
+def watched(module: str, scheme: str, dtype: torch.dtype, forgotten: str = "", frees: str = "") -> Device:
+    """The engine on NCCL's path, over torch's fake group of 8 ranks, with faults.
+
+    forgotten: the kind of waits left out frees:     what is not kept until the caller has waited: what the
+    `caller` frees, or what another `lane` reads
+    """
+    device = Device(lambda wait: kind_of(wait) == forgotten)
+    device.stand_in()
+    lane.InlineLanes = lambda levels: lane.StreamLanes(levels, torch.device("cpu"))  # what a GPU has
+    submit, advance = lane.StreamLanes.submit, lane._advance
+    if frees == "caller":
+        lane.StreamLanes.submit = lambda self, levels, work, uses=(): submit(self, levels, work)
+    if frees == "lane":
+        lane._advance = lambda work, level, is_first: advance(work, level, is_first)[:0]
+    with Watch(device):
+        steps(module, scheme, dtype, device.collect)
+    return device
+
+
+def kind_of(wait: str) -> str:
+    return re.sub(r" \d+", "", wait)
+
+
+def look(*arguments) -> tuple[Counter[str], set[str], list[int]]:
+    """Races, kinds of waits and numbers of accesses, in a process where torch.cuda is not itself any more."""
+    dist.destroy_process_group()  # the helper's gloo group
+    dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
+    device = watched(*arguments)
+    return device.races, {kind_of(wait) for wait in device.waits}, list(device.accesses.values())
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_two_streams_race(scheme: str, module: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16) if module == "gpt" else (torch.float32,):
+        [(races, _, accesses)] = on_ranks(1, look, module, scheme, dtype)
+        assert races == {}
+        assert len(accesses) > 1
+        assert min(accesses) > 10
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
+def test_every_kind_of_wait_is_needed(scheme: str) -> None:
+    [(_, kinds, _)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16)
+    assert kinds == {"caller waits for stream", "stream waits for caller", "stream waits for stream"}
+    for kind in kinds:
+        [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16, kind)
+        assert races, kind
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
+def test_gradients_must_be_held_until_the_lane_has_read_them(scheme: str) -> None:
+    [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.float32, "", "caller")
+    assert any(race.startswith("an allocation on caller takes") for race in races)
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
+def test_what_one_lane_makes_must_be_held_until_another_has_read_it(scheme: str) -> None:
+    [(races, _, _)] = on_ranks(1, look, "gpt", scheme, torch.float32, "", "lane")
+    assert any(race.startswith("an allocation on stream") for race in races)
