@@ -31,6 +31,7 @@ FEATURES = {
     "optimizers": 0.3,
     "modules-zero": 0.15,
     "no-overlap": 0.15,
+    "outlives": 0.5,
     "slow": 0.25,
     "again": 0.1,
     "retained": 0.15,
@@ -53,10 +54,11 @@ NOT_PLAIN = {
     "retained",
     "outer-checkpoint",
     "carried",
+    "outlives",
 }
 # With these a pass may use what another has gathered: the same values only if both gathers have one wire.
 MIXES_GATHERS = {"flights", "skipped", "again", "retained", "outer-checkpoint"}
-RANKS = (1, 2, 3, 4, 6, 8)
+RANKS = (1, 2, 2, 3, 3, 4, 4, 6, 8)  # large groups cost most and show little more
 OPTIMIZERS = ("sgd", "momentum", "adamw", "adagrad")
 KINDS: tuple[Kind, ...] = ("mlp", "mlp", "mlp", "norm", "scale", "branch", "aux")
 
@@ -65,26 +67,15 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
     """The case of a seed, with none of the features `without`."""
     random = Random(seed)
     has = {name for name, share in FEATURES.items() if random.random() < share} - without
-    if "plain" in has:
-        has -= NOT_PLAIN
-    if has & {"checkpoint", "outer-checkpoint"}:
-        has -= {"retained"}  # torch runs a checkpointed layer again only once
-    if {
-        "two",
-        "carried",
-    } <= has:  # the net that a broken backward has not reached would keep what is accumulated
-        has -= {"broken-backward"}
-    if "two" not in has:
-        has -= {"own-topologies"}
+    has = _compatible(has)
     ranks = random.choice(RANKS)
     inner = _inner(random, ranks)
     chains = [_chain(random, has) for _ in range(2 if "two" in has else 1)]
     program = program_of(random, has, [len(chain) for chain in chains])
     optimizers = tuple(random.choices(OPTIMIZERS, k=2 if "optimizers" in has else 1))
     outer = [_outer(random, has, net) for net in range(len(chains))]
-    if gets_gradients_in_pieces(
-        chains, outer, "again" in has, program
-    ):  # compared within a bound, which nothing may amplify
+    if gets_gradients_in_pieces(chains, outer, "again" in has, program):
+        # Compared within a bound, which nothing may amplify.
         has -= {"bf16", "bf16-sums", "wires", "quantized"}
         optimizers = ("sgd",) * len(optimizers)
     features = random.choice((1, 3, 5, 8, 17))
@@ -110,6 +101,25 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
         program=program,
         slow=random.choice(("lane", "computation")) if "slow" in has else "nothing",
     )
+
+
+def _compatible(has: set[str]) -> set[str]:
+    """The features without those that others leave no room."""
+    left = set(has)
+    if "plain" in left:
+        left -= NOT_PLAIN
+    if left & {"checkpoint", "outer-checkpoint"}:
+        left -= {"retained"}  # torch runs a checkpointed layer again only once
+    if {
+        "two",
+        "carried",
+    } <= left:  # the net that a broken backward has not reached would keep what is carried
+        left -= {"broken-backward"}
+    if not {"flights", "broken-backward"} <= left:
+        left -= {"outlives"}
+    if "two" not in left:
+        left -= {"own-topologies"}
+    return left
 
 
 def _inner(random: Random, ranks: int) -> tuple[tuple[str, int], ...]:

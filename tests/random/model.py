@@ -234,6 +234,6 @@ def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
         return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
     if name == "adagrad":
         return torch.optim.Adagrad(parameters, lr=1e-2)
-    return torch.optim.SGD(
-        parameters, lr=5e-2, momentum=0.9 if name == "momentum" else 0.0, nesterov=name == "momentum"
-    )
+    if name == "momentum":
+        return torch.optim.SGD(parameters, lr=5e-3, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(parameters, lr=5e-2)

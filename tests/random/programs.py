@@ -128,7 +128,7 @@ class _Actions:
         net, place = self._place()
         where = self._random.choice(("backward", "backward", "recompute"))
         broken = [forward, BrokenBackward(forward.number, net, place, where), Zero("none")]
-        if "flights" in self._has and self._likely(0.5):  # another goes on
+        if "outlives" in self._has and self._likely(0.5):  # another micro-batch outlives it
             other = self._forward()
             return [*actions, other, *broken, Backward((other.number,), sync=self._likely(0.5))]
         return [*actions, *broken]

@@ -113,7 +113,7 @@ class _Run:
                 states = [lowband.full_state_dict(net) for net in self.nets]
                 self.seen.states += states if self.rank == 0 else []
             case Clip(max_norm):
-                self.seen.norms += [lowband.clip_grad_norm_(net, max_norm) for net in self.nets]
+                self.seen.norms += [float(lowband.clip_grad_norm_(net, max_norm)) for net in self.nets]
             case Step(numbers):
                 self._step(numbers)
             case Zero(how):
