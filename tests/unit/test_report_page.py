@@ -7,8 +7,8 @@ import pytest
 from report_runs import ROOT
 
 from lowband.errors import UserError
-from lowband.report.claims import write_claims
 from lowband.report.figures import FIGURES
+from lowband.report.grade import write_claims
 from lowband.report.page import write_page
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
