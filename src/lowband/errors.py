@@ -19,13 +19,13 @@ class UserError(Exception):
         super().__init__(what)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.what, self.where, self.allowed)
+        return _rebuilt, (type(self), self.what, self.where, self.allowed)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         return f"{text} (allowed: {self.allowed})" if self.allowed else text
 
 
-def _rebuilt(what: str, where: str, allowed: str) -> UserError:
-    """From a pickle: ranks tell each other their errors."""
-    return UserError(what, where=where, allowed=allowed)
+def _rebuilt(cls: type[UserError], what: str, where: str, allowed: str) -> UserError:
+    """From a pickle: ranks send each other their errors."""
+    return cls(what, where=where, allowed=allowed)

@@ -46,7 +46,9 @@ def train(
     if not waits:
         torch.cuda.Stream.wait_event = lambda self, event: None
     if is_late:
-        lane.InlineLane = lambda: lane.StreamLane(device) if device.type == "cuda" else lane.Lane()
+        lane.InlineLanes = lambda levels: (
+            lane.StreamLanes(levels, device) if device.type == "cuda" else lane.Lanes(levels)
+        )
     _answer_for_all(device, is_late)
     _poison_what_is_freed()
     model = _model().to(device)
@@ -59,7 +61,7 @@ def train(
             model(*arguments).backward()
         loss = model(*arguments)
         loss.backward()
-        found += [lowband.clip_grad_norm_(model, CLIP), loss.item()]
+        found += [float(lowband.clip_grad_norm_(model, CLIP)), loss.item()]
         optimizer.step()
         optimizer.zero_grad()
     return found

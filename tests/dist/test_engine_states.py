@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from modules import HIER3, HPZ, INNER, Tower, inputs, is_layer, loop, sgd
+from test_library_steps import Fuse, Fused
 from torch import nn
 
 import lowband
@@ -154,3 +155,21 @@ def outer_bytes_of_backward() -> int:
         for s in engine_of(model).ledger.take()
         if s.collective == "backward_gather" and s.level == "world"
     )
+
+
+def gradients_after_a_broken_backward(breaks: bool) -> list[torch.Tensor]:
+    """Two forwards; the second one's backward breaks, or is not made; then the first one's backward."""
+    model = sharded(Fused(False, False), HPZ)
+    one, other = (model(inputs(i, dist.get_rank())) for i in range(2))
+    if breaks:
+        Fuse.blows = True
+        with pytest.raises(ArithmeticError):
+            other.backward()
+    one.backward()
+    return [p.grad.as_subclass(torch.Tensor) for p in model.parameters()]
+
+
+def test_a_backward_after_a_broken_one() -> None:
+    expected = on_ranks(4, gradients_after_a_broken_backward, False)
+    for got, of_rank in zip(on_ranks(4, gradients_after_a_broken_backward, True), expected):
+        assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))

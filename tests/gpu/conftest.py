@@ -20,11 +20,9 @@ for helpers in ("dist", "kernels"):
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     here = HERE.relative_to(session.config.rootpath).as_posix()
-    skipped = [
-        report.nodeid for report in reporter.stats.get("skipped", ()) if report.nodeid.startswith(here)
-    ]
+    names = [report.nodeid for report in reporter.stats.get("skipped", ())]
+    skipped = [name for name in names if name.startswith(here)]
     if skipped and torch.cuda.is_available():
-        reporter.write_line(
-            f"{len(skipped)} skipped on a GPU, which counts as failed: {skipped[0]} ...", red=True
-        )
+        line = f"{len(skipped)} skipped on a GPU, which counts as failed: {skipped[0]} ..."
+        reporter.write_line(line, red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,5 +1,6 @@
-"""The engine on CUDA or ROCm devices: one rank over NCCL or RCCL, several on one device over gloo for numerics,
-and a rank a device over NCCL or RCCL where there are several.
+"""The engine on CUDA or ROCm devices: one rank over NCCL or RCCL, several on one device over gloo.
+
+Where there are several devices, also one rank on each over NCCL or RCCL.
 """
 
 from datetime import timedelta

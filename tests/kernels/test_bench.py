@@ -9,13 +9,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from lowband.errors import UserError
 from lowband.report.derive import write_table
 from lowband.report.files import read_table
 from lowband.run.bench.measure import RUNS, Case, measure
-from lowband.run.bench.rows import Row, environment, kept_rows, write_environment, write_rows
+from lowband.run.bench.rows import Row, clocks, environment, kept_rows, write_environment, write_rows
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -97,6 +98,24 @@ def test_without_a_gpu_ours_is_unsupported_and_torchs_is_timed(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = {(row["implementation"].split()[0], row["outcome"]) for row in rows_of(tmp_path)}
     assert outcomes == {("triton", "unsupported"), ("torch", "ok")}
+
+
+def test_clocks_are_what_nvidias_tool_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\necho "$@" > "$0.asked"\necho "1980 MHz, 1980 MHz, 3201 MHz, 700.00 W"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert clocks("GPU-7") == {
+        "clocks.sm": "1980 MHz",
+        "clocks.max.sm": "1980 MHz",
+        "clocks.mem": "3201 MHz",
+        "power.limit": "700.00 W",
+    }
+    assert "--id=GPU-7" in (tmp_path / "nvidia-smi.asked").read_text()
+    tool.write_text("#!/bin/sh\necho No devices were found >&2; exit 6\n")
+    assert clocks("GPU-7") is None
+    tool.unlink()
+    assert clocks("GPU-7") is None
 
 
 def test_a_missing_gpu_is_told(tmp_path: Path) -> None:

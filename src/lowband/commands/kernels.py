@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         "--only", nargs="+", choices=("ceilings", "block_quant", "softmax", "attention", "training"),
         help="parts to run (default: all)",
     )  # fmt: skip
-    bench.add_argument("--limit-s", type=float, default=480, help="nothing new is begun after (480)")
+    bench.add_argument("--limit-s", type=float, default=420, help="nothing new is begun after (420)")
     bench.add_argument(
         "--compile", nargs="*", metavar="TARGET", dest="targets",
         help="compile, without a GPU, for sm_80, sm_90, gfx90a, gfx942 (default: all): registers and spills",

@@ -1,7 +1,7 @@
 """Bytes of gradients on their way and of what collectives send and receive, per rank, in closed form.
 
-One collective runs at a time, so the peak is the largest collective's. A reduction starts with the whole
-unit's gradient. At a hop among n partners
+Counted is the largest collective. Those of different levels may run at once; how many do is a matter of
+timing. A reduction starts with the whole unit's gradient. At a hop among n partners
 
     native     (NCCL, RCCL) holds its input and 1/n of it
     exchange   (gloo, and every wire that is not plain) holds its input and what it sends, if that is encoded;

@@ -1,18 +1,19 @@
-"""Seconds of one optimizer step, term by term, with overlap as the engine does it.
+"""Seconds of one optimizer step, term by term, with overlap as on one lane of collectives.
 
-The engine (engine/engine.py) has one lane for collectives, gathers the next unit while one computes, and
-reduces a unit's gradient while the backward goes on. With L blocks on a rank, forward f and backward b of one
+The next unit is gathered while one computes, and a unit's gradient is reduced while the backward goes on. Our
+engine has a lane per level (engine/lane.py), so that g and r of different levels meet: there the exposed time
+below is an upper bound. With L blocks on a rank, forward f and backward b of one
 (recomputation included), gathers G, g and reduction r of one, that makes, for one micro-batch,
 
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
 
 with the host's time for the unit in f and in b, and
-    join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: the engine's lane
+    join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
 The first micro-batch's forward also gathers updated weights, the last one's backward reduces out to the
-optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication; it is
-told by collective in proportion to the lane's time for each.
+optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication,
+attributed to collectives in proportion to their time in the lane.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in what
 is recomputed fully), not hidden. A pipeline of p stages, v of them on a rank, takes p - 1 further passes of a

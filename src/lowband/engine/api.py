@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lowband.engine.engine import Engine, Wrap
+from lowband.engine.division import Wrap
+from lowband.engine.engine import Engine
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.machine import SELF

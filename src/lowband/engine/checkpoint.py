@@ -1,279 +1,239 @@
 """Checkpoints that fit any scheme, rank count and level sizes.
 
-What is saved are logical tensors, under the module's own names: every parameter and every per-element
-optimizer state, flattened, each rank writing the ranges that it owns. torch.distributed.checkpoint (DCP) cuts
-them anew when they are loaded into other ranges. Of persistent buffers (running statistics and the like)
-rank 0's are saved, and every rank gets them. The states of the random number generators, of the CPU and of
-the rank's device, follow the ranks: they are restored where the number of ranks is the same.
+A checkpoint holds logical tensors. Each rank writes the ranges that it owns into its own file, and reads the
+ranges that it owns under the scheme and rank count of the load. Only rank 0's persistent buffers (running
+statistics and the like) are saved, and every rank gets them. The states of the random number generators, of
+the CPU and of the rank's device, belong to ranks: they are restored only if the number of ranks is the same.
 
-A checkpoint is a folder `step-00000010`. It is written as `.step-00000010.writing`, gets a manifest with the
-sha256 of every file, and is renamed when it is whole: an interrupted write never harms an earlier one.
+A checkpoint is a folder `step-00000010` (see `lowband.engine.manifest`). It is written as
+`.step-00000010.writing` and renamed when it is whole: an interrupted write never harms an earlier one.
 """
 
-import hashlib
+import atexit
 import json
-import math
-import shutil
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from lowband.engine.api import engine_of
-from lowband.engine.logical import LogicalSlice
+from lowband.engine.checkpoint_folder import begin, finish, newest_first
+from lowband.engine.fit import check_fit
+from lowband.engine.logical import Logical, Piece, random_states
+from lowband.engine.manifest import MOST_STEPS, Content, Damaged, Manifest, folder_name
+from lowband.engine.meeting import Meeting, Tick
+from lowband.engine.rank_file import read_range, verify_rank_file, write_rank_file
+from lowband.engine.restore import check_random, new_states, overwrite, ranges
+from lowband.engine.topology import world_timeout
 from lowband.errors import UserError
-from lowband.spec.partition import intersect
-
-MANIFEST = "manifest.json"
-KEPT = 2  # the newest whole checkpoints; older ones are removed
 
 
 class Checkpointer:
     """Saves and loads a sharded module and its optimizer. Every rank must make the same calls.
 
-    folder:    on a file system that all ranks see
-    timeout_s: how long a rank waits for the others to write or to hash
+        checkpointer = lowband.Checkpointer("checkpoints")
+        extra = checkpointer.load_newest(model, optimizer)  # None: there is no checkpoint yet
+        checkpointer.save(step, model, optimizer, {"scheduler": scheduler.state_dict()})  # now and then
+        checkpointer.wait()  # at the end
+
+    folder:    on a file system that all ranks see; made when the first checkpoint is written
+    timeout_s: seconds without a sign of life or of progress from a rank before the others give up, however
+               long the whole write takes; default: the timeout of the job's default process group
+
+    Every error is raised on all ranks.
     """
 
-    def __init__(self, folder: Path, timeout_s: float = 1800) -> None:
-        self.folder = folder
-        # Of its own, so that a save in the background never meets the training's messages.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    def __init__(self, folder: str | Path, timeout_s: float | None = None) -> None:
+        self.folder = Path(folder)
+        self._meeting = Meeting(world_timeout().total_seconds() if timeout_s is None else timeout_s)
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.stall_s = 0.0  # time that the last `save` kept its caller
+        self.skipped: tuple[str, ...] = ()  # lines on what the last `load_newest` skipped, newest first
 
     def save(
-        self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
+        self,
+        step: int,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         """Copy the state, then write it in the background; `wait` returns when it is whole.
 
-        extra: anything that JSON can hold, e.g. the place in the data
+        extra: anything that JSON can hold, e.g. the place in the data; rank 0's is kept
+        Raises what the last save failed with, and UserError for a state that cannot be saved.
         """
         start = time.perf_counter()
         self.wait()
-        state = {name: _copy(value) for name, value in _state(module, optimizer)}
-        if dist.get_rank() == 0:
-            state |= {name: _copy(buffer) for name, buffer in _buffers(module)}
-        state |= _rng(module)
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        manifest = {
-            "step": step,
-            "ranks": dist.get_world_size(),
-            "optimizer_groups": groups,
-            "extra": extra,
-        }
-        json.dumps(manifest)  # raises here, on every rank, what JSON cannot hold
-        self._writer = threading.Thread(target=self._write, args=(step, state, manifest), daemon=True)
+        snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
+        sums = self._meeting.everyone(snapshot.content.sum())
+        other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
+        if other is not None:
+            raise UserError(f"rank {other} saves another step or state than rank 0", where=self.folder)
+        # Not a daemon: a process that exits without `wait` exits once the checkpoint is whole.
+        self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()
         self.stall_s = time.perf_counter() - start
 
     def wait(self) -> None:
-        """Return when the last save is whole. Raises what it raised."""
+        """Return when the last save is whole. Raises what it failed with."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            _unraised.remove(failure)
             raise failure
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
-        return max(self.folder.glob("step-*"), default=None)
+        """The newest checkpoint in the folder, which may be damaged: see `load_newest`."""
+        return next(iter(newest_first(self.folder)), None)
 
-    def load(self, path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def load(self, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Fill module and optimizer in place; returns the `extra` that was saved.
 
-        The optimizer may be new: its states are made as the checkpoint has them.
-        Raises UserError, naming the file, if one is missing or damaged or fits another model.
+        The optimizer may be new: its states are made as the checkpoint has them. No code from the checkpoint
+        is run, whoever made it.
+        Raises UserError, naming the file or tensor, if a file is missing or damaged, or if the checkpoint
+        does not fit the module or the optimizer. In that case nothing is changed, on any rank.
         """
-        manifest = self._on_first(lambda: _verify(path))
-        reader = dcp.FileSystemReader(path)
-        stored = reader.read_metadata().state_dict_metadata
-        state: dict[str, Any] = {}
-        buffers = dict(_buffers(module))
-        for name, value in [*_state(module, None), *((name, _copy(b)) for name, b in buffers.items())]:
-            entry = stored.get(name)
-            if not isinstance(entry, TensorStorageMetadata) or entry.size != value.size():
-                found = "it is not there" if entry is None else f"it has {list(entry.size)} values"  # type: ignore[union-attr]
-                here = math.prod(value.size())
-                raise UserError(f"'{name}' has {here} values, in the checkpoint {found}", where=path)
-            state[name] = value
-        states = list(_new_optimizer_states(module, optimizer, stored))
-        state |= {name: piece for name, _, _, piece in states}
-        if manifest["ranks"] == dist.get_world_size():  # random numbers follow the ranks
-            state |= {name: value for name, value in _rng(module).items() if name in stored}
-        dcp.load(state, storage_reader=reader, process_group=self._group)
-        for name, shard, key, piece in states:
-            if not isinstance(piece, LogicalSlice):
-                optimizer.state[shard][key] = state[name]
-        for group, saved in zip(optimizer.param_groups, manifest["optimizer_groups"], strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-        for name, buffer in buffers.items():
-            buffer.copy_(state[name])
-        _set_rng(module, state)
-        extra: dict[str, Any] = manifest["extra"]
-        return extra
+        self.wait()
+        path = self._meeting.everyone(Path(path))[0]  # a shared file system may show ranks different folders
+        return self._fill(path, self._verify(path), module, optimizer)
 
-    def _write(self, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> None:
-        final = self.folder / f"step-{step:08d}"
-        writing = self.folder / f".{final.name}.writing"
+    def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Load the newest checkpoint that is whole; returns its `extra`, or None if there is no checkpoint.
 
-        def begin() -> None:
-            shutil.rmtree(writing, ignore_errors=True)
-            writing.mkdir(parents=True)
-
-        def finish() -> None:
-            files = sorted(p for p in writing.iterdir() if p.is_file())
-            whole = manifest | {"sha256": {p.name: _sha256(p) for p in files}}
-            (writing / MANIFEST).write_text(json.dumps(whole, indent=2), encoding="utf-8")
-            shutil.rmtree(final, ignore_errors=True)
-            writing.replace(final)
-            for old in sorted(self.folder.glob("step-*"))[:-KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
-
-        try:
-            self._on_first(begin)
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(writing), process_group=self._group)
-            self._on_first(finish)
-        except BaseException as error:  # told by the next `wait`
-            self._failure = error
-
-    def _on_first(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns on rank 0, which alone does it; what it raises there, every rank raises."""
-        told: list[Any] = [None, None]
-        if dist.get_rank() == 0:
+        Each damaged one is reported in one line on stderr, by rank 0, and listed in `skipped`.
+        Raises UserError if all are damaged, naming the newest, or if the newest whole one does not fit.
+        """
+        self.wait()
+        self.skipped = ()
+        damage = None
+        for path in self._meeting.first("looking for checkpoints", lambda _: newest_first(self.folder)):
             try:
-                told[0] = work()
-            except Exception as error:  # the others wait to hear of it
-                is_sent_whole = isinstance(error, (UserError, OSError))
-                told[1] = error if is_sent_whole else RuntimeError(f"{type(error).__name__}: {error}")
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        result, failure = told
-        if failure is not None:
-            raise failure
-        return result
+                manifest = self._verify(path)
+            except Damaged as error:
+                damage = damage or error
+                self.skipped += (str(error),)
+                if dist.get_rank() == 0:
+                    sys.stderr.write(f"lowband: checkpoint skipped: {error}\n")
+                continue
+            return self._fill(path, manifest, module, optimizer)
+        if damage is not None:
+            raise UserError(f"{damage.what}; no checkpoint here is whole", where=damage.where)
+        return None
+
+    # ---- writing, in a thread
+
+    def _write(self, snapshot: "_Snapshot") -> None:
+        try:
+            meeting, rank, step = self._meeting, dist.get_rank(), snapshot.content.step
+            writing = self.folder / f".{folder_name(step)}.writing"
+            what = f"writing {writing}"
+            meeting.first(what, lambda tick: begin(writing, tick))
+            written = meeting.together(
+                what, lambda tick: write_rank_file(writing, rank, snapshot.pieces, tick)
+            )
+            everyones = meeting.collect(written)
+            meeting.first(
+                what, lambda tick: finish(writing, snapshot.content, snapshot.extra, everyones, tick)
+            )
+        except BaseException as error:  # raised by the next `wait`
+            self._failure = error
+            _unraised.append(error)
+
+    # ---- loading
+
+    def _verify(self, path: Path) -> Manifest:
+        """The manifest, after every file has been verified by one of the ranks. Raises Damaged."""
+        what = f"verifying {path}"
+        manifest = self._meeting.first(what, lambda _: Manifest.read(path))
+
+        def verify(tick: Tick) -> None:
+            for rank in range(dist.get_rank(), len(manifest.files), dist.get_world_size()):
+                verify_rank_file(path, rank, manifest.files[rank], tick)
+
+        self._meeting.together(what, verify)
+        return manifest
+
+    def _fill(
+        self, path: Path, manifest: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Any]:
+        device = engine_of(module).device
+
+        def check() -> tuple[Logical, dict[str, Piece]]:
+            here = Logical.of(module, optimizer)
+            random = random_states(module) if len(manifest.files) == dist.get_world_size() else {}
+            if f"rng.cuda.{dist.get_rank()}" not in manifest.tensors:  # saved on the CPU
+                random.pop(f"rng.cuda.{dist.get_rank()}", None)
+            check_fit(manifest, path, here, random)
+            return here, random
+
+        def read(tick: Tick) -> dict[str, torch.Tensor]:
+            values = {
+                name: read_range(path, manifest.tensors[name], start, count, tick)
+                for name, (start, count) in ranges(manifest, here, random).items()
+            }
+            check_random(values, random, device, path)
+            return values
+
+        here, random = self._meeting.agree(check)
+        values = self._meeting.together(f"reading {path}", read)
+        made = self._meeting.agree(lambda: new_states(manifest, here))
+        with torch.no_grad():
+            overwrite(manifest, values, made, here, random, module, optimizer, device)
+        return manifest.extra
 
 
-def _state(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None
-) -> Iterator[tuple[str, "LogicalSlice | Any"]]:
-    """(name, value) of what this rank holds: of every parameter, and of each of its optimizer states."""
-    for name, shard, piece in _pieces(module):
-        yield f"model.{name}", piece
-        for key, value in optimizer.state.get(shard, {}).items() if optimizer is not None else ():
-            full = f"optimizer.{name}.{key}"
-            if isinstance(value, torch.Tensor) and value.shape == shard.shape:
-                yield full, _like(piece, value)
-            else:
-                yield full, value  # a counter: the same on every rank
+@dataclass(frozen=True)
+class _Snapshot:
+    """A copy of the pieces that this rank writes, and the content that all ranks must agree on."""
+
+    content: Content
+    extra: dict[str, Any]
+    pieces: dict[str, Piece]
+
+    @classmethod
+    def of(
+        cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
+    ) -> "_Snapshot":
+        if not 0 <= step <= MOST_STEPS:
+            raise UserError(f"step is {step}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
+        here = Logical.of(module, optimizer)
+        _check_json("extra", extra)
+        for i, group in enumerate(here.groups):
+            _check_json(f"param group {i}", group.options)
+        written = {name: piece for name, piece in here.pieces.items() if piece.writes}
+        pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
+        # Through JSON, so that what the caller changes later is not saved.
+        return cls(here.content(step), json.loads(json.dumps(extra)), pieces)
 
 
-def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, buffer) of every persistent buffer."""
-    kept = module.state_dict()
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        if name in kept:
-            yield f"buffer.{name}", buffer
-
-
-def _rng(module: nn.Module) -> dict[str, torch.Tensor]:
-    """States of this rank's random number generators."""
-    device, rank = engine_of(module).device, dist.get_rank()
-    states = {f"rng.{rank}": torch.get_rng_state()}
-    if device.type == "cuda":
-        states[f"rng.{device.type}.{rank}"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _set_rng(module: nn.Module, states: dict[str, Any]) -> None:
-    device, rank = engine_of(module).device, dist.get_rank()
-    if f"rng.{rank}" in states:
-        torch.set_rng_state(states[f"rng.{rank}"])
-    if f"rng.{device.type}.{rank}" in states:
-        torch.cuda.set_rng_state(states[f"rng.{device.type}.{rank}"], device)
-
-
-def _copy(value: Any) -> Any:
-    """What the training may change while the copy is written."""
-    if isinstance(value, LogicalSlice):
-        local = value._plain().to("cpu", copy=True)
-        return LogicalSlice.of(local, value._start, value._numel, value._writes)
-    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
-
-
-def _pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, LogicalSlice]]:
-    """(name, optimizer shard, logical slice of it) for every parameter."""
-    engine = engine_of(module)
-    engine.put_shards()
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    levels = engine.topology.levels
-    # Beyond the optimizer's level ranks hold copies: those of the first group write.
-    writes = engine.topology.rank < levels.size(engine.scheme.optim)
-    for unit in engine.units:
-        first, last = unit.optim_range
-        for shard, (start, stop) in zip(unit.shards, unit.layout.ranges(), strict=True):
-            a, b = intersect((start, stop), (first, last))
-            local = shard.detach()[: b - a]  # without the padding behind
-            yield names[id(shard)], shard, LogicalSlice.of(local, a - start, stop - start, writes)
-
-
-def _like(piece: LogicalSlice, values: torch.Tensor) -> LogicalSlice:
-    """The same range of another tensor that is sharded as the parameter is."""
-    return LogicalSlice.of(values[: piece._plain().numel()], piece._start, piece._numel, piece._writes)
-
-
-def _new_optimizer_states(
-    module: nn.Module, optimizer: torch.optim.Optimizer, stored: dict[str, Any]
-) -> Iterator[tuple[str, nn.Parameter, str, Any]]:
-    """(name, shard, key, value to load into) for every optimizer state that the checkpoint has.
-
-    States of a shard's shape are made here, padding included; DCP fills the part that is the parameter's.
-    """
-    by_name = {name: (shard, piece) for name, shard, piece in _pieces(module)}
-    group_of = {id(shard): group for group in optimizer.param_groups for shard in group["params"]}
-    for full, entry in stored.items():
-        if not full.startswith("optimizer."):
-            continue
-        name, _, key = full.removeprefix("optimizer.").rpartition(".")
-        if name not in by_name:
-            continue
-        shard, piece = by_name[name]
-        if isinstance(entry, BytesStorageMetadata):
-            yield full, shard, key, None
-        elif entry.size == piece.size():
-            values = torch.zeros_like(shard, dtype=entry.properties.dtype)
-            optimizer.state[shard][key] = values
-            yield full, shard, key, _like(piece, values)
-        else:
-            # A step count, which fused and capturable optimizers keep on the device.
-            group = group_of.get(id(shard), {})
-            is_on_device = group.get("fused") or group.get("capturable")
-            device = shard.device if is_on_device else torch.device("cpu")
-            yield full, shard, key, torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
-
-
-def _verify(path: Path) -> dict[str, Any]:
-    """The manifest, if every file is as it was written."""
+def _check_json(where: str, value: dict[str, Any]) -> None:
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        raise UserError("is missing or damaged", where=path / MANIFEST) from None
-    for name, expected in manifest["sha256"].items():
-        file = path / name
-        if not file.is_file() or _sha256(file) != expected:
-            raise UserError("is missing or damaged: its sha256 is not the manifest's", where=file)
-    return manifest
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot be saved: {error}", where=where, allowed="what JSON can hold") from None
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+_unraised: list[BaseException] = []  # failures of background writes that no `wait` has raised yet
+
+
+@atexit.register
+def _end_with_unraised_failure() -> None:
+    """Fail a process that exits without `wait` if its last checkpoint was not written."""
+    if _unraised:
+        sys.stdout.flush()
+        for failure in _unraised:
+            cause = next(iter(str(failure).splitlines()), type(failure).__name__)
+            sys.stderr.write(f"lowband: the last checkpoint was not written: {cause}\n")
+        sys.stderr.flush()
+        os._exit(2 if isinstance(_unraised[0], UserError) else 1)

@@ -14,10 +14,12 @@ layer is checkpointed so. What is not ready early is dropped and reduced at the 
 """
 
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -29,17 +31,16 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lowband.engine.agree import check_same, facts_of, is_alone
 from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
+from lowband.engine.division import Wrap, divide
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
-from lowband.engine.shard import Slot, Unit
+from lowband.engine.shard import Unit
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.scheme import Scheme
 
 MOST_REDUCING = 2
-
-Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Engine:
     ) -> None:
         scheme.check(topology.levels)
         check_unsharded(module)
-        groups = _group_parameters(module, wrap)
+        groups = divide(module, wrap)
         if not is_alone():
             said = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
             dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
@@ -98,6 +99,7 @@ class Engine:
         self._thread: int | None = None  # that is inside of a forward or, on a CPU, of a backward
         self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
+        self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it is alive
         self._pass = Pass(trains=False)  # the forward that runs, or the last one
         self._forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
@@ -195,6 +197,7 @@ class Engine:
 
     @torch._disable_dynamo
     def _before_backward(self, owner: nn.Module, run: Pass, versions: list[int]) -> None:
+        self.leave_broken_backward()
         units = self._units_of.get(owner, [])
         for unit, version in zip(units, versions, strict=True):
             self._open[unit] += 1
@@ -209,7 +212,7 @@ class Engine:
                 self._enter_thread()
             for unit in self.units:
                 unit.grads.expect()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+            self._queue_end()
         if owner is self.module:
             run.place = 0
         if not (owner is self.module and run.is_reentrant):  # see [Note: late gradients]
@@ -228,6 +231,12 @@ class Engine:
             self._reducing.popleft().grads.wait_reduce()
         unit.grads.start_reduce(at_boundary=self.sync)
         self._reducing.append(unit)
+
+    def _queue_end(self) -> None:
+        """Have autograd call `_end_backward`. If the backward breaks, it frees the call without making it."""
+        call = partial(self._end_backward)
+        self._ending = weakref.ref(call)
+        torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
     def _end_backward(self) -> None:
         """Reduce what no hook has reduced: units with unused parameters, gradients that came late."""
@@ -250,7 +259,8 @@ class Engine:
         already have been reduced to the optimizer's level. What the optimizer's parameters have is left to
         `zero_grad`.
         """
-        if not self._in_backward or torch._C._current_graph_task_id() != -1:  # -1: no backward runs
+        runs = torch._C._current_graph_task_id() != -1 and self._ending() is not None
+        if not self._in_backward or runs:
             return
         self._reducing.clear()
         self._drop_all()
@@ -338,33 +348,3 @@ def _differentiable(values: Any) -> list[torch.Tensor]:
     if not torch.is_grad_enabled():
         return []
     return [v for v in tree_flatten(values)[0] if isinstance(v, torch.Tensor) and v.requires_grad]
-
-
-def _group_parameters(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[list[Slot]]]]:
-    """Units as (owner, name, slots), the root's first: each parameter belongs to the innermost wrapped module
-    around all of its places, or to the root. Frozen parameters make units of their own."""
-    is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
-    owners: dict[nn.Module, str] = {module: ""}
-    owner_of: dict[nn.Module, nn.Module] = {}
-    for name, child in module.named_modules():
-        parent = module.get_submodule(name.rpartition(".")[0]) if name else module
-        owner_of[child] = child if child is module or is_wrapped(child) else owner_of[parent]
-        owners.setdefault(owner_of[child], name)
-
-    places: dict[nn.Parameter, list[Slot]] = {}
-    for child in module.modules():
-        for attribute, parameter in child._parameters.items():
-            if parameter is not None:
-                places.setdefault(parameter, []).append((child, attribute))
-
-    groups: dict[tuple[nn.Module, bool], list[list[Slot]]] = {}
-    for parameter, slots in places.items():
-        around = {owner_of[child] for child, _ in slots}
-        owner = around.pop() if len(around) == 1 else module
-        groups.setdefault((owner, parameter.requires_grad), []).append(slots)
-    order = list(owners)
-    units = []
-    for owner, trains in sorted(groups, key=lambda group: (order.index(group[0]), not group[1])):
-        name = owners[owner] or "root"
-        units.append((owner, name if trains else f"{name} (frozen)", groups[owner, trains]))
-    return units

@@ -96,11 +96,13 @@ class Topology:
         return mine
 
 
-def world_timeout() -> timedelta | None:
-    """The timeout of torch.distributed's default group; None where its back end has none."""
+def world_timeout() -> timedelta:
+    """The timeout of torch.distributed's default group; torch's own default where its back end has none."""
     world = dist.group.WORLD
     assert world is not None
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    options = getattr(world._get_backend(device), "options", None)
-    timeout: timedelta | None = getattr(options, "_timeout", None)
-    return timeout
+    for device in world._device_types:
+        options = getattr(world._get_backend(device), "options", None)
+        if options is not None:
+            timeout: timedelta = options._timeout
+            return timeout
+    return dist.distributed_c10d.default_pg_timeout  # torch's fake group

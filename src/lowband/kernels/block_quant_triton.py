@@ -1,7 +1,7 @@
 """Block quantization on a GPU: messages written, read, summed and rewritten in one pass each.
 
-A message is what `engine.wire` sends: the codes of n values, then the fp32 scale of each of their blocks, then
-padding that nobody writes or reads (`spec.wire`).
+A message is what `engine.wire` sends: the codes of n values, then the fp32 scale of each of their blocks,
+then padding that nobody writes or reads (`spec.wire`).
 
 [Note: the same bits] The results equal those of `block_quant` on the CPU, bit by bit. So divisions round to
 nearest (Triton's `/` is approximate), no product is fused with the sum that takes it (enable_fp_fusion), and

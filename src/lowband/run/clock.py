@@ -61,7 +61,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak of what tensors took of the device since the reset, or of the process's resident memory on a CPU."""
+    """Peak of what tensors took of the device since the reset; on a CPU of the process's resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -99,10 +99,8 @@ def _checkpointer(spec: RunSpec, folder: RunFolder) -> Checkpointer | None:
 
 def _resume(checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """The step of the newest whole checkpoint, loaded; 0 if there is none."""
-    latest = checkpointer.latest() if checkpointer is not None else None
-    if checkpointer is None or latest is None:
-        return 0
-    return int(checkpointer.load(latest, model, optimizer)["step"])
+    extra = checkpointer.load_newest(model, optimizer) if checkpointer is not None else None
+    return 0 if extra is None else int(extra["step"])
 
 
 def _backward(

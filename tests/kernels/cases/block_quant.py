@@ -153,7 +153,7 @@ def test_sum_encode(device, bits, partners, parts, blocks, block, dtype) -> None
 @pytest.mark.parametrize("n", [2048, 256 * 4 * 5])
 @pytest.mark.parametrize("wire", WIRE_BITS)
 def test_the_engine_takes_the_fast_path(device, monkeypatch, wire: str, n: int) -> None:
-    """The calls that collectives make, with the reference out of reach; also an odd number of blocks a part."""
+    """The calls that collectives make, with the reference out of reach; also for an odd number of blocks."""
     bits, block = WIRE_BITS[wire], 256
     values = some_values(4, n)
     expected = reference_encode(values, bits, block)

@@ -44,6 +44,8 @@ def bench(
                 rows.append(row)
                 say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
             write_rows(rows, found, out / "kernels.csv", kept)
+    if device.type == "cuda":  # the clocks of a device that has just worked
+        write_environment(found | {"clocks_after": environment(device)["clocks"]}, out / "environment.json")
     return rows
 
 

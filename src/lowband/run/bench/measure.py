@@ -19,8 +19,8 @@ from lowband.run.bench.rows import Row
 TARGET_S = 0.1  # time spent on one case, warm-up aside
 RUNS = {"cuda": (5, 50), "cpu": (5, 5)}  # least and most timed runs
 WARMUP = 3
-# Larger than any L2, where a kernel must not find its input; and zeroed for longer than a launch takes.
-FLUSH_BYTES = 2**30
+FLUSH_BYTES = 2**30  # larger than any L2, where a kernel must not find its input
+BUSY_CYCLES = 1_000_000  # half a millisecond in which the host launches all that is timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,8 @@ def _seconds(work: Callable[[], Any], device: torch.device, flush: torch.Tensor 
         return time.perf_counter() - start
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if flush is not None:
-        flush.zero_()  # also busy while the host is still launching
+        flush.zero_()
+    torch.cuda._sleep(BUSY_CYCLES)
     before.record()
     work()
     after.record()

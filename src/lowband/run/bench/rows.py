@@ -6,6 +6,8 @@ import io
 import json
 import os
 import platform
+import shutil
+import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +18,10 @@ from lowband.kernels.device import IS_INTERPRETED
 from lowband.spec.files import write_whole
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
-MEASUREMENT_VERSION = 1
+MEASUREMENT_VERSION = 2
+CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+TOOL_TIME_LIMIT_S = 20
+PREFIXES = ("TORCH", "PYTORCH", "TRITON", "CUDA")  # of variables on record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,14 +108,27 @@ def environment(device: torch.device) -> dict[str, object]:
         "source_sha256": source_sha256(),
         "measurement_version": MEASUREMENT_VERSION,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "variables": {
-            k: v for k, v in sorted(os.environ.items()) if k.startswith(("TORCH", "PYTORCH", "TRITON", "CUDA"))
-        },
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
     }
     if is_gpu:
         facts = torch.cuda.get_device_properties(device)
-        found |= {"memory_bytes": facts.total_memory, "multiprocessors": facts.multi_processor_count}
+        found |= {
+            "memory_bytes": facts.total_memory,
+            "multiprocessors": facts.multi_processor_count,
+            "clocks": clocks(f"GPU-{facts.uuid}"),
+        }
     return found
+
+
+def clocks(device: str) -> dict[str, str] | None:
+    """A device's clocks and power by NVIDIA's tool; None where there is no such tool or it fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, f"--id={device}", f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=TOOL_TIME_LIMIT_S, check=False)
+    values = done.stdout.strip().split(", ")
+    return dict(zip(CLOCKS, values, strict=True)) if len(values) == len(CLOCKS) else None
 
 
 def write_environment(environment: dict[str, object], path: Path) -> None:

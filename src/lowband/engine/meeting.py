@@ -1,0 +1,137 @@
+"""Work that each rank does on its own, with one outcome for all: an error on one rank is raised on all.
+
+[Note: progress] Writing or reading a large checkpoint may take far longer than ranks wait for each other in
+training. So the work runs in a thread, without collectives, and meanwhile the ranks meet in a tiny all-reduce
+about once a second. That all-reduce has the peer timeout: a rank that died or was stopped is noticed as fast
+as in training, however long the work takes. A rank that keeps meeting the others while its work makes no
+progress for that long (a hanging disk) ends the work on all ranks.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from lowband.errors import UserError
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 1.0
+
+T = TypeVar("T")
+Tick = Callable[[], None]  # work calls it after every step; a step must be far shorter than the timeout
+
+
+class Meeting:
+    """All ranks of the job. Every rank must make the same calls, one at a time.
+
+    timeout_s: seconds without a sign of life, or of progress, from a rank until the others give up
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        # A group of its own, so that a save in the background never meets the training's messages.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which must be short, once it has succeeded on every rank.
+
+        If it failed, every rank raises the error of the lowest rank that failed: a UserError as it is, an
+        OSError as a UserError that names the file, anything else as a RuntimeError of one line.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:  # the other ranks wait for it
+            error = raised
+        errors = self.everyone(None if error is None else _to_send(error))
+        first = next((other for other in errors if other is not None), None)
+        if first is not None:
+            raise first from error
+        return result  # type: ignore[return-value]
+
+    def together(self, what: str, work: Callable[[Tick], T]) -> T:
+        """The result of `work` of any length, once it has succeeded on every rank; see [Note: progress].
+
+        what: names the work in the TimeoutError that every rank raises if one makes no progress
+        work: must not communicate
+        If it failed, raises as `agree` does.
+        """
+        running = _Running(work)
+        pause = FIRST_PAUSE_S
+        while self._any_is_busy(what, running):
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        result: T = self.agree(running.result)
+        return result
+
+    def first(self, what: str, work: Callable[[Tick], T]) -> T:
+        """The result of `work` on every rank; only rank 0 does the work. Raises as `together` does."""
+        is_first = dist.get_rank() == 0
+        box = [self.together(what, lambda tick: work(tick) if is_first else None)]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]  # type: ignore[return-value]
+
+    def everyone(self, mine: T) -> list[T]:
+        """Every rank's value, by rank."""
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, mine, group=self._group)
+        return values
+
+    def collect(self, mine: T) -> list[T]:
+        """On rank 0 every rank's value, by rank; elsewhere []."""
+        values: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
+        dist.gather_object(mine, values or None, dst=0, group=self._group)
+        return values
+
+    def _any_is_busy(self, what: str, running: "_Running") -> bool:
+        is_busy = running.is_busy()
+        is_stuck = is_busy and time.monotonic() - running.moved_at > self.timeout_s
+        status = torch.tensor([is_busy, (dist.get_rank() + 1) * is_stuck])
+        dist.all_reduce(status, dist.ReduceOp.MAX, group=self._group)
+        any_busy, stuck = status.tolist()
+        if stuck:
+            raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self.timeout_s:g} s")
+        return bool(any_busy)
+
+
+class _Running:
+    """Work in a thread, and when it last moved."""
+
+    def __init__(self, work: Callable[[Tick], Any]) -> None:
+        self.moved_at = time.monotonic()
+        self._result: Any = None
+        self._error: Exception | None = None
+        # A daemon: stuck work must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def is_busy(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> Any:
+        """What the work returned. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self, work: Callable[[Tick], Any]) -> None:
+        try:
+            self._result = work(self._tick)
+        except Exception as error:
+            self._error = error
+
+    def _tick(self) -> None:
+        self.moved_at = time.monotonic()
+
+
+def _to_send(error: Exception) -> Exception:
+    """An error that can be pickled, has one line and names the file or the rank."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f"cannot be read or written: {error.strerror}", where=error.filename)
+    first_line = next(iter(str(error).splitlines()), "")
+    return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {first_line}")

@@ -1,0 +1,246 @@
+"""Writes in the background: no failure is lost, no rank waits for ever, earlier checkpoints stay whole."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from checkpoints import bag
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lowband
+from lowband.engine import checkpoint as checkpoint_module
+from lowband.engine.manifest import MANIFEST, Manifest
+from lowband.engine.rank_file import verify_rank_file
+from lowband.run.group import on_ranks
+from lowband.run.launch import RankFailure
+
+HERE = Path(__file__).parent
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing raised"
+
+
+def assert_whole(checkpoint: Path) -> None:
+    manifest = Manifest.read(checkpoint)
+    for rank, file in enumerate(manifest.files):
+        verify_rank_file(checkpoint, rank, file, lambda: None)
+
+
+def fill_the_disk_of_rank_1(folder: str) -> tuple[str, str, str, str]:
+    """Its files may not grow, as on a full disk, after the first checkpoint."""
+    checkpointer, here = lowband.Checkpointer(folder), bag()
+    checkpointer.save(1, *here)
+    checkpointer.wait()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    checkpointer.save(2, *here)
+    at_next_save = error_of(lambda: checkpointer.save(3, *here))
+    checkpointer.save(3, *here)
+    at_wait = error_of(checkpointer.wait)
+    latest = str(checkpointer.latest())
+    checkpointer.load(latest, *here)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    checkpointer.save(2, *here)
+    checkpointer.wait()
+    return at_next_save, at_wait, latest, str(checkpointer.latest())
+
+
+def test_a_full_disk_is_reported_on_all_ranks_and_harms_no_earlier_one(tmp_path: Path) -> None:
+    for found in on_ranks(2, fill_the_disk_of_rank_1, str(tmp_path)):
+        for step, error in ((2, found[0]), (3, found[1])):
+            file = tmp_path / f".step-0000000{step}.writing" / "rank-00001.bin"
+            assert error == f"UserError: {file}: cannot be read or written: File too large"
+        assert found[2:] == (str(tmp_path / "step-00000001"), str(tmp_path / "step-00000002"))
+    # Nothing is left of the writes that failed.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def fill_the_disk_of_rank_0(folder: str) -> tuple[str, str]:
+    """Once all ranks have written their values: there is no room for the manifest."""
+    checkpointer, here = lowband.Checkpointer(folder), bag()
+    checkpointer.save(1, *here)
+    checkpointer.wait()
+    if dist.get_rank() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    checkpointer.save(2, *here, {"much": "x" * 20_000})
+    return error_of(checkpointer.wait), str(checkpointer.latest())
+
+
+def test_every_rank_learns_why_rank_0_failed(tmp_path: Path) -> None:
+    file = tmp_path / ".step-00000002.writing" / MANIFEST
+    expected = f"UserError: {file}: cannot be read or written: File too large"
+    found = on_ranks(2, fill_the_disk_of_rank_0, str(tmp_path))
+    assert found == [(expected, str(tmp_path / "step-00000001"))] * 2
+
+
+def save_over_an_older_one(folder: str) -> int:
+    checkpointer = lowband.Checkpointer(folder)
+    for steps in (1, 2):
+        checkpointer.save(5, *bag(), {"attempt": steps})
+    checkpointer.wait()
+    return checkpointer.load(checkpointer.latest(), *bag(steps=0))["attempt"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    assert on_ranks(2, save_over_an_older_one, str(tmp_path)) == [2, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+# ---- processes that end without `wait`
+
+# Forks two ranks for each case, so that torch is imported once; they end as any script does.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+import torch._dynamo, torch.distributed as dist
+import lowband
+from checkpoints import bag
+
+def rank_main(rank, folder, end):
+    os.dup2(os.open(f"{folder}.{rank}.err", os.O_WRONLY | os.O_CREAT), 2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=rank, world_size=2)
+    checkpointer = lowband.Checkpointer(folder, timeout_s=60)
+    checkpointer.save(1, *bag())
+    exec(end)
+
+codes = {}
+for folder, end in json.loads(sys.argv[1]).items():
+    pids = []
+    for rank in range(2):
+        pid = os.fork()
+        if pid == 0:
+            rank_main(rank, folder, end)
+            sys.exit()
+        pids.append(pid)
+    codes[folder] = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+print(json.dumps(codes))
+"""
+
+
+def test_processes_that_end_without_wait(tmp_path: Path) -> None:
+    """They end well with a whole checkpoint, or badly with a line."""
+    ends, cannot_write, no_group = (tmp_path / name for name in ("ends", "cannot_write", "no_group"))
+    cannot_write.write_text("no folder")
+    cases = {str(ends): "", str(cannot_write): "", str(no_group): "dist.destroy_process_group()"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(cases)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout)
+    said = {
+        folder: [
+            [line for line in Path(f"{folder}.{rank}.err").read_text().splitlines() if "lowband:" in line]
+            for rank in range(2)
+        ]
+        for folder in cases
+    }
+    assert codes[str(ends)] == [0, 0]
+    assert said[str(ends)] == [[], []]
+    assert_whole(ends / "step-00000001")
+
+    assert codes[str(cannot_write)] == [2, 2]
+    for [line] in said[str(cannot_write)]:
+        assert line.startswith(f"lowband: the last checkpoint was not written: {cannot_write}")
+
+    if codes[str(no_group)] == [0, 0]:
+        assert_whole(no_group / "step-00000001")
+    for code, lines in zip(codes[str(no_group)], said[str(no_group)]):
+        assert bool(lines) == (code != 0)
+
+
+# ---- waiting for other ranks
+
+
+def timeouts(folder: str) -> tuple[float, float, float]:
+    default, given = lowband.Checkpointer(folder), lowband.Checkpointer(folder, timeout_s=3)
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    return default._meeting.timeout_s, given._meeting.timeout_s, checkpoint_module.world_timeout().seconds
+
+
+def test_the_timeout_is_the_jobs_own(tmp_path: Path) -> None:
+    assert on_ranks(2, timeouts, str(tmp_path), time_limit_s=34) == [(17.0, 3.0, 1800)] * 2
+
+
+def slowly(work: Callable, pause_s: float, times: int) -> Callable:
+    """`work` that moves in steps, of which each takes `pause_s`."""
+
+    def slow(*arguments):
+        tick = arguments[-1]
+        for _ in range(times):
+            time.sleep(pause_s)
+            tick()
+        return work(*arguments)
+
+    return slow
+
+
+def take_longer_than_the_timeout(folder: str) -> tuple[str, str, str]:
+    checkpointer, here = lowband.Checkpointer(folder, timeout_s=3), bag()
+    write, verify = checkpoint_module.write_rank_file, checkpoint_module.verify_rank_file
+    if dist.get_rank() == 1:
+        checkpoint_module.write_rank_file = slowly(write, 0.5, 7)
+        checkpoint_module.verify_rank_file = slowly(verify, 0.5, 7)
+    checkpointer.save(1, *here)
+    saved = error_of(checkpointer.wait)
+    loaded = error_of(lambda: checkpointer.load(checkpointer.latest(), *here))
+    if dist.get_rank() == 1:
+        checkpoint_module.write_rank_file = slowly(write, 20, 1)
+    checkpointer.save(2, *here)
+    return saved, loaded, error_of(checkpointer.wait)
+
+
+def test_a_slow_rank_is_waited_for_and_a_stuck_one_is_not(tmp_path: Path) -> None:
+    start = time.monotonic()
+    for saved, loaded, stuck in on_ranks(2, take_longer_than_the_timeout, str(tmp_path)):
+        assert saved == loaded == "nothing raised"
+        assert stuck == (
+            f"TimeoutError: writing {tmp_path}/.step-00000002.writing: rank 1 has made no progress for 3 s"
+        )
+    assert time.monotonic() - start > 10
+    assert_whole(tmp_path / "step-00000001")
+
+
+def lose_rank_1(folder: str, how: int) -> None:
+    """Rank 1 gets a signal while it writes; rank 0 records after how long it learns of that."""
+    checkpointer, here = lowband.Checkpointer(folder, timeout_s=2), bag()
+    pids = checkpointer._meeting.everyone(os.getpid())
+    if dist.get_rank() == 1:
+        checkpoint_module.write_rank_file = lambda *_: os.kill(os.getpid(), how)
+    checkpointer.save(1, *here)
+    start = time.monotonic()
+    error = error_of(checkpointer.wait)
+    Path(folder, "learned.json").write_text(json.dumps([time.monotonic() - start, error]))
+    os.kill(pids[1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_while_writing_ends_the_others(tmp_path: Path, how: int) -> None:
+    with pytest.raises(RankFailure):
+        on_ranks(2, lose_rank_1, str(tmp_path), how)
+    after_s, error = json.loads((tmp_path / "learned.json").read_text())
+    assert error != "nothing raised"
+    assert after_s < 10  # 2 s where the machine is idle
+    assert not (tmp_path / "step-00000001").exists()
