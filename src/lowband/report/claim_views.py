@@ -17,10 +17,7 @@ from lowband.report.files import read_table
 from lowband.report.origin import ORIGINS
 
 VERDICTS = ("pass", "short", "partial", "fit", "not run")
-TRIED = (
-    "verdict", "claim", "about", "reported", "ours", "must be", "unit", "kind", "evidence", "rows from",
-    "experiment", "note",
-)  # fmt: skip
+TRIED = ("verdict", "claim", "about", "kind", "reported", "ours", "must be", "rows from", "note")
 NOT_RUN = ("claim", "about", "reported", "why not run")
 
 Rows = list[list[str]]
@@ -53,11 +50,12 @@ def reported(claim: "pd.Series[Any]") -> str:
 
 
 def must_be(claim: "pd.Series[Any]") -> str:
-    """The relation that decides, with its tolerance."""
+    """The relation that decides, with its tolerance and the unit of reported, ours and target."""
     if pd.isna(claim["target"]):
         return ""
     slack = f" +- {claim['tolerance']:g}" if claim["tolerance"] else ""
-    return f"{claim['relation']} {claim['target']:g}{slack}"
+    unit = "" if pd.isna(claim["unit"]) else f" {claim['unit']}"
+    return f"{claim['relation']} {claim['target']:g}{slack}{unit}"
 
 
 def minutes(value: float) -> str:
@@ -66,8 +64,9 @@ def minutes(value: float) -> str:
 
 
 def rows_from(claim: "pd.Series[Any]") -> str:
-    """Whether this run measured it or it is shipped, with machine, date and commit."""
-    return claim["origin"] if pd.isna(claim["rows_from"]) else f"{claim['origin']}: {claim['rows_from']}"
+    """Whether this run measured it or it is shipped, with machine, date and commit; by which experiment."""
+    machine = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
+    return f"{claim['origin']}{machine}; {claim['provenance']}, experiment {claim['experiment']}"
 
 
 def note(claim: "pd.Series[Any]") -> str:
@@ -80,9 +79,8 @@ def tried(claims: pd.DataFrame) -> Rows:
     """The cells under TRIED."""
     return [
         [
-            row["verdict"], row["short"], row["paper_element"], reported(row), ours(row), must_be(row),
-            "" if pd.isna(row["unit"]) else row["unit"], row["kind"], row["provenance"], rows_from(row),
-            row["experiment"], note(row),
+            row["verdict"], row["short"], row["paper_element"], row["kind"], reported(row), ours(row),
+            must_be(row), rows_from(row), note(row),
         ]
         for _, row in claims[is_tried(claims)].iterrows()
     ]  # fmt: skip

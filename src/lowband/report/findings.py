@@ -100,9 +100,9 @@ def _ratios(root: Path) -> pd.DataFrame:
 _WORDS = (
     (
         "The headline of arXiv 2501.04266 is neither reproduced nor refuted",
-        ": hier3 at {paper_hier3:g} times the TFLOPS per GPU of ZeRO++ on {gcds} GCDs; for nothing here ran on "
-        "Frontier, the paper's batch, accumulation, overlap and attained bandwidth are not in its public text, "
-        "and hier3 is our reading of its abstract.",
+        ": hier3 at {paper_hier3:g} times the TFLOPS per GPU of ZeRO++ on {gcds} GCDs; for nothing here ran "
+        "on Frontier, the paper's batch, accumulation, overlap and attained bandwidth are not in its public "
+        "text, and hier3 is our reading of its abstract.",
     ),
     (
         "Why",

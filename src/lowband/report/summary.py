@@ -1,4 +1,4 @@
-"""One screen of a reproduction: what its own runs showed; then how shipped and computed claims stand."""
+"""A reproduction on a terminal: what its own runs showed; then how shipped and computed claims stand."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ WIDTH = 100  # columns of the screen
 _ABOUT = {
     HERE: "This run",
     SHIPPED: "Shipped results, which this run did not measure",
-    COMPUTED: "Computed from published and machine files, the same on every machine",
+    COMPUTED: "Predictions, about this artifact itself and the same on every machine",
 }
 
 
@@ -38,13 +38,14 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
             lines += ["", f"  {'':9}{'claim':37}{'reported':>9}{'ours':>11}  must be"]
             lines += ["  " + _claim_line(claim) for _, claim in group.iterrows()] + [""]
     columns, rows = by_kind(claims)
+    shown = [i for i, column in enumerate(columns) if column not in ("graded", COMPUTED)]
     return "\n".join(
         [
             *lines,
             f"Not run: {int((claims['verdict'] == 'not run').sum())} of {len(claims)} claims "
             "(why: column `why` of claims.csv)",
             "",
-            *_aligned([columns, *rows]),
+            *_aligned([[row[i] for i in shown] for row in (columns, *rows)]),
             "",
             f"Page:            {tables_dir.parent / 'page.html'}",
             f"Claims in full:  {claims_csv}",
@@ -72,8 +73,7 @@ def _failed(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _claim_line(claim: "pd.Series[Any]") -> str:
-    unit = "" if pd.isna(claim["unit"]) else claim["unit"]
     return (
         f"{claim['verdict']:9}{claim['short']:37}{reported(claim) or '-':>9}{ours(claim):>11}  "
-        f"{must_be(claim)} {unit}"
-    ).rstrip()
+        f"{must_be(claim)}"
+    )

@@ -87,7 +87,7 @@ def _line(claim: "pd.Series[Any]") -> Line:
         element=claim["paper_element"],
         reported=reported(claim),
         ours=f"{ours(claim)} {claim['unit']}".strip(),
-        must_be=f"{must_be(claim)} {claim['unit']}".strip() if must_be(claim) else "",
+        must_be=must_be(claim),
         verdict=claim["verdict"],
-        evidence=f"{claim['provenance']}, {rows_from(claim)}" if claim["origin"] else "nothing was tried",
+        evidence=rows_from(claim) if claim["origin"] else "nothing was tried",
     )
