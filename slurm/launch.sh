@@ -17,6 +17,7 @@ if [ -f "slurm/$cluster/env.sh" ]; then
   source "slurm/$cluster/env.sh"
   set -u
 fi
-# One task that fails ends the step: the others would wait for it.
+# One task that fails ends the step: the others would wait for it. Ranks fill node after node: levels are runs of
+# consecutive ranks (spec/machine.py), and a site may deal tasks out in turn.
 # shellcheck disable=SC2086 # the options are several words
-exec srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"
+exec srun --kill-on-bad-exit=1 --distribution=block --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"

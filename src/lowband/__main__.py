@@ -124,7 +124,8 @@ def _train(options: argparse.Namespace) -> int:
 
     links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may start anew
 
-    from lowband.run.train import exit_code, train
+    from lowband.run.ending import exit_code
+    from lowband.run.train import train
 
     outcome = train(options.spec, links)
     if is_first_process():

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def test_local_ranks_write_whole_records(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "env.json",
         "outcome.json",
+        "run.lock",
         "spec.json",
         "steps.jsonl",
     ]
@@ -123,12 +125,14 @@ def test_slurm_variables_make_a_rank(tmp_path: Path) -> None:
 ENDLESS = {"ranks": 2, "steps": 100_000}
 
 
-def launched(path: Path, port: int) -> list[subprocess.Popen[str]]:
+def launched(path: Path, port: int, arguments: Sequence[str] | None = None) -> list[subprocess.Popen[str]]:
     """Two ranks as torchrun starts them, and nobody who watches them."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **address} for rank in range(2)]
     return [
-        subprocess.Popen(command(path), env={**os.environ, **rank}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            arguments or command(path), env={**os.environ, **rank}, stderr=subprocess.PIPE, text=True
+        )
         for rank in ranks
     ]
 

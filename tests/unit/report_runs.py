@@ -22,9 +22,14 @@ def smoke_specs() -> list[RunSpec]:
 
 
 def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> Path:
-    """A run that ended ok. Warm-up steps take ten times as long; bytes and states are the closed forms."""
+    """A run that ended ok, whatever was there.
+
+    Warm-up steps take ten times as long; bytes and states are the closed forms.
+    """
     run = RunFolder(folder / spec.run_id)
     write_whole(run.spec, spec.to_json())
+    run.steps.unlink(missing_ok=True)
+    run.outcome.unlink(missing_ok=True)
     run.write_environment(
         Environment(
             commit="c0ffee",

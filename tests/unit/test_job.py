@@ -30,6 +30,15 @@ def test_whole_nodes_and_a_margin_of_time() -> None:
     assert read_job(ROOT, "frontier-box").tasks_per_node(run()) == 1
 
 
+@pytest.mark.parametrize("suite", ["volume", "volume3072"])
+def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
+    job = read_job(ROOT, "frontier")
+    for spec in expand(ROOT, [suite]):
+        assert (spec.device, spec.ranks >= 384) == ("fake", True)
+        asked = job.resources(spec)
+        assert (asked["nodes"], asked["tasks_per_node"], job.tasks_per_node(spec)) == (1, 1, 1)
+
+
 def test_queue_limits() -> None:
     job = read_job(ROOT, "frontier")
     assert job.resources(run(ranks=91 * 8, time_limit_s=110 * 60))["runtime"] == 120

@@ -89,6 +89,29 @@ def test_counts_on_fake_tensors_are_not_measured(tmp_path: Path) -> None:
         assert set(read_table(tmp_path / f"{name}.csv")["provenance"]) <= {"predicted"}
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [*lines, lines[-1]], r"steps\.jsonl:7: is the record of step 6 .allowed: step 7"),
+        (lambda lines: [*lines, *lines], r"steps\.jsonl:7: is the record of step 1 .allowed: step 7"),
+        (lambda lines: [*lines[:2], *lines[3:]], r"steps\.jsonl:3: is the record of step 4"),
+        (lambda lines: lines[1:], r"steps\.jsonl:1: is the record of step 2"),
+        (lambda lines: lines[:-1], r"steps\.jsonl: has the records of 5 steps .allowed: 6, as the outcome"),
+        (lambda lines: None, r"steps\.jsonl: cannot be read"),
+    ],
+)
+def test_doubled_or_missing_steps_never_reach_a_table(tmp_path: Path, change, message: str) -> None:
+    folder = write_run(tmp_path, smoke_specs()[0], 1, 5)
+    steps = folder / "steps.jsonl"
+    changed = change(steps.read_text().splitlines(keepends=True))
+    steps.unlink()
+    if changed is not None:
+        steps.write_text("".join(changed))
+    with pytest.raises(UserError, match=message):
+        collect([folder], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_without_a_spec_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         collect([tmp_path], tmp_path / "out")

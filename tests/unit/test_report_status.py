@@ -1,5 +1,6 @@
 """What a reproduction that is under way says of itself."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,16 @@ from report_runs import ROOT, smoke_specs, write_failure, write_run
 
 from lowband.report import status as status_of
 from lowband.report.status import duration, follow, headline, read_status, report
+from lowband.spec.lock import hold
 from lowband.spec.records import Outcome
 
 
 @pytest.fixture
-def under_way(tmp_path: Path) -> Path:
-    """Nine runs: two ok of 10 s, one out of memory, one after 3 of its 6 steps, the others not begun."""
+def under_way(tmp_path: Path) -> Iterator[Path]:
+    """Nine runs: two ok of 10 s, one out of memory, one after 3 of its 6 steps, the others not begun.
+
+    The running one's lock is held by this process.
+    """
     for part in ("config", "slurm"):
         (tmp_path / part).symlink_to(ROOT / part)
     runs = tmp_path / "results" / "local" / "runs"
@@ -25,7 +30,8 @@ def under_way(tmp_path: Path) -> Path:
     (folder / "outcome.json").unlink()
     steps = folder / "steps.jsonl"
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:3]))
-    return tmp_path
+    with hold(folder / "run.lock"):
+        yield tmp_path
 
 
 def test_counts_causes_and_time_left(under_way: Path) -> None:
@@ -34,6 +40,27 @@ def test_counts_causes_and_time_left(under_way: Path) -> None:
     text = report(status)
     assert "50% of its steps" in text
     assert "oom, not enough memory" in text
+
+
+@pytest.mark.parametrize("outcome", [None, '{"status": "ok", "st'])
+def test_a_run_that_nobody_runs_and_that_has_no_outcome_has_died(
+    under_way: Path, outcome: str | None
+) -> None:
+    """As after SIGKILL of its launcher or a power cut; half an outcome is none."""
+    running = read_status(under_way, "local", ["smoke"]).of("running")[0].run_id
+    died, locked = smoke_specs()[4:6]
+    runs = under_way / "results" / "local" / "runs"
+    folder = write_run(runs, died, 1, 5)
+    (folder / "outcome.json").unlink()
+    if outcome is not None:
+        (folder / "outcome.json").write_text(outcome)
+    (runs / locked.run_id).mkdir()
+    (runs / locked.run_id / "run.lock").touch()  # killed before it wrote anything
+    status = read_status(under_way, "local", ["smoke"])
+    assert [run.run_id for run in status.of("running")] == [running]
+    assert {run.run_id for run in status.of("died")} == {died.run_id, locked.run_id}
+    assert headline(status).startswith("9 runs: 2 ok, 3 failed, 1 running, 3 waiting; ")
+    assert f"{died.run_id}: died, it stopped without an outcome" in report(status)
 
 
 def test_time_is_not_guessed(tmp_path: Path) -> None:

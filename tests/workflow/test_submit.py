@@ -66,6 +66,10 @@ def test_generic_site_submits_without_an_account(tmp_path: Path) -> None:
     assert "$" not in line.partition("--wrap")[0]  # no variable was left as text
 
 
+# Ranks fill node after node, as the levels of the engine take them to.
+SRUN = "srun --kill-on-bad-exit=1 --distribution=block --nodes=2 --ntasks-per-node=8"
+
+
 def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> None:
     """slurm/launch.sh: srun inside of a job, the command itself elsewhere."""
     (tmp_path / "srun").write_text('#!/bin/sh\necho "$MASTER_ADDR $MASTER_PORT srun $*"\n')
@@ -81,7 +85,7 @@ def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> Non
     address, port, rest = inside.stdout.split(maxsplit=2)
     assert not address.startswith("127.")
     assert port == "29500"
-    assert rest == ("srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=8 --gpu-bind=none -c8 echo a b\n")
+    assert rest == f"{SRUN} --gpu-bind=none -c8 echo a b\n"
 
 
 def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
@@ -99,9 +103,7 @@ def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0].startswith("module load PrgEnv-gnu")
     assert "sbcast --preserve --force env.tar.gz /mnt/bb/u/lowband-env.tar.gz" in calls
-    assert calls[-1].startswith(
-        "srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=8 --gpu-bind=closest train"
-    )
+    assert calls[-1].startswith(f"{SRUN} --gpu-bind=closest train")
     assert {
         "NCCL_NET=OFI",
         "MASTER_PORT=3442",

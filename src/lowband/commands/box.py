@@ -97,7 +97,7 @@ def _bench_comm(options: argparse.Namespace) -> None:
     try:
         rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
     except RankFailure as failure:
-        raise UserError(str(failure)) from None
+        raise UserError(failure.cause) from None
     except TimeLimit:
         raise UserError(
             "the collectives took longer than their time limit", allowed="fewer --repeats"

@@ -23,6 +23,7 @@ from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import state_bytes
 from lowband.cost.peers import peer_sent_bytes
 from lowband.cost.scale_model import box_step_s
+from lowband.errors import UserError
 from lowband.report.files import write_csv
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
@@ -41,7 +42,8 @@ TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_ti
 def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
-    Raises UserError for a folder without a spec.json: it is no run.
+    Raises UserError for a folder without a spec.json, which is no run, and for a run that ended ok without
+    the record of each of its steps.
     """
     run_rows: list[Row] = []
     step_rows: list[Row] = []
@@ -53,7 +55,7 @@ def collect(runs: list[Path], out: Path) -> None:
         spec = RunSpec.read_json(folder.spec)
         outcome = _outcome(folder)
         is_ok = outcome.status == "ok"
-        steps = list(folder.read_steps()) if is_ok and folder.steps.exists() else []
+        steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else []
         run_rows.append(_keys(spec) | _run(spec, outcome, steps) | _environment(folder))
         step_rows += [_keys(spec) | row for row in _steps(spec, steps)]
         if is_ok:
@@ -72,6 +74,17 @@ def _outcome(folder: RunFolder) -> Outcome:
     if not folder.outcome.exists():
         return Outcome(status="error", cause="no outcome written", steps=0)
     return Outcome.read_json(folder.outcome)
+
+
+def _whole_steps(folder: RunFolder, outcome: Outcome) -> list[StepRecord]:
+    """Steps 1 to the last one of a run that ended ok."""
+    steps = list(folder.read_steps())
+    if len(steps) != outcome.steps:
+        raise UserError(
+            f"has the records of {len(steps)} steps", where=folder.steps,
+            allowed=f"{outcome.steps}, as the outcome has it; the run has to be taken again",
+        )  # fmt: skip
+    return steps
 
 
 def _keys(spec: RunSpec) -> Row:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.lock import is_held
+from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
 
@@ -20,7 +21,7 @@ SHOWN = 8  # runs and failures listed, at most
 
 @dataclass(frozen=True)
 class Run:
-    """state: waiting, running, or how it ended. share: of its steps that are taken."""
+    """state: waiting, running, died (no outcome), or how it ended. share: of its steps that are taken."""
 
     run_id: str
     suite: str
@@ -66,14 +67,16 @@ def read_status(root: Path, results: str, suites: list[str]) -> Status:
 
 
 def _run(spec: RunSpec, folder: RunFolder) -> Run:
-    if folder.outcome.exists():
-        outcome = Outcome.read_json(folder.outcome)
+    is_running = is_held(folder.lock)  # first: a run that ends meanwhile has an outcome
+    outcome = folder.read_outcome()
+    if outcome is not None:
         return Run(spec.run_id, spec.suite, outcome.status, outcome.cause, 1.0, outcome.wall_s)
-    if not folder.env.exists():
-        return Run(spec.run_id, spec.suite, "waiting")
-    # Lines are counted, not read: the last one may be half written.
-    steps = folder.steps.read_bytes().count(b"\n") if folder.steps.exists() else 0
-    return Run(spec.run_id, spec.suite, "running", share=min(1.0, steps / spec.steps))
+    share = min(1.0, folder.count_steps() / spec.steps)
+    if is_running:
+        return Run(spec.run_id, spec.suite, "running", share=share)
+    if folder.env.exists() or folder.lock.exists():
+        return Run(spec.run_id, spec.suite, "died", "it stopped without an outcome", share)
+    return Run(spec.run_id, spec.suite, "waiting")
 
 
 def headline(status: Status) -> str:

@@ -1,7 +1,7 @@
-"""A word before the end, of a rank that a launcher started: out of time, or ordered to end.
+"""Record why a rank that a launcher started is ending: time limit, order to end, failure of another rank.
 
 Nobody here watches such a rank from outside, and it may wait for its peers inside of torch, where no handler
-of Python runs. So a thread waits beside it, woken by the C half of Python's signal handling.
+of Python runs. So a thread waits beside it.
 """
 
 import os
@@ -13,40 +13,55 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-_DONE = b"\0"  # no signal has this number
+from lowband.run.orders import orders, read_order
+
+LOOK_S = 2.0  # between two looks for another rank's failure
 
 
 @contextmanager
-def last_words(limit_s: float, say: Callable[[bool], int]) -> Iterator[None]:
-    """While this is entered, SIGTERM and the end of `limit_s` end the process with the exit code of `say`.
+def last_words(
+    limit_s: float, end: Callable[[signal.Signals | None], int], look: Callable[[], int | None]
+) -> Iterator[None]:
+    """While this is entered, an order to end and the end of `limit_s` end the process with the code of `end`.
 
-    say: told whether the time is over; called in a thread. Only a main thread can enter.
+    end:  given the order, or None when the time is over
+    look: called every `LOOK_S`; an exit code that it returns ends the process, too
+    Both are called in a thread. Only a main thread can enter.
     """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    handler = signal.signal(signal.SIGTERM, lambda *_: None)
-    wakeup = signal.set_wakeup_fd(writer)
-    thread = Thread(target=_wait, args=(reader, time.monotonic() + limit_s, say), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        os.write(writer, _DONE)
-        thread.join()
-        signal.set_wakeup_fd(wakeup)
-        signal.signal(signal.SIGTERM, handler)
-        os.close(reader)
-        os.close(writer)
+    done, is_done = os.pipe()
+    with orders() as ordered:
+        deadline = time.monotonic() + limit_s
+        thread = Thread(target=_wait, args=(ordered, done, deadline, end, look), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            os.close(is_done)
+            thread.join()
+            os.close(done)
 
 
-def _wait(reader: int, deadline: float, say: Callable[[bool], int]) -> None:
+def _wait(
+    ordered: int,
+    done: int,
+    deadline: float,
+    end: Callable[[signal.Signals | None], int],
+    look: Callable[[], int | None],
+) -> None:
     while True:
-        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-        told = os.read(reader, 1) if ready else b""
-        if told == _DONE:
+        left_s = deadline - time.monotonic()
+        ready, _, _ = select.select([ordered, done], [], [], max(0.0, min(LOOK_S, left_s)))
+        if done in ready:
             return
-        if not ready or told[0] == signal.SIGTERM:
-            code = say(not ready)
+        code = None
+        if ordered in ready:
+            order = read_order(ordered)
+            code = end(order) if order is not None else None
+        elif left_s <= 0:
+            code = end(None)
+        else:
+            code = look()
+        if code is not None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

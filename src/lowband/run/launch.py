@@ -13,19 +13,27 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from lowband.run.orders import ORDERS, orders, read_order
 from lowband.run.ranks import Rank
+from lowband.spec.files import write_whole
 
 GRACE_S = 5.0  # from the order to end to the end by force
 CAUSE_S = 2.0  # from the first failure seen to the verdict: its cause may be seen a little later
+LOOK_S = 1.0  # between two looks for a failure on another node
 
 
 class RankFailure(Exception):
-    """A rank ended badly. The text is the cause in one line."""
+    """A rank ended badly. The text is its error, of one or more lines."""
+
+    @property
+    def cause(self) -> str:
+        """The first line."""
+        return str(self).partition("\n")[0]
 
 
 class TimeLimit(Exception):
@@ -44,41 +52,53 @@ def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> 
 def run_ranks(ranks: list[Rank], work: Callable[[Rank], None], time_limit_s: float, causes: Path) -> None:
     """Run `work` once per rank, each in a process of its own, and return when all have ended well.
 
-    causes: a folder for what failing ranks say; of a job over several nodes, one that all of them see
+    causes: a folder for the errors of failing ranks; of a job over several nodes, one that all of them see
     Raises RankFailure with the first failing rank's own error as soon as one ends badly, TimeLimit after
-    `time_limit_s`; no rank is left running in either case.
+    `time_limit_s`, SystemExit (143) after SIGTERM, KeyboardInterrupt after SIGINT. No rank is left running in
+    any case.
     """
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=_rank_main, args=(rank, work, causes), name=f"rank {rank.rank}")
+        context.Process(target=_rank_main, args=(rank, work, causes, os.getpid()), name=f"rank {rank.rank}")
         for rank in ranks
     ]
-    # An order to end becomes an exception, so that `finally` ends the ranks.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    for process in processes:
-        process.start()
+    with orders() as ordered:
+        try:
+            _fork(processes)
+            _watch(processes, ordered, time.monotonic() + time_limit_s, causes)
+        finally:
+            _end([process for process in processes if process.pid is not None])
+
+
+def _fork(processes: Sequence[BaseProcess]) -> None:
+    # An order that meets a new rank waits until the rank has its own handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ORDERS)
     try:
-        _watch(processes, time.monotonic() + time_limit_s, causes)
+        for process in processes:
+            process.start()
     finally:
-        _end(processes)
-        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
+def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path, parent: int) -> None:
     code = 1
     # If the parent is killed, nobody would end this rank: let the kernel do it (prctl, PR_SET_PDEATHSIG).
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before
+            os._exit(code)
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the ranks
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ORDERS)
     try:
         work(rank)
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        first_line = str(error).splitlines()[0] if str(error) else ""
-        line = f"rank {rank.rank}: {type(error).__name__}: {first_line}"
         # The time decides who failed first: the others fail soon after, because of it.
-        _say(folder, time.time_ns(), os.getpid(), line)
+        name = f"rank {rank.rank}"
+        _record(folder, time.time_ns(), name, f"{name}: {type(error).__name__}: {str(error).strip()}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -86,45 +106,94 @@ def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path) -> None:
         os._exit(code)
 
 
-def _watch(processes: list[BaseProcess], deadline: float, folder: Path) -> None:
+def _watch(processes: Sequence[BaseProcess], ordered: int, deadline: float, folder: Path) -> None:
     running = {process.sentinel: process for process in processes}
     failed: list[BaseProcess] = []
+    is_failing = False
     while running:
-        ended = wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
-        if not ended:
-            break
-        gone = [running.pop(sentinel) for sentinel in ended]
+        left_s = deadline - time.monotonic()
+        ready = wait([ordered, *running], timeout=max(0.0, min(LOOK_S, left_s)))
+        if ordered in ready:
+            _obey(read_order(ordered))
+            continue
+        gone = [running.pop(sentinel) for sentinel in list(running) if sentinel in ready]
         for process in gone:
             process.join(GRACE_S)  # its pipe closes a moment before its exit code can be asked for
         newly = [process for process in gone if process.exitcode]
         for process in newly:
-            if process.exitcode < 0:  # a signal's victim is the cause of its peers' broken connections
-                name = signal.Signals(-process.exitcode).name
-                _say(folder, 0, process.pid, f"{process.name} was killed by {name}")
-        if newly and not failed:
-            deadline = time.monotonic() + CAUSE_S
+            if _signal_of(process):  # a signal's victim is the cause of its peers' broken connections
+                _record(folder, 0, process.name, _end_of(process))
         failed += newly
-    if failed:
-        raise RankFailure(_cause(failed, folder))
+        if not is_failing and (newly or _causes(folder)):  # here, or on another node
+            is_failing = True
+            deadline = min(deadline, time.monotonic() + CAUSE_S)
+        if not ready and left_s <= 0:
+            break
+    if is_failing:
+        raise RankFailure(_stopped(running.values()) + _cause(failed, folder))
     if running:
         raise TimeLimit
 
 
-def _say(folder: Path, when_ns: int, pid: int | None, line: str) -> None:
-    (folder / f"{when_ns:020d}-{pid}").write_text(line, encoding="utf-8")
+def _obey(order: signal.Signals | None) -> None:
+    if order == signal.SIGINT:
+        raise KeyboardInterrupt
+    if order is not None:
+        sys.exit(128 + order)
+
+
+def _record(folder: Path, when_ns: int, name: str, text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk; the rank's traceback is in the log
+        write_whole(folder / f"{when_ns:020d}-{name.replace(' ', '-')}", text)
+
+
+def _causes(folder: Path) -> list[Path]:
+    """Files of errors, the first one first; none once another node has ended well and removed the folder."""
+    try:
+        return sorted(folder.glob("[0-9]*-*"))
+    except FileNotFoundError:
+        return []
 
 
 def _cause(failed: list[BaseProcess], folder: Path) -> str:
-    """What was said first, on any node."""
-    first = min(folder.glob("[0-9]*-*"), default=None)
-    if first is None:
-        return f"{failed[0].name} ended with exit code {failed[0].exitcode}"
-    return first.read_text(encoding="utf-8")
+    """The first rank's error, on any node."""
+    if causes := _causes(folder):
+        return causes[0].read_text(encoding="utf-8")
+    return _end_of(min(failed, key=lambda process: not _signal_of(process)))
 
 
-def _end(processes: list[BaseProcess]) -> None:
+def _end_of(process: BaseProcess) -> str:
+    victim_of = _signal_of(process)
+    if victim_of is not None:
+        return f"{process.name} was killed by {victim_of.name}"
+    return f"{process.name} ended with exit code {process.exitcode}"
+
+
+def _signal_of(process: BaseProcess) -> signal.Signals | None:
+    code = process.exitcode or 0
+    return signal.Signals(-code) if code < 0 else None
+
+
+def _stopped(processes: Iterable[BaseProcess]) -> str:
+    """Ranks that others have waited for in vain, because something stopped them."""
+    names = [process.name for process in processes if _state(process) in ("T", "t")]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} stopped (SIGSTOP); " if names else ""
+
+
+def _state(process: BaseProcess) -> str:
+    """The letter of /proc, after the name in brackets; empty where there is no /proc."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         process.terminate()
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGCONT)  # a stopped process takes no order
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ def train_rank(
     checkpointer = _checkpointer(spec, folder)
     resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
     if is_first:
-        folder.keep_steps(resumed_from)
+        folder.go_back_to(resumed_from)
     paced = _paced_device(spec)
     sent_before = sent_bytes() if is_shaped else 0
     reset_peak_memory(device)
@@ -64,6 +65,10 @@ def train_rank(
                 f"real computation took {line.real_share:.0%} of the paced time at step {step}; "
                 f"at most {MOST_REAL_SHARE:.0%} keeps the speed constant"
             )
+        if is_shaped:
+            sent_so_far = sent_bytes()
+            line = line.model_copy(update={"interface_bytes": sent_so_far - sent_before})
+            sent_before = sent_so_far
         if is_first:
             folder.append_step(line)
         if checkpointer is not None and step % spec.checkpoint_every == 0:
@@ -71,14 +76,19 @@ def train_rank(
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
-    counted = sent_bytes() - sent_before if is_shaped else None
-    outcome = _outcome(spec, trainer, device, line.sent)
+    # From the file, which has the steps of earlier attempts, too: all of them, if one was stopped at its end.
+    steps = folder.whole_steps() if is_first else []
+    outcome = _outcome(spec, trainer, device, has_stepped=resumed_from < spec.steps)
     return outcome.model_copy(
         update={
             "resumed_from": resumed_from,
+            "notes": "; ".join(
+                filter(None, (outcome.notes, *(checkpointer.skipped if checkpointer else ())))
+            ),
             "checkpoint_stall_s": stall_s,
+            "sent": steps[-1].sent if steps else (),
             "outside": outside.sent,
-            "interface_bytes": counted,
+            "interface_bytes": _total([step.interface_bytes for step in steps]),
         }
     )
 
@@ -92,8 +102,9 @@ def _paced_device(spec: RunSpec) -> PacedDevice | None:
 def _checkpointer(spec: RunSpec, folder: RunFolder) -> Checkpointer | None:
     if spec.checkpoint_every == 0:
         return None
-    # By the spec's content: a changed spec never goes on from another one's checkpoint.
-    digest = hashlib.sha256(spec.to_json().encode()).hexdigest()[:12]
+    # By the spec's content, limits of time aside: a changed spec never goes on from another one's checkpoint.
+    numbers = spec.model_dump_json(exclude={"time_limit_s", "peer_timeout_s"})
+    digest = hashlib.sha256(numbers.encode()).hexdigest()[:12]
     return Checkpointer(folder.checkpoints / digest)
 
 
@@ -163,31 +174,40 @@ def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
     return [row.tolist() for row in rows]
 
 
-def _outcome(
-    spec: RunSpec,
-    trainer: Trainer,
-    device: torch.device,
-    sent: tuple[Sent, ...],
-) -> Outcome:
+def _total(counts: list[int | None]) -> int | None:
+    """Their sum; None if one is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
+    """has_stepped: whether this attempt took a step; memory of one that did not is no measurement."""
+    memory = _memory(spec, trainer, device) if has_stepped else {}
+    return Outcome(
+        status="ok",
+        steps=spec.steps,
+        notes=trainer.notes,
+        weights_sha256=_sha256(trainer.full_state()),
+        **memory,
+    )
+
+
+def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, Any]:
+    """What an outcome records of memory, over all ranks."""
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
     reserved = peak_reserved_bytes(device)
     if reserved is not None:
         reserved = int(max(row[0] for row in _all_gather([float(reserved)], device)))
     states = state_peaks(trainer.model, trainer.optimizer) if spec.engine == "lowband" else {}
     held = _all_gather([float(peak) for peak in states.values()], device)
-    return Outcome(
-        status="ok",
-        steps=spec.steps,
-        peak_memory_bytes_max=int(max(peaks)),
-        peak_memory_bytes_min=int(min(peaks)),
-        peak_reserved_bytes_max=reserved,
-        states=tuple(
+    return {
+        "peak_memory_bytes_max": int(max(peaks)),
+        "peak_memory_bytes_min": int(min(peaks)),
+        "peak_reserved_bytes_max": reserved,
+        "states": tuple(
             StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),
-        sent=sent,
-        notes=trainer.notes,
-        weights_sha256=_sha256(trainer.full_state()),
-    )
+    }
 
 
 def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -63,6 +63,16 @@ def is_launched() -> bool:
     return _launcher() is not None
 
 
+def job_id() -> str:
+    """The same in all processes that a launcher started together, and in no others."""
+    names = (
+        "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+        "MASTER_ADDR", "MASTER_PORT",
+    )  # fmt: skip
+    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+
+
 def is_first_process() -> bool:
     """Whether this is the launcher's first process, or there is no launcher."""
-    return all(os.environ.get(names[0], "0") == "0" for names in _LAUNCHERS.values())
+    launcher = _launcher()
+    return launcher is None or os.environ[_LAUNCHERS[launcher][0]] == "0"

@@ -3,10 +3,15 @@
 import ctypes
 import hashlib
 import os
-from collections.abc import Mapping
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -20,16 +25,18 @@ from lowband.kernels import flash_attention
 from lowband.model.data import Corpus, batch, read_corpus
 from lowband.peers import deepspeed
 from lowband.run.count import count
+from lowband.run.ending import FAILED, exit_code, failure, ordered, out_of_time, record, report
 from lowband.run.environment import code_version, describe, host, source_sha256
 from lowband.run.last_words import last_words
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.loop import Diverged, train_rank
 from lowband.run.pacing import Overloaded
-from lowband.run.ranks import Rank, from_environment
+from lowband.run.ranks import Rank, from_environment, is_first_process, job_id
+from lowband.spec.lock import hold, job_of
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
-_ORDERED = "ended by SIGTERM: cancelled, or out of its job's time"
+SEEN_S = 5.0  # a file that one process has written may take so long to be seen on another host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
@@ -48,8 +55,9 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
     """Run the spec: as one rank or a node's ranks under torchrun or srun, else all ranks here.
 
     links: how the ranks are joined, for the record; `network.SHAPED`: by a box's links
-    Returns the outcome, which also lies in the folder. Under a launcher, a failing rank raises.
-    Raises UserError, with nothing written, if the spec or its text cannot be used.
+    Returns the outcome, also of a run that failed; it lies in the folder, too, if it could be written.
+    Raises UserError, with nothing written, if the spec or its text cannot be used or another process runs
+    the folder; SystemExit and KeyboardInterrupt after SIGTERM and Ctrl-C.
     """
     spec = RunSpec.read_json(spec_path)
     folder = RunFolder(spec_path.parent)
@@ -62,9 +70,11 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
         if spec.engine == "deepspeed":
             deepspeed.load(on)
     except UserError as error:
-        folder.start()
-        folder.write_outcome(Outcome(status="not run", cause=str(error), steps=0))
-        return Outcome.read_json(folder.outcome)
+        outcome = Outcome(status="not run", cause=str(error), steps=0)
+        if not is_first_process():
+            return outcome
+        with _started(folder):
+            return folder.write_outcome(outcome)
     if spec.attention == "flash2":
         flash_attention.require(torch.device(on))
         flash_attention.check_heads(spec.model.heads, spec.model.heads, spec.model.hidden // spec.model.heads)
@@ -77,94 +87,89 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
         )
     batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
     job = Job(spec, corpus, folder, links, on)
-    if isinstance(mine, Rank):
-        _run_launched_rank(mine, job)
-    else:
-        _run_ranks(mine, job)
-    return Outcome.read_json(folder.outcome)
+    with _started(folder) if is_first_process() else nullcontext():
+        return _run_launched_rank(mine, job) if isinstance(mine, Rank) else _run_ranks(mine, job)
+
+
+@contextmanager
+def _started(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder's lock, and forget what an earlier attempt left."""
+    with hold(folder.lock, job_id()):
+        if line := folder.start():
+            report(line)
+        yield
 
 
 def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
-    folder.start()
-    folder.write_environment(
-        describe((host(),), torch.device("cpu"), "fake", {"source": "none: nothing is computed"}, "none")
-    )
-    outcome = count(spec)
-    folder.write_outcome(outcome)
-    return outcome
+    with _started(folder):
+        folder.write_environment(
+            describe((host(),), torch.device("cpu"), "fake", {"source": "none: nothing is computed"}, "none")
+        )
+        return folder.write_outcome(count(spec))
 
 
-def _run_ranks(mine: list[Rank] | None, job: Job) -> None:
-    """Fork the ranks of this node, or all where there is no launcher, and write what ends them badly."""
+def _run_ranks(mine: list[Rank] | None, job: Job) -> Outcome:
+    """Fork the ranks of this node, or all where there is no launcher, and record what ends them badly."""
     spec, folder = job.spec, job.folder
-    if mine is None or mine[0].rank == 0:
-        folder.start()
     code_version(), source_sha256()  # asked once, before the ranks are forked
     try:
         if mine is None:
             run_local(spec.ranks, lambda rank: _run_rank(rank, job), spec.time_limit_s)
         else:
-            with folder.causes(os.environ["SLURM_JOB_ID"]) as causes:
+            step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+            with folder.causes(step) as causes:
                 run_ranks(mine, lambda rank: _run_rank(rank, job), spec.time_limit_s, causes)
-    except RankFailure as failure:
-        _write_failure(str(failure), folder)
-    except SystemExit:  # SIGTERM; of a job with a failed rank elsewhere, that rank's node has said why
-        if not folder.outcome.exists():
-            _write_failure(_ORDERED, folder)
+    except RankFailure as error:
+        return _record(failure(str(error), folder), folder)
+    except (SystemExit, KeyboardInterrupt) as order:
+        is_term = isinstance(order, SystemExit)
+        _record(ordered(signal.SIGTERM if is_term else signal.SIGINT, folder), folder)
         raise
     except TimeLimit:
-        _write_timeout(job)
+        return _record(out_of_time(spec, folder), folder)
+    return folder.await_outcome(SEEN_S)
 
 
-def _run_launched_rank(rank: Rank, job: Job) -> None:
-    """Under an outer launcher nobody watches all ranks: whoever ends badly first says why."""
-    if rank.rank == 0:
-        job.folder.start()
+def _run_launched_rank(rank: Rank, job: Job) -> Outcome:
+    """Under an outer launcher nobody watches all ranks: whoever ends badly first records why."""
+    spec, folder = job.spec, job.folder
+    has_joined = Event()
 
-    def say(is_time_over: bool) -> int:
-        if not job.folder.outcome.exists():
-            if is_time_over:
-                _write_timeout(job)
-            else:
-                _write_failure(_ORDERED, job.folder)
-        return exit_code(Outcome.read_json(job.folder.outcome), job.folder)
+    def end(order: signal.Signals | None) -> int:
+        outcome = out_of_time(spec, folder) if order is None else ordered(order, folder)
+        code = exit_code(_record(outcome, folder), folder)
+        return 128 + order if order == signal.SIGINT else code
 
-    try:
-        with last_words(job.spec.time_limit_s, say):
-            _run_rank(rank, job)
-    except Exception as error:
-        if not job.folder.outcome.exists():
-            _write_failure(f"rank {rank.rank}: {type(error).__name__}: {error}", job.folder)
-        if exit_code(Outcome.read_json(job.folder.outcome), job.folder):
-            raise
+    def look() -> int | None:
+        # Before all ranks have joined, the outcome may be that of an earlier attempt.
+        outcome = folder.read_outcome() if has_joined.is_set() else None
+        if outcome is None or outcome.status not in FAILED:
+            return None
+        report(f"rank {rank.rank} ends because of another: {outcome.cause}")
+        return exit_code(outcome, folder)
 
-
-def exit_code(outcome: Outcome, folder: RunFolder) -> int:
-    """0 of a run whose outcome is a row of the tables, 1 of a job that failed.
-
-    Out of memory, out of time and NaN are results. A run that is out of time and has a checkpoint goes on
-    from there when it is started again, so it is not done.
-    """
-    is_unfinished = outcome.status == "timeout" and folder.checkpoints.exists()
-    return int(outcome.status == "error" or is_unfinished)
+    with last_words(spec.time_limit_s, end, look):
+        try:
+            return _run_rank(rank, job, has_joined.set)
+        except Exception as error:
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+            return _record(failure(f"rank {rank.rank}: {type(error).__name__}: {error}", folder), folder)
 
 
-def _write_timeout(job: Job) -> None:
-    cause = f"the run took longer than its time_limit_s of {job.spec.time_limit_s}"
-    job.folder.write_outcome(Outcome(status="timeout", cause=cause, steps=_steps_done(job.folder)))
+def _record(outcome: Outcome, folder: RunFolder) -> Outcome:
+    """Record a failure, unless the folder is not, or not yet, this job's: then it is only printed."""
+    deadline = time.monotonic() + SEEN_S
+    while not is_first_process() and job_of(folder.lock) != job_id():
+        if time.monotonic() > deadline:
+            report(outcome.cause)
+            return outcome
+        time.sleep(0.1)
+    return record(outcome, folder)
 
 
-def _write_failure(cause: str, folder: RunFolder) -> None:
-    line = cause.splitlines()[0]
-    is_oom = "OutOfMemoryError" in line or "not enough memory" in line or "MemoryError" in line
-    folder.write_outcome(Outcome(status="oom" if is_oom else "error", cause=line, steps=_steps_done(folder)))
-
-
-def _steps_done(folder: RunFolder) -> int:
-    return len(list(folder.read_steps())) if folder.steps.exists() else 0
-
-
-def _run_rank(rank: Rank, job: Job) -> None:
+def _run_rank(rank: Rank, job: Job, joined: Callable[[], None] = lambda: None) -> Outcome:
+    """joined: called when this rank has met all others"""
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
@@ -179,18 +184,20 @@ def _run_rank(rank: Rank, job: Job) -> None:
         timeout=timedelta(seconds=spec.peer_timeout_s),
     )
     hosts = _check_same_start(spec, corpus.facts)
+    joined()
     if rank.rank == 0:
         folder.write_environment(describe(hosts, device, dist.get_backend(), corpus.facts, job.links))
     try:
         outcome = train_rank(spec, corpus, device, folder, is_shaped=job.links == SHAPED)
     except Diverged as error:
-        outcome = Outcome(status="nan", cause=str(error), steps=_steps_done(folder))
+        outcome = Outcome(status="nan", cause=str(error), steps=folder.count_steps())
     except Overloaded as error:
-        outcome = Outcome(status="overloaded", cause=str(error), steps=_steps_done(folder))
+        outcome = Outcome(status="overloaded", cause=str(error), steps=folder.count_steps())
     if rank.rank == 0:
-        folder.write_outcome(outcome)
+        outcome = folder.write_outcome(outcome)
     dist.barrier()  # nobody leaves, and so breaks a connection, before the outcome is there
     dist.destroy_process_group()
+    return outcome
 
 
 def _share_one_heap() -> None:

@@ -3,6 +3,7 @@
     env.json      Environment   once, before the first step
     steps.jsonl   StepRecord    one line per optimizer step, full precision
     outcome.json  Outcome       once, at the end, also of a run that failed
+    run.lock      lock.hold     who runs it, or ran it last
 
 Stored values are base units: seconds, bytes.
 """
@@ -18,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from lowband.errors import UserError
-from lowband.spec.files import write_whole
+from lowband.spec.files import create_whole, naming, write_whole
 from lowband.spec.strict import Strict, read_text
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
@@ -58,6 +59,9 @@ class StepRecord(Strict):
     sent: tuple[Sent, ...] = Field(description="of rank 0; every rank sends the same")
     real_share: float | None = Field(
         default=None, description="where computation is paced: real over paced time, the most of all ranks"
+    )
+    interface_bytes: int | None = Field(
+        default=None, description="in a box: what rank 0's interface has sent since the step before"
     )
 
 
@@ -127,13 +131,48 @@ class RunFolder:
         self.steps = path / "steps.jsonl"
         self.outcome = path / "outcome.json"
         self.checkpoints = path / "checkpoints"
+        self.lock = path / "run.lock"
 
-    def start(self) -> None:
-        """Forget an earlier attempt, but for the checkpoints of one that did not come to its end."""
-        if self.outcome.exists() and Outcome.read_json(self.outcome).status in ("ok", "nan"):
+    def start(self) -> str:
+        """Forget an earlier attempt, but for the checkpoints of one that did not come to its end.
+
+        Only the holder of the lock may call this. Returns a line for the user if checkpoints are removed
+        because the records of their steps are lost or damaged, else "".
+        """
+        ended = self.read_outcome()
+        if ended is not None and ended.status in ("ok", "nan"):
             shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for file in (self.env, self.outcome, *([] if self.checkpoints.exists() else [self.steps])):
-            file.unlink(missing_ok=True)
+        self.env.unlink(missing_ok=True)
+        self.outcome.unlink(missing_ok=True)
+        recorded = len(self.whole_steps())
+        removed = self._remove_checkpoints(after=recorded)
+        if not self.has_checkpoint:
+            self.steps.unlink(missing_ok=True)
+        if not removed:
+            return ""
+        return (
+            f"{self.steps}: has the records of {recorded} steps; checkpoints of later steps are removed, and "
+            f"the run starts {'from an earlier one' if self.has_checkpoint else 'over from step 0'}"
+        )
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a rerun can go on from a checkpoint."""
+        return any(self._checkpoints())
+
+    def _checkpoints(self) -> Iterator[tuple[int, Path]]:
+        """(step, folder) of every whole checkpoint, of any spec; `engine.checkpoint` gives the names."""
+        for path in self.checkpoints.glob("*/step-*"):
+            number = path.name.removeprefix("step-")
+            if number.isdecimal():
+                yield int(number), path
+
+    def _remove_checkpoints(self, after: int) -> bool:
+        """Remove those of steps after `after`; whether there were any."""
+        later = [path for step, path in self._checkpoints() if step > after]
+        for path in later:
+            shutil.rmtree(path)
+        return bool(later)
 
     @contextmanager
     def causes(self, job: str) -> Iterator[Path]:
@@ -143,32 +182,81 @@ class RunFolder:
         yield path
         shutil.rmtree(path, ignore_errors=True)
 
-    def keep_steps(self, last: int) -> None:
-        """Drop the records of steps after `last`, which will be taken again."""
-        kept = [record for record in self.read_steps() if record.step <= last] if self.steps.exists() else []
+    def go_back_to(self, step: int) -> None:
+        """Drop all records and checkpoints of later steps, which will be taken again.
+
+        Checkpoints of an earlier spec too: the records to come are not theirs.
+        """
+        kept = self.whole_steps()[:step]
+        if len(kept) < step:
+            raise UserError(
+                f"has the records of {len(kept)} steps, the checkpoint of {step}", where=self.steps
+            )
         write_whole(self.steps, "".join(_line(record) for record in kept))
+        self._remove_checkpoints(after=step)
 
     def write_environment(self, environment: Environment) -> None:
         write_whole(self.env, environment.to_json())
 
     def append_step(self, record: StepRecord) -> None:
-        with self.steps.open("a", encoding="utf-8") as file:
+        with naming(self.steps), self.steps.open("a", encoding="utf-8") as file:
             file.write(_line(record))
 
-    def write_outcome(self, outcome: Outcome) -> None:
-        """Write how the run ended, with the time since this object was made."""
+    def write_outcome(self, outcome: Outcome) -> Outcome:
+        """Record how the run ended, with the time since this object was made. The first outcome stays.
+
+        Returns the recorded one.
+        """
         timed = outcome.model_copy(update={"wall_s": time.monotonic() - self._opened})
-        write_whole(self.outcome, timed.to_json())
+        if create_whole(self.outcome, timed.to_json()):
+            return timed
+        return self.read_outcome() or timed
+
+    def read_outcome(self) -> Outcome | None:
+        """How the last attempt ended; None if its outcome is missing or damaged."""
+        try:
+            return Outcome.read_json(self.outcome)
+        except UserError:
+            return None
+
+    def await_outcome(self, within_s: float) -> Outcome:
+        """The outcome of a run that has ended, which another host may see a little later.
+
+        Raises UserError if it is not there in time.
+        """
+        deadline = time.monotonic() + within_s
+        while (outcome := self.read_outcome()) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return outcome or Outcome.read_json(self.outcome)
 
     def read_steps(self) -> Iterator[StepRecord]:
-        """The steps written so far. Raises UserError with the line of a record that does not fit."""
+        """The steps written so far. Raises UserError with the line of what is not the next step's record."""
         for number, line in enumerate(read_text(self.steps).splitlines(), start=1):
+            where = f"{self.steps}:{number}"
             try:
-                yield StepRecord.model_validate_json(line)
+                record = StepRecord.model_validate_json(line)
             except ValidationError as error:
-                raise UserError(
-                    f"is no step record: {error.errors()[0]['msg']}", where=f"{self.steps}:{number}"
-                ) from None
+                raise UserError(f"is no step record: {error.errors()[0]['msg']}", where=where) from None
+            if record.step != number:
+                raise UserError(f"is the record of step {record.step}", where=where, allowed=f"step {number}")
+            yield record
+
+    def whole_steps(self) -> list[StepRecord]:
+        """Steps 1 to n, as far as each has a whole line: what a crash or a full disk may have left."""
+        whole: list[StepRecord] = []
+        for line in self.steps.read_bytes().splitlines(keepends=True) if self.steps.exists() else []:
+            try:
+                record = StepRecord.model_validate_json(line)
+            except ValidationError:
+                break
+            if record.step != len(whole) + 1 or not line.endswith(b"\n"):
+                break
+            whole.append(record)
+        return whole
+
+    def count_steps(self) -> int:
+        """Whole lines of the step records; they are not read, as a job may be writing them."""
+        return self.steps.read_bytes().count(b"\n") if self.steps.exists() else 0
 
 
 def _line(record: StepRecord) -> str:

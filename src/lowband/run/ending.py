@@ -1,0 +1,61 @@
+"""How a run that did not come to its end is recorded: its cause is printed first; the first outcome stays."""
+
+import signal
+import sys
+
+from lowband.spec.records import Outcome, RunFolder, Status
+from lowband.spec.run import RunSpec
+
+# A run that one rank can end without the others.
+FAILED: tuple[Status, ...] = ("error", "oom", "timeout")
+
+_ORDERED = {
+    signal.SIGTERM: "ended by SIGTERM: cancelled, or out of its job's time",
+    signal.SIGINT: "interrupted",
+}
+# In lower case: of torch, CUDA and NCCL, Python, torch on a CPU, cuBLAS.
+_OUT_OF_MEMORY = ("out of memory", "memoryerror", "not enough memory", "cublas_status_alloc_failed")
+
+
+def exit_code(outcome: Outcome, folder: RunFolder) -> int:
+    """0 of a run whose outcome is a row of the tables, 1 of a job that failed.
+
+    Out of memory, out of time and NaN are results. A run that is out of time and has a checkpoint goes on
+    from there when it is started again, so it is not done.
+    """
+    is_unfinished = outcome.status == "timeout" and folder.has_checkpoint
+    return int(outcome.status == "error" or is_unfinished)
+
+
+def failure(error: str, folder: RunFolder) -> Outcome:
+    """Of an error of one or more lines, whose first is the cause."""
+    is_oom = any(sign in error.lower() for sign in _OUT_OF_MEMORY)
+    cause = error.partition("\n")[0]
+    return Outcome(status="oom" if is_oom else "error", cause=cause, steps=folder.count_steps())
+
+
+def ordered(order: signal.Signals, folder: RunFolder) -> Outcome:
+    return Outcome(status="error", cause=_ORDERED[order], steps=folder.count_steps())
+
+
+def out_of_time(spec: RunSpec, folder: RunFolder) -> Outcome:
+    cause = f"the run took longer than its time_limit_s of {spec.time_limit_s}"
+    return Outcome(status="timeout", cause=cause, steps=folder.count_steps())
+
+
+def record(outcome: Outcome, folder: RunFolder) -> Outcome:
+    """Print the cause, then write the outcome unless there is one. Returns the recorded one.
+
+    Where it cannot be written, as on a full disk, that is printed, too, and the given outcome returned.
+    """
+    report(outcome.cause)
+    try:
+        return folder.write_outcome(outcome)
+    except OSError as error:
+        report(f"{error.filename}: {error.strerror}")
+        return outcome
+
+
+def report(line: str) -> None:
+    sys.stderr.write(f"lowband: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,250 @@
+"""Runs that end badly and are run again: nothing is lost, nothing is wrong, and the cause is known."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+import pytest
+from test_run import launched, spec_file
+
+from lowband.__main__ import main
+from lowband.errors import UserError
+from lowband.run import loop
+from lowband.run.train import train
+from lowband.spec.lock import is_held
+from lowband.spec.records import Outcome, RunFolder, StepRecord
+
+PROMPT_S = 60
+STEPS = {"steps": 20, "checkpoint_every": 5}
+
+
+def begun(path: Path, prepare: Callable[[], object] = lambda: None) -> ForkProcess:
+    """`lowband train` in a process and a session of its own, forked from this one, which has imported torch.
+
+    Its stderr goes to `path` with the suffix .stderr. prepare: called before
+    """
+
+    def command() -> None:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell ignores
+        os.dup2(os.open(path.with_suffix(".stderr"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.stderr = os.fdopen(2, "w")
+        prepare()
+        sys.exit(main(["train", str(path)]))
+
+    process = multiprocessing.get_context("fork").Process(target=command)
+    process.start()
+    return process
+
+
+def ended(process: ForkProcess, path: Path) -> tuple[int | None, str]:
+    """Exit code and stderr."""
+    process.join(2 * PROMPT_S)
+    if process.exitcode is None:
+        process.kill()
+    return process.exitcode, path.with_suffix(".stderr").read_text()
+
+
+def killed(process: ForkProcess) -> None:
+    process.kill()
+    process.join(PROMPT_S)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PROMPT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def records(folder: RunFolder) -> list[tuple[object, ...]]:
+    """What of each step does not depend on the machine."""
+    return [(s.step, s.loss, s.grad_norm, s.sent) for s in folder.read_steps()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """An undisturbed run, for comparison."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(spec_file(folder, **STEPS)).status == "ok"
+    return RunFolder(folder)
+
+
+def assert_same(folder: RunFolder, whole: RunFolder) -> None:
+    outcomes = [Outcome.read_json(each.outcome) for each in (folder, whole)]
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+    assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256
+    assert outcomes[0].sent == outcomes[1].sent
+    assert records(folder) == records(whole)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, timeout=20).returncode:
+        pytest.skip("a disk of its own needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+
+
+def test_a_full_disk_is_the_cause_and_a_rerun_goes_on(disk: Path, whole: RunFolder) -> None:
+    folder, path = RunFolder(disk), spec_file(disk, **STEPS)
+    append = RunFolder.append_step
+
+    def fill(self: RunFolder, record: StepRecord) -> None:
+        if record.step == 8:
+            with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        append(self, record)
+
+    def prepare() -> None:
+        RunFolder.append_step = fill  # type: ignore[method-assign]
+
+    path.with_suffix(".stderr").symlink_to(disk.parent / "stderr")
+    code, error = ended(begun(path, prepare), path)
+    assert code == 1
+    assert not folder.outcome.exists()
+    printed = [line for line in error.splitlines() if line.startswith("lowband: ")]
+    cause = f"rank 0: OSError: [Errno 28] No space left on device: '{folder.steps}'"
+    assert printed == [f"lowband: {cause}", f"lowband: {folder.outcome}: No space left on device"]
+    assert len(folder.whole_steps()) < 20
+    (disk / "filler").unlink()
+    assert train(path).resumed_from == 5
+    assert_same(folder, whole)
+
+
+def test_a_run_stopped_after_its_last_checkpoint_comes_to_its_end(tmp_path: Path, whole: RunFolder) -> None:
+    """Also with other limits of time, which change no number."""
+    folder, path = RunFolder(tmp_path), spec_file(tmp_path, **STEPS)
+
+    def prepare() -> None:
+        loop._outcome = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(begun(path, prepare), path)[0] == 1
+    assert Outcome.read_json(folder.outcome).status == "error"
+    spec_file(tmp_path, **STEPS, time_limit_s=1234, peer_timeout_s=99)
+    outcome = train(path)
+    assert_same(folder, whole)
+    assert outcome.resumed_from == 20
+    assert (outcome.states, outcome.peak_memory_bytes_max) == ((), 0)  # of no step: nothing was measured
+
+
+@pytest.mark.parametrize("damage", ["half", "lost", "behind"])
+def test_a_damaged_folder_is_run_again(
+    tmp_path: Path, whole: RunFolder, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Half an outcome and half a record, as after a power cut; no records; fewer than checkpoints."""
+    folder, path = RunFolder(tmp_path), spec_file(tmp_path, **STEPS)
+    process = begun(path)
+    wait_for(lambda: folder.has_checkpoint)
+    killed(process)
+    lines = folder.steps.read_bytes().splitlines(keepends=True)
+    if damage == "half":
+        folder.outcome.write_text('{"status": "er')
+        folder.steps.write_bytes(b"".join(lines) + lines[-1][:40])
+    elif damage == "lost":
+        folder.steps.unlink()
+    else:
+        folder.steps.write_bytes(b"".join(lines[:2]))
+    outcome = train(path)
+    assert_same(folder, whole)
+    assert (outcome.resumed_from == 0) == (damage != "half")
+    assert ("the run starts over from step 0" in capfd.readouterr().err) == (damage != "half")
+
+
+def test_a_second_run_of_a_folder_is_refused(tmp_path: Path) -> None:
+    folder, path = RunFolder(tmp_path), spec_file(tmp_path, steps=100_000)
+    first = begun(path)
+    try:
+        wait_for(lambda: folder.count_steps() > 2)
+        before = {p: p.read_bytes() for p in (folder.spec, folder.env, folder.lock)}
+        with pytest.raises(UserError, match=f"^{tmp_path}: is being run by process {first.pid} on "):
+            train(path)
+        assert {p: p.read_bytes() for p in before} == before
+        taken = folder.count_steps()
+        wait_for(lambda: folder.count_steps() > taken)
+        assert len(folder.whole_steps()) > taken
+        assert is_held(folder.lock)
+    finally:
+        killed(first)
+    assert not folder.outcome.exists()
+    wait_for(lambda: not is_held(folder.lock))
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "cause"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "ended by SIGTERM: cancelled, or out of its job's time"),
+    ],
+)
+def test_an_order_to_end_is_one_line_and_an_outcome(
+    tmp_path: Path, order: signal.Signals, code: int, cause: str
+) -> None:
+    folder, path = RunFolder(tmp_path), spec_file(tmp_path, steps=100_000)
+    process = begun(path)
+    wait_for(lambda: folder.count_steps() > 2)
+    # A terminal sends Ctrl-C to all processes of a command.
+    (os.killpg if order == signal.SIGINT else os.kill)(process.pid, order)
+    assert ended(process, path) == (code, f"lowband: {cause}\n")
+    outcome = Outcome.read_json(folder.outcome)
+    assert (outcome.status, outcome.cause, outcome.steps > 2) == ("error", cause, True)
+
+
+OUT_OF_MEMORY = """
+import sys, torch.distributed as dist
+from lowband.__main__ import main
+from lowband.errors import UserError
+from lowband.run import loop
+whole = loop._backward
+def full(spec, corpus, model, step, device):
+    if dist.get_rank() == 1 and step == 2:
+        raise RuntimeError("NCCL error\\nunhandled cuda error\\nCuda failure 2 'out of memory'")
+    if step == 2:
+        import time
+        time.sleep(1000)  # NCCL would wait as long: no connection breaks
+    return whole(spec, corpus, model, step, device)
+loop._backward = full
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+def test_all_launched_ranks_end_when_one_is_out_of_memory(tmp_path: Path) -> None:
+    """Its exit code is 0, as it is a result: no launcher would end the others."""
+    path = spec_file(tmp_path, ranks=2, steps=100)
+    ranks = launched(path, 29575, [sys.executable, "-c", OUT_OF_MEMORY, str(path)])
+    errors = [rank.communicate(timeout=2 * PROMPT_S)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
+    assert (outcome.status, outcome.cause) == ("oom", "rank 1: RuntimeError: NCCL error")
+    assert "rank 0 ends because of another: rank 1: RuntimeError: NCCL error" in errors[0]
+
+
+def test_launched_ranks_leave_another_jobs_folder_alone(tmp_path: Path) -> None:
+    folder, path = RunFolder(tmp_path), spec_file(tmp_path, ranks=2, steps=100_000)
+    first = begun(path)
+    try:
+        wait_for(lambda: folder.count_steps() > 2)
+        second = launched(path, 29576)
+        _, error = second[0].communicate(timeout=2 * PROMPT_S)
+        assert second[0].returncode == 2
+        assert f"is being run by process {first.pid} on" in error
+        second[1].terminate()  # as a launcher does then
+        second[1].communicate(timeout=2 * PROMPT_S)
+        assert second[1].returncode != 0
+        assert first.exitcode is None
+        assert not folder.outcome.exists()
+        assert folder.env.exists()
+    finally:
+        killed(first)

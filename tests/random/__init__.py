@@ -1,0 +1,1 @@
+"""Random modules, placements and training programs on ranks, compared with one process bit by bit."""

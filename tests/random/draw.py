@@ -1,0 +1,205 @@
+"""The generator: a seed to a case. Pure; the same seed gives the same case on any machine."""
+
+from random import Random
+
+from lowband.spec.machine import Levels
+from lowband.spec.scheme import Scheme
+from tests.random.cases import Case, Kind, Net, Part, gets_gradients_in_pieces
+from tests.random.programs import program_of
+
+# How often a case has each feature, where the others leave it room.
+FEATURES = {
+    "plain": 0.2,
+    "two": 0.2,
+    "flights": 0.25,
+    "checkpoint": 0.4,
+    "shared": 0.3,
+    "tied": 0.3,
+    "frozen": 0.35,
+    "nested": 0.2,
+    "bf16": 0.3,
+    "bf16-sums": 0.25,
+    "wires": 0.5,
+    "quantized": 0.3,
+    "accumulation": 0.6,
+    "skipped": 0.3,
+    "lost": 0.4,
+    "broken-forward": 0.25,
+    "broken-backward": 0.25,
+    "state": 0.4,
+    "clip": 0.4,
+    "optimizers": 0.3,
+    "modules-zero": 0.15,
+    "no-overlap": 0.15,
+    "outlives": 0.5,
+    "slow": 0.25,
+    "again": 0.1,
+    "retained": 0.15,
+    "outer-checkpoint": 0.15,
+    "own-topologies": 0.5,
+    "carried": 0.15,
+}
+NOT_PLAIN = {
+    "two",
+    "flights",
+    "shared",
+    "frozen",
+    "skipped",
+    "lost",
+    "broken-forward",
+    "broken-backward",
+    "state",
+    "modules-zero",
+    "again",
+    "retained",
+    "outer-checkpoint",
+    "carried",
+    "outlives",
+}
+# With these a pass may use what another has gathered: the same values only if both gathers have one wire.
+MIXES_GATHERS = {"flights", "skipped", "again", "retained", "outer-checkpoint"}
+RANKS = (1, 2, 2, 3, 3, 4, 4, 6, 8)  # large groups cost most and show little more
+OPTIMIZERS = ("sgd", "momentum", "adamw", "adagrad")
+KINDS: tuple[Kind, ...] = ("mlp", "mlp", "mlp", "norm", "scale", "branch", "aux")
+
+
+def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
+    """The case of a seed, with none of the features `without`."""
+    random = Random(seed)
+    has = {name for name, share in FEATURES.items() if random.random() < share} - without
+    has = _compatible(has)
+    ranks = random.choice(RANKS)
+    inner = _inner(random, ranks)
+    chains = [_chain(random, has) for _ in range(2 if "two" in has else 1)]
+    program = program_of(random, has, [len(chain) for chain in chains])
+    optimizers = tuple(random.choices(OPTIMIZERS, k=2 if "optimizers" in has else 1))
+    outer = [_outer(random, has, net) for net in range(len(chains))]
+    if gets_gradients_in_pieces(chains, outer, "again" in has, program):
+        # Compared within a bound, which nothing may amplify.
+        has -= {"bf16", "bf16-sums", "wires", "quantized"}
+        optimizers = ("sgd",) * len(optimizers)
+    features = random.choice((1, 3, 5, 8, 17))
+    nets = []
+    for i, chain in enumerate(chains):
+        is_fed_on = i < len(chains) - 1 or "again" in has
+        returns = random.choice(("tensor", "dict", "tensor" if is_fed_on else "loss"))
+        returns = "tensor" if outer[i] == "reentrant" else returns  # torch takes no other
+        scheme = _scheme(random, has, Levels.fit(dict(inner), ranks))
+        nets.append(Net(features, _stem(random, has, chain), chain, returns, scheme, outer[i]))
+    return Case(
+        seed=seed,
+        features=tuple(name for name in FEATURES if name in has),
+        ranks=ranks,
+        inner=inner,
+        nets=tuple(nets),
+        again="again" in has,
+        own_topologies="own-topologies" in has,
+        compute_dtype="bf16" if "bf16" in has else "fp32",
+        reduce_dtype="bf16" if "bf16-sums" in has else "fp32",
+        overlap="no-overlap" not in has,
+        optimizers=optimizers,
+        program=program,
+        slow=random.choice(("lane", "computation")) if "slow" in has else "nothing",
+    )
+
+
+def _compatible(has: set[str]) -> set[str]:
+    """The features without those that others leave no room."""
+    left = set(has)
+    if "plain" in left:
+        left -= NOT_PLAIN
+    if left & {"checkpoint", "outer-checkpoint"}:
+        left -= {"retained"}  # torch runs a checkpointed layer again only once
+    if {
+        "two",
+        "carried",
+    } <= left:  # the net that a broken backward has not reached would keep what is carried
+        left -= {"broken-backward"}
+    if not {"flights", "broken-backward"} <= left:
+        left -= {"outlives"}
+    if "two" not in left:
+        left -= {"own-topologies"}
+    return left
+
+
+def _inner(random: Random, ranks: int) -> tuple[tuple[str, int], ...]:
+    """Sizes of up to three levels inside the world; the outermost may be larger than the world."""
+    sizes, size = [], 1
+    for _ in range(random.randrange(4)):
+        size = random.choice([n for n in range(size, ranks + 1) if n % size == 0 and ranks % n == 0])
+        sizes.append(size)
+    if sizes and random.random() < 0.1:
+        sizes[-1] = 2 * ranks
+    return tuple(zip("abc", sizes))
+
+
+def _chain(random: Random, has: set[str]) -> tuple[Part, ...]:
+    """Parts of a net. The last is always used, trains and has its own weights: gradients reach the loss."""
+    parts: list[Part] = []
+    count = random.randint(1, 6)
+    for place in range(count):
+        is_last = place == count - 1
+        kind = "mlp" if is_last else random.choice(KINDS)
+        width = random.choice((1, 2, 7, 16, 40))
+        firsts = [i for i, part in enumerate(parts) if part.shares is None]
+        mlps = [i for i in firsts if parts[i].kind == "mlp"]
+        shares = tied = None
+        if "shared" in has and not is_last and firsts and random.random() < 0.5:
+            shares = random.choice(firsts)
+            kind = parts[shares].kind
+        elif "tied" in has and not is_last and mlps and random.random() < 0.5:
+            tied = random.choice(mlps)
+            kind, width = "mlp", parts[tied].width
+        is_frozen = "frozen" in has and not is_last and random.random() < 0.5
+        parts.append(
+            Part(
+                kind=kind,
+                width=width,
+                wrapped=random.random() < 0.75,
+                nested="nested" in has and random.random() < 0.7,
+                checkpoint=random.choice(("none", "reentrant", "plain")) if "checkpoint" in has else "none",
+                residual=random.random() < 0.6,
+                frozen=random.choice(("some", "all")) if is_frozen else "none",
+                shares=shares,
+                tied=tied,
+            )
+        )
+    return tuple(parts)
+
+
+def _outer(random: Random, has: set[str], net: int) -> str:
+    """The first net's input has no gradient, which reentrant checkpointing needs."""
+    if "outer-checkpoint" not in has:
+        return "none"
+    return random.choice(("none", "plain", "reentrant") if net > 0 else ("none", "plain", "plain"))
+
+
+def _stem(random: Random, has: set[str], chain: tuple[Part, ...]) -> str:
+    """A reentrantly checkpointed layer trains only if its input has a gradient."""
+    if "plain" in has or any(part.checkpoint == "reentrant" for part in chain):
+        return "trained"
+    return random.choice(("none", "trained", "frozen" if "frozen" in has else "trained"))
+
+
+def _scheme(random: Random, has: set[str], levels: Levels) -> Scheme:
+    names = levels.names
+    weights, grads, optim = sorted(random.randrange(len(names)) for _ in range(3))
+    secondary = random.randrange(weights) if weights and random.random() < 0.4 else None
+    wires: dict[str, str] = {}
+    if "wires" in has:
+        exact = ("native", "native", "bf16", "fp32")
+        quantized = ("int8", "int4") if "quantized" in has else ()
+        for name in ("grad_reduce", "boundary_reduce", "replica_reduce", "update_gather", "forward_gather"):
+            wires[name] = random.choice((*exact, *quantized))
+        wires["backward_gather"] = random.choice((*exact, *quantized))
+        if has & MIXES_GATHERS:
+            wires["forward_gather"] = wires["backward_gather"] = random.choice(exact)
+    return Scheme(
+        name="drawn",
+        weights=names[weights],
+        grads=names[grads],
+        optim=names[optim],
+        secondary=None if secondary is None else names[secondary],
+        block_size=random.choice((16, 64, 256)),
+        **wires,
+    )

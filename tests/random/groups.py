@@ -1,0 +1,119 @@
+"""Many cases in few processes: one group for each number of ranks, forked again only after a failure.
+
+Forking and importing cost more than a case. A case that hangs is ended by a timer in each rank. Results are
+written case by case, so that the cases after a failed one still run.
+"""
+
+import faulthandler
+import pickle
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lowband.run.group import on_ranks
+from lowband.run.launch import RankFailure, TimeLimit
+from tests.random.cases import Case
+from tests.random.observed import Observed, differences
+from tests.random.reference import run_reference
+from tests.random.sharded import run_sharded
+
+AT_ONCE = 25  # cases of one fork
+REFERENCE_S = 600.0  # for that many cases in one process
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case."""
+
+    case: Case
+    wrong: str  # what is wrong, in one line; "" if nothing is
+    largest: float  # difference of a loss or a weight
+    seconds: float  # on the ranks
+
+
+def outcomes(cases: Sequence[Case], case_limit_s: float) -> Iterator[Outcome]:
+    """Run cases, those of one number of ranks together; yields each as soon as it is known.
+
+    case_limit_s: how long a case may take on the ranks until it counts as a hang
+    """
+    for ranks, of_ranks in groupby(sorted(cases, key=lambda c: c.ranks), key=lambda c: c.ranks):
+        these = list(of_ranks)
+        for first in range(0, len(these), AT_ONCE):
+            yield from _together(ranks, these[first : first + AT_ONCE], case_limit_s)
+
+
+def _together(ranks: int, cases: list[Case], case_limit_s: float) -> Iterator[Outcome]:
+    [expected] = on_ranks(1, _references, cases, time_limit_s=REFERENCE_S)
+    with tempfile.TemporaryDirectory() as folder:
+        left = list(zip(cases, expected, strict=True))
+        while left:
+            cause = _attempt(ranks, [case for case, _ in left], Path(folder), case_limit_s)
+            for done, (case, reference) in enumerate(left):
+                files = [_file(Path(folder), case, rank) for rank in range(ranks)]
+                if not all(file.exists() for file in files):
+                    yield Outcome(case, _stacks(files) or cause, 0.0, 0.0)
+                    left = left[done + 1 :]
+                    break
+                results = [pickle.loads(file.read_bytes()) for file in files]
+                wrong, largest = differences(case, [observed for observed, _ in results], reference)
+                seconds = max(seconds for _, seconds in results)
+                yield Outcome(case, "; ".join(wrong[:3]), largest, seconds)
+            else:
+                left = []
+
+
+def _attempt(ranks: int, cases: list[Case], folder: Path, case_limit_s: float) -> str:
+    """Run the cases until one raises or hangs; the cause."""
+    try:
+        on_ranks(ranks, _on_rank, cases, folder, case_limit_s, time_limit_s=case_limit_s * (len(cases) + 1))
+    except RankFailure as failure:
+        return str(failure)
+    except TimeLimit:
+        return "time limit"
+    return "no result"
+
+
+def _on_rank(cases: list[Case], folder: Path, case_limit_s: float) -> None:
+    warnings.filterwarnings(
+        "ignore", "None of the inputs have requires_grad"
+    )  # evaluating checkpointed layers
+    for case in cases:
+        file = _file(folder, case, dist.get_rank())
+        with file.with_suffix(".stacks").open("w") as stacks:
+            faulthandler.dump_traceback_later(case_limit_s, exit=True, file=stacks)
+            start = time.perf_counter()
+            observed = run_sharded(case)
+            faulthandler.cancel_dump_traceback_later()
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(pickle.dumps((observed, time.perf_counter() - start)))
+        partial.rename(file)  # whole or not there
+
+
+def _stacks(files: Sequence[Path]) -> str:
+    """Where the threads of the first rank that hung were, in one line; "" if none did."""
+    for rank, file in enumerate(files):
+        stacks = file.with_suffix(".stacks")
+        lines = stacks.read_text(encoding="utf-8").splitlines() if stacks.exists() else []
+        if lines:
+            print("\n".join(lines), file=sys.stderr)
+            frames = [line.split(" in ")[-1] for line in lines if line.startswith("  File")]
+            return f"rank {rank} hung, innermost frames first: {' '.join(frames[:30])}"
+    return ""
+
+
+def _references(cases: list[Case]) -> list[list[Observed]]:
+    warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+    torch.set_num_threads(1)
+    return [run_reference(case) for case in cases]
+
+
+def _file(folder: Path, case: Case, rank: int) -> Path:
+    return folder / f"{case.seed}-{rank}"

@@ -1,0 +1,168 @@
+"""A case on ranks: `lowband.shard` and the calls around it, as a user makes them."""
+
+import time
+from contextlib import ExitStack, nullcontext
+from functools import cache
+from random import Random
+
+import torch
+import torch.distributed as dist
+
+import lowband
+from lowband.engine import gloo, topology
+from lowband.engine.api import engine_of
+from tests.random.cases import (
+    Backward,
+    BrokenBackward,
+    BrokenForward,
+    Case,
+    Clip,
+    Forward,
+    LostForward,
+    State,
+    Step,
+    Zero,
+)
+from tests.random.model import (
+    DTYPE,
+    Blown,
+    Fuse,
+    is_unit,
+    nets_of,
+    optimizers_of,
+    run_nets,
+)
+from tests.random.observed import Observed
+
+MODES = {"train": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@cache
+def _topology(inner: tuple[tuple[str, int], ...], _index: int) -> lowband.Topology:
+    """Process groups are made once for all cases on these levels."""
+    return lowband.Topology(dict(inner))
+
+
+def run_sharded(case: Case) -> Observed:
+    """This rank's part."""
+    _delay_exchanges(case)
+    return _Run(case).run()
+
+
+def _delay_exchanges(case: Case) -> None:
+    """Make some of this rank's exchanges late, if the case asks for it."""
+    random = Random(case.seed + dist.get_rank())
+    is_slow = case.slow == "lane" and dist.get_rank() % 2 == 1
+
+    def late(*arguments: object) -> None:
+        if random.random() < 0.3:
+            time.sleep(0.004 * random.random())
+        gloo.exchange(*arguments)
+
+    topology.exchange = late if is_slow else gloo.exchange
+
+
+class _Run:
+    def __init__(self, case: Case) -> None:
+        self.case, self.rank, self.fuse = case, dist.get_rank(), Fuse()
+        if case.slow == "computation" and self.rank % 2 == 1:
+            self.fuse.slow_down(Random(case.seed + self.rank))
+        compute, sums = DTYPE[case.compute_dtype], DTYPE[case.reduce_dtype]
+        self.nets = [
+            lowband.shard(
+                chain,
+                chain.net.scheme,
+                _topology(case.inner, index if case.own_topologies else 0),
+                is_unit,
+                compute,
+                sums,
+                case.overlap,
+            )
+            for index, chain in enumerate(nets_of(case, self.fuse))
+        ]
+        self.optimizers = optimizers_of(case, [p for net in self.nets for p in net.parameters()])
+        self.waiting: dict[int, torch.Tensor] = {}  # losses of micro-batches in flight
+        self.seen = Observed(
+            units=[[unit.layout.numel for unit in engine_of(net).units] for net in self.nets]
+        )
+
+    def run(self) -> Observed:
+        for action in self.case.program:
+            self._act(action)
+        self._take_sent()  # a lost forward may leave gathers on the way: only now all of them are counted
+        return self.seen
+
+    def _loss(self, number: int, skipped: tuple[int, ...] = ()) -> torch.Tensor:
+        return run_nets(self.case, self.nets, number, self.rank, skipped)
+
+    def _act(self, action: object) -> None:
+        match action:
+            case Forward(number, skipped):
+                self.waiting[number] = self._loss(number, skipped)
+                self.seen.losses.append(self.waiting[number].detach().clone())
+            case Backward():
+                self._backward(action)
+            case LostForward(number, mode):
+                with MODES[mode]():
+                    self.seen.losses.append(self._loss(number).detach().clone())
+            case BrokenForward():
+                self._broken_forward(action)
+            case BrokenBackward():
+                self._broken_backward(action)
+            case State():
+                states = [lowband.full_state_dict(net) for net in self.nets]
+                self.seen.states += states if self.rank == 0 else []
+            case Clip(max_norm):
+                self.seen.norms += [float(lowband.clip_grad_norm_(net, max_norm)) for net in self.nets]
+            case Step(numbers):
+                self._step(numbers)
+            case Zero(how):
+                self._zero(how)
+
+    def _broken_forward(self, action: BrokenForward) -> None:
+        self.fuse.arm("forward", action.net, action.place)
+        try:
+            with MODES[action.mode]():
+                self._loss(action.number)
+        except Blown:
+            return
+        raise AssertionError(f"{action} did not raise")
+
+    def _broken_backward(self, action: BrokenBackward) -> None:
+        self.fuse.arm(action.where, action.net, action.place)
+        try:
+            self.waiting.pop(action.number).backward()
+            self.seen.broken.append(False)
+        except Blown:
+            self.seen.broken.append(True)
+        self.fuse.disarm()
+
+    def _backward(self, action: Backward) -> None:
+        with ExitStack() as stack:
+            for net in self.nets if not action.sync else ():
+                stack.enter_context(lowband.no_sync(net))
+            sum(self.waiting[number] for number in action.numbers).backward(retain_graph=action.keep)
+        for number in () if action.keep else action.numbers:
+            del self.waiting[number]
+        if not self.waiting:
+            for net in self.nets:
+                now = engine_of(net).meter.now
+                held = {kind: now[kind] for kind in ("gathered", "buffers") if now[kind]}
+                self.seen.held += [held] if held else []
+
+    def _step(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            optimizer = self.optimizers[number]
+            if optimizer is not None:
+                optimizer.step()
+        if self.case.is_plain:
+            self._take_sent()
+
+    def _zero(self, how: str) -> None:
+        for cleared in self.nets if how == "modules" else self.optimizers:
+            if cleared is not None:
+                cleared.zero_grad(set_to_none=how != "zeros")
+
+    def _take_sent(self) -> None:
+        taken = [engine_of(net).ledger.take() for net in self.nets]
+        self.seen.sent.append([{(s.level, s.collective, s.wire): s.bytes for s in sent} for sent in taken])

@@ -1,0 +1,101 @@
+"""A sample of the random cases, and checks that it notices faults. More: `python -m tests.random`."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from tests.random import groups
+from tests.random.cases import Case
+from tests.random.draw import FEATURES, case
+from tests.random.groups import outcomes
+from tests.random.observed import Observed, differences
+from tests.random.sharded import run_sharded
+
+COUNTS = ((1, 8), (2, 16), (3, 8), (4, 8), (6, 2), (8, 2))  # ranks and cases: large groups cost most
+
+
+def sample() -> list[Case]:
+    """The first cases of each number of ranks."""
+    drawn = [case(seed) for seed in range(300)]
+    return [c for ranks, count in COUNTS for c in [c for c in drawn if c.ranks == ranks][:count]]
+
+
+def test_sample() -> None:
+    failed = {f"seed {found.case.seed}": found.wrong for found in outcomes(sample(), 60) if found.wrong}
+    assert not failed
+
+
+def test_a_seed_gives_one_case_and_cases_have_all_features() -> None:
+    drawn = [case(seed) for seed in range(200)]
+    assert drawn == [case(seed) for seed in range(200)]
+    assert len(set(drawn)) == 200
+    assert {feature for c in drawn for feature in c.features} == set(FEATURES)
+    assert not {f for seed in range(100) for f in case(seed, frozenset({"two"})).features} & {"two"}
+
+
+def two_ranks(count: int) -> list[Case]:
+    """Plain cases that round nothing away."""
+    drawn = (case(seed, frozenset({"wires", "bf16", "bf16-sums"})) for seed in range(300))
+    return [c for c in drawn if c.ranks == 2 and c.is_plain][:count]
+
+
+def test_a_hang_is_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the cases after it still run."""
+    first, second, third = two_ranks(3)
+
+    def hang(drawn: Case) -> Observed:
+        if drawn == second:
+            time.sleep(60)
+        return run_sharded(drawn)
+
+    monkeypatch.setattr(groups, "run_sharded", hang)
+    wrong = {found.case.seed: found.wrong for found in outcomes([first, second, third], 5)}
+    assert "hung" in wrong.pop(second.seed)
+    assert wrong == {first.seed: "", third.seed: ""}
+
+
+def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's gradients are off by a millionth."""
+    [drawn] = two_ranks(1)
+
+    def run(drawn: Case) -> Observed:
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Parameter, "register_post_accumulate_grad_hook", hooked)
+            return run_sharded(drawn)
+
+    hook = nn.Parameter.register_post_accumulate_grad_hook
+
+    def hooked(leaf: nn.Parameter, ready) -> object:
+        if torch.distributed.get_rank() == 1:
+            leaf.register_hook(lambda grad: grad * 1.000001)
+        return hook(leaf, ready)
+
+    monkeypatch.setattr(groups, "run_sharded", run)
+    [found] = outcomes([drawn], 60)
+    assert "off by" in found.wrong
+
+
+def test_everything_observed_is_compared() -> None:
+    [drawn] = two_ranks(1)
+
+    def observed() -> Observed:
+        return Observed(
+            losses=[torch.ones(())], norms=[1.0], broken=[True], states=[{"w": torch.ones(2)}], units=[[512]]
+        )
+
+    def wrong(**changed: object) -> list[str]:
+        seen = observed()
+        for name, value in changed.items():
+            setattr(seen, name, value)
+        return differences(drawn, [seen, observed()], [observed(), observed()])[0]
+
+    assert wrong() == []
+    assert wrong(losses=[torch.ones(()) * 2])
+    assert wrong(norms=[1.1])
+    assert wrong(broken=[False])
+    assert wrong(states=[{"w": torch.tensor([1.0, 1.1])}])
+    assert wrong(states=[{"v": torch.ones(2)}])
+    assert wrong(held=[{"gathered": 4}])
+    assert wrong(sent=[[{}]])

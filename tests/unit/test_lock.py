@@ -1,0 +1,104 @@
+"""One training per run folder, by the kernel's lock."""
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.spec.lock import hold, is_held, job_of
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from lowband.spec.lock import hold
+with hold(Path(sys.argv[1]), "job 7"):
+    if len(sys.argv) > 2 and os.fork():
+        os._exit(0)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(path: Path, *arguments: str) -> tuple[subprocess.Popen[str], int]:
+    """A process that holds the lock, and the number of the last one forked from it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def test_the_second_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    assert not is_held(path)
+    process, _ = holder(path)
+    try:
+        for _ in range(2):
+            assert is_held(path)
+            with pytest.raises(UserError) as refused, hold(path):
+                pass
+        expected = f"{tmp_path}: is being run by process {process.pid} on {socket.gethostname()}"
+        assert str(refused.value) == expected
+        assert job_of(path) == "job 7"
+    finally:
+        process.kill()
+        process.wait()
+    assert not is_held(path)
+    with hold(path, "8"):
+        assert is_held(path)
+        assert job_of(path) == "8"
+    assert not is_held(path)
+
+
+def test_a_rank_holds_its_launchers_lock(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    process, forked = holder(path, "fork")
+    try:
+        assert process.wait(20) == 0
+        assert is_held(path)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while is_held(path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_held(path)
+
+
+def test_looking_at_a_lock_refuses_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    with hold(path):
+        pass
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # as `is_held` for a moment
+    release = subprocess.Popen(["sleep", "0.3"], pass_fds=[fd])
+    os.close(fd)
+    with hold(path):
+        assert release.wait(20) == 0
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / "run.lock"
+    with hold(path, "job"):
+        assert is_held(path)  # unknown, so not reported as dead
+        assert job_of(path) == "job"
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none/run\.lock"), hold(tmp_path / "none" / "run.lock"):
+        pass
