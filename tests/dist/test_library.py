@@ -198,7 +198,7 @@ def mistakes():
             lowband.shard(Tower(), HIER3, lowband.Topology(INNER), is_layer), HIER3, None, is_layer
         ),
         lambda: lowband.full_state_dict(nn.Linear(1, 1)),
-        lambda: lowband.Topology({"node": 3}),
+        lambda: lowband.Topology({"package": 2, "node": 1}),
         lambda: lowband.Topology({"node": 0}),
     ):
         try:
@@ -210,15 +210,14 @@ def mistakes():
 
 
 def test_mistakes_are_told() -> None:
-    for said, words in zip(
-        on_ranks(2, mistakes)[0],
-        (
-            "no parameters",
-            "no level 'rack' (allowed: self",
-            "inner to outer",
-            "sharded already",
-            "not sharded",
-            "",
-        ),
-    ):
+    expected = (
+        "no parameters",
+        "no level 'rack' (allowed: self",
+        "inner to outer",
+        "sharded already",
+        "not sharded",
+        "'node' (1) is no multiple of 'package' (2)",
+        "inner levels {'node': 0}",
+    )
+    for said, words in zip(on_ranks(2, mistakes)[0], expected, strict=True):
         assert words in said

@@ -9,9 +9,10 @@ import pytest
 from report_runs import ROOT
 
 from lowband.report.appendix import APPENDICES, write_appendices
-from lowband.report.claim_views import latex_text
-from lowband.report.claims import read_claims, write_claims
+from lowband.report.claim_latex import latex_text
+from lowband.report.claims import read_claims
 from lowband.report.experiments import read_experiments
+from lowband.report.grade import write_claims
 
 CONFIG = ROOT / "config"
 
@@ -19,7 +20,7 @@ CONFIG = ROOT / "config"
 @pytest.fixture(scope="module")
 def appendices(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("appendices")
-    write_claims(CONFIG / "claims.yaml", tables, folder)
+    write_claims(CONFIG / "claims.yaml", tables, folder, root=ROOT)
     write_appendices(folder / "claims.csv", CONFIG, folder)
     return folder
 

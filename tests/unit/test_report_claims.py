@@ -1,174 +1,148 @@
-"""Claims: each verdict, and what is refused."""
+"""config/claims.yaml and its experiments, and graded claims for a reader."""
 
 import html
+import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 from report_runs import ROOT
 
 from lowband.errors import UserError
-from lowband.report.claim_views import latex_text, read_graded
-from lowband.report.claims import read_claims, write_claims
+from lowband.report.claim_latex import latex_text
+from lowband.report.claim_views import by_kind, by_paper, read_graded
+from lowband.report.claims import KINDS, PAPERS, read_claims
 from lowband.report.experiments import read_experiments
 from lowband.report.files import read_table
+from lowband.report.grade import write_claims
+from lowband.report.predicted import SOURCES
 from lowband.report.summary import summary
+from lowband.spec.strict import read_yaml
+from lowband.spec.suites import asked_suites
 
-BASE: dict[str, Any] = {
-    "short": "a claim",
-    "sentence": "A claim.",
-    "paper_element": "none",
-    "kind": "relation",
-    "experiment": "here",
-    "ours": {
-        "table": "scaling",
-        "where": {"scheme": "zero3", "ranks": 8},
-        "column": "speedup",
-        "aggregate": "max",
-    },
-    "relation": ">=",
-    "target": 2,
-}
+CLAIMS = ROOT / "config" / "claims.yaml"
 
 
-EXPERIMENT: dict[str, Any] = {
-    "title": "made up",
-    "hardware": "any",
-    "human_minutes": 1,
-    "machine_minutes": 2,
-}
+@pytest.fixture(scope="module")
+def graded(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the claims as `make smoke` would grade them."""
+    folder = tmp_path_factory.mktemp("graded")
+    write_claims(CLAIMS, tables, folder, root=ROOT)
+    return folder
 
 
-def grade(tables: Path, tmp_path: Path, **changes: object) -> "pd.Series[Any]":
-    """The row of one claim against the made-up tables, in which zero3's speed-up on 8 ranks is 2.5."""
-    for name in ("scaling", "communication"):
-        (tmp_path / f"{name}.csv").write_bytes((tables / f"{name}.csv").read_bytes())
-    claim = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
-    (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"one": claim}))
-    (tmp_path / "experiments.yaml").write_text(yaml.safe_dump({"here": EXPERIMENT}))
-    write_claims(tmp_path / "claims.yaml", tmp_path, tmp_path)
-    return read_table(tmp_path / "claims.csv").iloc[0]
-
-
-@pytest.mark.parametrize(
-    ("relation", "target", "tolerance", "verdict"),
-    [
-        (">=", 2, 0, "pass"),
-        (">=", 3, 0, "short"),
-        (">=", 3, 0.5, "pass"),
-        (">", 2.5, 0, "short"),
-        ("<=", 2, 0, "short"),
-        ("<", 3, 0, "pass"),
-        ("==", 2.4, 0.2, "pass"),
-        ("==", 2.4, 0, "short"),
-    ],
-)
-def test_verdicts(
-    tables: Path, tmp_path: Path, relation: str, target: float, tolerance: float, verdict: str
-) -> None:
-    row = grade(tables, tmp_path, relation=relation, target=target, tolerance=tolerance)
-    assert row["verdict"] == verdict
-    assert row["ours"] == pytest.approx(2.5)
-    assert row["deviation"] == pytest.approx(2.5 - target)
-    assert row["provenance"] == "measured"
-
-
-def test_a_ratio_of_two_queries(tables: Path, tmp_path: Path) -> None:
-    per = {
-        "table": "scaling",
-        "where": {"scheme": "hpz", "ranks": 8},
-        "column": "speedup",
-        "aggregate": "max",
-    }
-    assert grade(tables, tmp_path, per=per)["ours"] == pytest.approx(2.5 / 1.25)
-
-
-def test_no_matching_row_is_not_run(tables: Path, tmp_path: Path) -> None:
-    ours = {**BASE["ours"], "where": {"scheme": "zero3", "ranks": 384}}
-    row = grade(tables, tmp_path, ours=ours)
-    assert row["verdict"] == "not run"
-    assert "no row of scaling.csv" in row["why"]
-    assert pd.isna(row["ours"])
-
-
-def test_measured_rows_do_not_grade_a_predicted_claim(tables: Path, tmp_path: Path) -> None:
-    assert grade(tables, tmp_path, evidence="predicted")["verdict"] == "not run"
-
-
-def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
-    row = grade(tables, tmp_path, ours=None, relation=None, target=None, not_run="needs 384 GCDs")
-    assert (row["verdict"], row["why"]) == ("not run", "needs 384 GCDs")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target": None}, "ours, relation and target"),
-        ({"not_run": "no time"}, "has no ours"),
-        ({"colour": "red"}, "unknown key 'colour'"),
-        ({"experiment": "there"}, "no experiment 'there'"),
-        ({"ours": {**BASE["ours"], "column": "sped"}}, "no column 'sped'"),
-        ({"ours": {**BASE["ours"], "where": {"rank": 8}}}, "no column 'rank'"),
-        (
-            {"ours": {"table": "communication", "column": "closed_form_bytes", "aggregate": "max"}},
-            "says measured",
-        ),
-    ],
-)
-def test_claims_that_cannot_be_graded_are_refused(
-    tables: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        grade(tables, tmp_path, **changes)
-    assert not (tmp_path / "claims.csv").exists()
-
-
-def test_the_shipped_claims(tables: Path, tmp_path: Path) -> None:
+def test_the_shipped_claims(graded: Path) -> None:
     """Made-up losses differ by more than the bound; everything else that the smoke suite tries holds."""
-    claims = ROOT / "config" / "claims.yaml"
-    for table in tables.glob("*.csv"):
-        (tmp_path / table.name).write_bytes(table.read_bytes())
-    write_claims(claims, tmp_path, tmp_path)
-    df = read_table(tmp_path / "claims.csv").set_index("id")
-    assert len(df) == len(read_claims(claims))
-    assert list(df["kind"]) == sorted(df["kind"], reverse=True)  # relations first
+    df = read_graded(graded / "claims.csv").set_index("id")
+    assert len(df) == len(read_claims(CLAIMS))
+    assert list(df["kind"]) == sorted(df["kind"], key=list(KINDS).index)
     assert df.loc["losses-agree", "verdict"] == "short"
     for name in ("weights-bit-equal", "bytes-closed-form", "memory-closed-form", "hpz-backward-in-node"):
         assert df.loc[name, "verdict"] == "pass", name
+        assert df.loc[name, "origin"] == "this run", name
     assert df.loc["hier3-over-zeropp", "verdict"] == "not run"
-    assert df.loc["hier3-over-zeropp", "reported"] == "1.71"
-    assert (df["why"].notna() == (df["verdict"] == "not run")).all()
+    assert df.loc["hier3-over-zeropp", "printed"] == "1.71"
+    assert (df["why"].notna() == df["verdict"].isin(["not run", "partial", "fit"])).all()
+    assert (df["origin"].isna() == (df["verdict"] == "not run")).all()
 
-    screen = summary(tmp_path / "claims.csv", tmp_path, tmp_path / "figures").splitlines()
-    assert len(screen) <= 60
-    assert screen[0] == "9 runs: 9 ok"
+
+def test_reported_ours_and_target_are_in_one_unit(graded: Path) -> None:
+    df = read_graded(graded / "claims.csv")
+    printed = df[df["printed"].notna() & df["target"].notna()]
+    assert len(printed) > 5
+    assert printed["reported"].notna().all()
+    exact = printed[printed["paper"].notna() & ~printed["id"].isin(["hpz-backward-in-node"])]
+    assert list(exact["reported"]) == pytest.approx(list(exact["target"]))
+
+
+def test_a_fit_is_what_is_graded_on_rows_of_a_fit() -> None:
+    for claim in read_claims(CLAIMS):
+        uses = {query.where.get("use") for query in claim.queries}
+        assert claim.is_fit == ("calibration" in uses), claim.id
+
+
+def test_every_source_of_the_predictor_is_graded() -> None:
+    graded = {query.where.get("source") for claim in read_claims(CLAIMS) for query in claim.queries}
+    assert set(SOURCES) <= graded
+
+
+def test_expected_runs_include_those_that_are_asked_for() -> None:
+    """A scheme, rank count or suite in a claim's query is among the runs that it expects."""
+    for claim in read_claims(CLAIMS):
+        for query in claim.queries:
+            for key in {"suite", "scheme", "ranks", "accumulation"} & set(query.where):
+                if claim.expects is not None and key in claim.expects:
+                    asked, expected = query.where[key], claim.expects[key]
+                    asked = asked if isinstance(asked, tuple) else (asked,)
+                    assert set(asked) <= set(expected if isinstance(expected, tuple) else (expected,)), (
+                        claim.id
+                    )
+
+
+def test_the_screen_leads_with_what_this_run_showed(tables: Path, graded: Path) -> None:
+    lines = summary(graded / "claims.csv", tables, tables / "figures").splitlines()
+    assert len(lines) <= 60
+    assert lines[0] == "9 runs: 9 ok"
+    [own] = [line for line in lines if line.startswith("This run: ")]
+    df = read_graded(graded / "claims.csv")
+    assert own == f"This run: {(df['origin'] == 'this run').sum() - 1} pass, 1 short"
+    [shipped] = [line for line in lines if line.startswith("Shipped results")]
+    assert lines.index(own) < lines.index(shipped)
+    listed = [line for line in lines if re.match(r"  (pass|short|partial|fit) ", line)]
+    assert len(listed) == (df["origin"] == "this run").sum()
+    assert any(line.endswith("page.html") for line in lines)
+
+
+def test_claims_are_counted_by_paper_and_by_kind_apart(graded: Path) -> None:
+    df = read_graded(graded / "claims.csv")
+    for columns, rows in (by_paper(df), by_kind(df)):
+        assert columns[3:-1] == ["this run", "shipped", "computed"]
+        assert sum(int(row[1]) for row in rows) == len(df)
+        assert sum(int(row[2]) + int(row[-1]) for row in rows) == len(df)
+        numbers = [int(n) for row in rows for cell in row[3:-1] for n in re.findall(r"\d+", cell)]
+        assert sum(numbers) == (df["verdict"] != "not run").sum()
+    assert [row[0] for row in by_paper(df)[1]][:-1] == list(PAPERS.values())
 
 
 def test_one_claim_alone(tmp_path: Path, tables: Path) -> None:
-    claims = ROOT / "config" / "claims.yaml"
-    write_claims(claims, tables, tmp_path, "bytes-closed-form")
+    write_claims(CLAIMS, tables, tmp_path, "bytes-closed-form", ROOT)
     assert list(read_table(tmp_path / "claims.csv")["id"]) == ["bytes-closed-form"]
     with pytest.raises(UserError, match="no claim 'nope'"):
-        write_claims(claims, tables, tmp_path, "nope")
+        write_claims(CLAIMS, tables, tmp_path, "nope", ROOT)
 
 
 def test_minutes_are_of_shipped_runs() -> None:
-    experiments = read_experiments(ROOT / "config")
-    runs = read_table(ROOT / "results" / "reference" / "box" / "runs.csv")
-    took = runs.loc[runs["suite"] == "box", "wall_s"].sum() / 60
-    assert experiments["box"].minutes(ROOT / "config") == pytest.approx(took)
-    for experiment in experiments.values():
-        is_tried = bool(experiment.command)
-        assert is_tried == (experiment.minutes(ROOT / "config") is not None), experiment.id
+    for experiment in read_experiments(ROOT / "config").values():
+        minutes = experiment.minutes(ROOT / "config")
+        assert bool(experiment.command) == (minutes is not None), experiment.id
+        if experiment.measured is not None:
+            runs = pd.read_csv(ROOT / "config" / experiment.measured.runs)
+            took = runs.loc[runs["suite"].isin(suites_of(experiment.command)), "wall_s"].sum() / 60
+            assert minutes == pytest.approx(took), experiment.id
 
 
-def test_every_view_has_every_claim(tables: Path, tmp_path: Path) -> None:
-    claims = ROOT / "config" / "claims.yaml"
-    write_claims(claims, tables, tmp_path)
-    views = {suffix: (tmp_path / f"claims.{suffix}").read_text() for suffix in ("md", "tex", "html")}
-    for claim in read_claims(claims):
+def suites_of(command: str) -> list[str]:
+    """The suites that a command runs, by the command and the configuration that it reads."""
+    if command == "make reproduce":
+        return asked_suites(ROOT)
+    if found := re.search(r"suites=\[([\w-]+)\]", command):
+        return [found[1]]
+    assert command.endswith("--profile slurm")
+    profile = read_yaml(ROOT / "slurm" / "config.yaml")
+    return re.findall(r"suites=\['([\w-]+)'\]", " ".join(profile["config"]))
+
+
+def test_minutes_of_a_suite_without_runs_are_refused(tmp_path: Path) -> None:
+    [box] = [e for e in read_experiments(ROOT / "config").values() if e.id == "box"]
+    measured = box.measured.model_copy(update={"runs": str(tmp_path / "runs.csv")})
+    (tmp_path / "runs.csv").write_text("suite,wall_s\nanother,1\n")
+    with pytest.raises(UserError, match="no run of suite 'box'"):
+        box.model_copy(update={"measured": measured}).minutes(ROOT / "config")
+
+
+def test_every_view_has_every_claim(graded: Path) -> None:
+    views = {suffix: (graded / f"claims.{suffix}").read_text() for suffix in ("md", "tex", "html")}
+    for claim in read_claims(CLAIMS):
         assert claim.short in views["md"]
         assert latex_text(claim.short) in views["tex"]
         assert html.escape(claim.short) in views["html"]

@@ -7,8 +7,9 @@ import pytest
 from report_runs import ROOT
 
 from lowband.errors import UserError
-from lowband.report.claims import write_claims
+from lowband.report.claims import PAPERS
 from lowband.report.figures import FIGURES
+from lowband.report.grade import write_claims
 from lowband.report.page import write_page
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
@@ -55,13 +56,25 @@ def test_wires_are_named() -> None:
 
 
 def test_a_page_of_a_few_runs(tables: Path, tmp_path: Path) -> None:
-    write_claims(ROOT / "config" / "claims.yaml", tables, tables)
+    write_claims(ROOT / "config" / "claims.yaml", tables, tables, root=ROOT)
     for name, entry in FIGURES.items():
         (tmp_path / f"{name}.svg").write_text(SVG)
         (tmp_path / f"{name}.csv").write_bytes((tables / f"{entry.table}.csv").read_bytes())
     write_page(ROOT, tables, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "No run of this reproduction is at the scale of the paper" in page
+    # The first screen answers: findings, then each paper's claims, this run's apart from shipped ones.
+    found = page[page.index('id="found"') : page.index('id="machine"')]
+    assert found.count("<li>") == 5
+    assert "neither reproduced nor refuted" in found
+    assert all(paper in found for paper in PAPERS.values())
+    assert "<th>this run</th><th>shipped</th><th>computed</th>" in found
+    # Between the measured and the predicted figure that disagree stands why.
+    places = [
+        page.index(f'id="{name}"')
+        for name in ("figure-box", "figure-frontier_map", "disagree", "figure-scale")
+    ]
+    assert places == sorted(places)
     names = re.findall(r' id="([^"]+)"', page)
     assert len(names) == len(set(names))
     assert all(f'id="figure-{name}"' in page for name in FIGURES)
@@ -70,7 +83,7 @@ def test_a_page_of_a_few_runs(tables: Path, tmp_path: Path) -> None:
 
 
 def test_a_figure_that_was_not_drawn_is_told(tables: Path, tmp_path: Path) -> None:
-    write_claims(ROOT / "config" / "claims.yaml", tables, tables)
+    write_claims(ROOT / "config" / "claims.yaml", tables, tables, root=ROOT)
     with pytest.raises(UserError, match="no such figure"):
         write_page(ROOT, tables, tmp_path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

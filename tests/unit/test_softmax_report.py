@@ -13,10 +13,10 @@ from report_runs import ROOT, write_softmax
 
 from lowband.cost.softmax import ALGORITHMS, PASSES
 from lowband.kernels.softmax_cpu import ISAS, missing
-from lowband.report.claims import write_claims
 from lowband.report.derive import write_table
 from lowband.report.figures import write_figure
 from lowband.report.files import read_table
+from lowband.report.grade import write_claims
 from lowband.spec.softmax import TORCH
 
 MIB = 2**20 // 4  # elements of 1 MiB, which is the whole last cache

@@ -10,7 +10,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.appendix import APPENDICES
 from lowband.report.claims import read_claims, sources
-from lowband.report.derive import SUITE_OF, TABLES, is_made_by, source_paths
+from lowband.report.derive import TABLES, raw_dir, source_paths
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
 from lowband.report.shipped import RAW
@@ -50,21 +50,20 @@ TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
+CLAIMS_CODE = [
+    f"{REPORT_CODE}/{name}.py"
+    for name in ("claims", "grade", "expected", "origin", "claim_views", "claim_latex")
+]
 NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipynb"))
-
-# Benchmarks of this machine, and the suite with which each is made.
-BENCHMARKS = {"softmax": "default"}
 
 
 def sources_dir(table):
     """Where a table's raw tables lie: shipped ones, unless this reproduction makes them itself."""
-    suite = SUITE_OF.get(table)
-    is_own = suite is None or is_made_by(SUITES, BENCHMARKS.get(suite, suite))
-    return TABLES_DIR if is_own else f"results/reference/{suite}"
+    return raw_dir(table, SUITES, Path(TABLES_DIR), Path())
 
 
 def table_sources(wildcards):
-    folder = Path(sources_dir(wildcards.table))
+    folder = sources_dir(wildcards.table)
     return [
         str(path)
         for source in TABLES[wildcards.table]
@@ -73,7 +72,10 @@ def table_sources(wildcards):
 
 
 def claim_tables(wildcards):
-    return [f"{TABLES_DIR}/{table}.csv" for table in sources(CLAIMS[wildcards.claim])]
+    return [
+        f"{TABLES_DIR}/{table}.csv"
+        for table in ("runs", *sources(CLAIMS[wildcards.claim]))
+    ]
 
 
 def job_resource(name):

@@ -68,7 +68,7 @@ rule claim:
         claims="config/claims.yaml",
         experiments="config/experiments.yaml",
         reported=sorted(Path("results/reported").glob("*.csv")),
-        code=f"{REPORT_CODE}/claims.py",
+        code=CLAIMS_CODE,
     output:
         csv=f"results/{NAME}/claims/{{claim}}/claims.csv",
         md=f"results/{NAME}/claims/{{claim}}/claims.md",
@@ -93,7 +93,7 @@ rule claims:
         claims="config/claims.yaml",
         experiments="config/experiments.yaml",
         reported=sorted(Path("results/reported").glob("*.csv")),
-        code=[f"{REPORT_CODE}/claims.py", f"{REPORT_CODE}/claim_views.py"],
+        code=CLAIMS_CODE,
     output:
         table=report(
             f"{TABLES_DIR}/claims.csv",

@@ -1,22 +1,24 @@
-"""Graded claims for a reader: Markdown, LaTeX (booktabs) and HTML of the same cells.
+"""Graded claims for a reader: Markdown and HTML of the same cells (report/claim_latex.py has LaTeX).
 
-Two tables: what was tried, relations before absolute numbers, and what was not, with the reason.
+First how many hold, by paper and by kind; then what was tried, what this run showed apart from what is
+shipped; then what was not tried, with the reason.
 """
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lowband.errors import UserError
+from lowband.report.claims import KINDS, PAPERS
 from lowband.report.files import read_table
-from lowband.spec.files import write_whole
+from lowband.report.origin import ORIGINS
 
-VERDICTS = ("pass", "short", "not run")
-TRIED = ("verdict", "claim", "paper element", "reported", "ours", "must be", "kind", "evidence", "experiment")
-NOT_RUN = ("claim", "paper element", "reported", "why not run")
+VERDICTS = ("pass", "short", "partial", "fit", "not run")
+TRIED = ("verdict", "claim", "about", "kind", "reported", "ours", "must be", "rows from", "note")
+NOT_RUN = ("claim", "about", "reported", "why not run")
 
 Rows = list[list[str]]
 
@@ -24,9 +26,13 @@ Rows = list[list[str]]
 def read_graded(path: Path) -> pd.DataFrame:
     """A claims.csv. Raises UserError for another table."""
     claims = read_table(path)
-    if not {"verdict", "experiment"} <= set(claims):
+    if not {"verdict", "experiment", "origin"} <= set(claims):
         raise UserError("no graded claims", where=path, allowed="a claims.csv that `lowband claims` wrote")
     return claims
+
+
+def is_tried(claims: pd.DataFrame) -> "pd.Series[bool]":
+    return claims["verdict"] != "not run"
 
 
 def ours(claim: "pd.Series[Any]") -> str:
@@ -34,12 +40,22 @@ def ours(claim: "pd.Series[Any]") -> str:
     return "" if pd.isna(claim["ours"]) else f"{claim['ours']:.4g}"
 
 
+def reported(claim: "pd.Series[Any]") -> str:
+    """The paper's value in the unit of ours; of a claim that was not tried, as it is printed."""
+    if pd.notna(claim["reported"]):
+        return f"{claim['reported']:.4g}"
+    if claim["verdict"] != "not run" or pd.isna(claim["printed"]):
+        return ""
+    return " ".join(str(claim[column]) for column in ("printed", "printed_unit") if pd.notna(claim[column]))
+
+
 def must_be(claim: "pd.Series[Any]") -> str:
-    """The relation that decides, with its tolerance."""
+    """The relation that decides, with its tolerance and the unit of reported, ours and target."""
     if pd.isna(claim["target"]):
         return ""
     slack = f" +- {claim['tolerance']:g}" if claim["tolerance"] else ""
-    return f"{claim['relation']} {claim['target']:g}{slack}"
+    unit = "" if pd.isna(claim["unit"]) else f" {claim['unit']}"
+    return f"{claim['relation']} {claim['target']:g}{slack}{unit}"
 
 
 def minutes(value: float) -> str:
@@ -47,32 +63,73 @@ def minutes(value: float) -> str:
     return "" if pd.isna(value) else f"{max(1, round(value))}"
 
 
+def rows_from(claim: "pd.Series[Any]") -> str:
+    """Whether this run measured it or it is shipped, with machine, date and commit; by which experiment."""
+    machine = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
+    return f"{claim['origin']}{machine}; {claim['provenance']}, experiment {claim['experiment']}"
+
+
+def note(claim: "pd.Series[Any]") -> str:
+    """What a verdict alone does not show: each value where a few were aggregated, and why it is no pass."""
+    each = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
+    return "; ".join(filter(None, (each, "" if pd.isna(claim["why"]) else str(claim["why"]))))
+
+
 def tried(claims: pd.DataFrame) -> Rows:
     """The cells under TRIED."""
-    rows = claims[claims["verdict"] != "not run"]
     return [
         [
-            row["verdict"], row["short"], row["paper_element"], _reported(row), ours(row), must_be(row),
-            row["kind"], row["provenance"], row["experiment"],
+            row["verdict"], row["short"], row["paper_element"], row["kind"], reported(row), ours(row),
+            must_be(row), rows_from(row), note(row),
         ]
-        for _, row in rows.iterrows()
+        for _, row in claims[is_tried(claims)].iterrows()
     ]  # fmt: skip
 
 
 def not_run(claims: pd.DataFrame) -> Rows:
     """The cells under NOT_RUN."""
-    rows = claims[claims["verdict"] == "not run"]
-    return [[row["short"], row["paper_element"], _reported(row), row["why"]] for _, row in rows.iterrows()]
-
-
-def _reported(claim: "pd.Series[Any]") -> str:
-    return "" if pd.isna(claim["reported"]) else str(claim["reported"])
+    rows = claims[~is_tried(claims)]
+    return [[row["short"], row["paper_element"], reported(row), row["why"]] for _, row in rows.iterrows()]
 
 
 def tally(claims: pd.DataFrame) -> str:
-    """How many of each verdict, as one phrase."""
+    """How many of each verdict there are, as one phrase; what there is none of is left out."""
     counts = claims["verdict"].value_counts()
-    return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts) or "none"
+
+
+def by_origin(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The claims that were tried, by where their rows come from: what this run showed comes first."""
+    groups = {name: claims[is_tried(claims) & (claims["origin"] == name)] for name in ORIGINS}
+    return {name: group for name, group in groups.items() if len(group)}
+
+
+def tally_apart(claims: pd.DataFrame) -> str:
+    """The tally of what this run showed, and of the rest, apart."""
+    parts = [f"{name}: {tally(group)}" for name, group in by_origin(claims).items()]
+    return "; ".join([*parts, f"not run: {int((~is_tried(claims)).sum())}"])
+
+
+def by_paper(claims: pd.DataFrame) -> tuple[list[str], Rows]:
+    """Columns and cells: how each paper's claims stand, and those about the artifact itself."""
+    named = {about: claims[claims["paper"] == paper] for paper, about in PAPERS.items()}
+    return _standing("paper", {**named, KINDS["artifact"]: claims[claims["paper"].isna()]})
+
+
+def by_kind(claims: pd.DataFrame) -> tuple[list[str], Rows]:
+    """Columns and cells: how relations, absolute numbers and claims about the artifact itself stand."""
+    return _standing("kind", {about: claims[claims["kind"] == kind] for kind, about in KINDS.items()})
+
+
+def _standing(first: str, groups: dict[str, pd.DataFrame]) -> tuple[list[str], Rows]:
+    """A column for each origin that some claim has."""
+    origins = list(by_origin(pd.concat(groups.values())))
+    rows = []
+    for about, claims in groups.items():
+        apart, graded = by_origin(claims), int(is_tried(claims).sum())
+        cells = [tally(apart[name]) if name in apart else "-" for name in origins]
+        rows.append([about, str(len(claims)), str(graded), *cells, str(len(claims) - graded)])
+    return [first, "claims", "graded", *origins, "not possible here"], rows
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -81,13 +138,18 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
     return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines]
 
 
+def markdown_standing(claims: pd.DataFrame) -> list[str]:
+    """How many claims hold: by paper, then by kind."""
+    return [*markdown_table(*by_paper(claims)), "", *markdown_table(*by_kind(claims))]
+
+
 def markdown(claims: pd.DataFrame) -> list[str]:
-    """Both tables; the second one folded."""
+    """How many hold, then every claim; what was not run is folded."""
+    lines = [*markdown_standing(claims), ""]
+    for name, group in by_origin(claims).items():
+        lines += [f"**{_heading(name, group)}**", "", *markdown_table(TRIED, tried(group)), ""]
     return [
-        f"{len(claims)} claims: {tally(claims)}.",
-        "",
-        *markdown_table(TRIED, tried(claims)),
-        "",
+        *lines,
         "<details><summary>Not run, and why</summary>",
         "",
         *markdown_table(NOT_RUN, not_run(claims)),
@@ -96,65 +158,8 @@ def markdown(claims: pd.DataFrame) -> list[str]:
     ]
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
-    "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
-}  # fmt: skip
-
-_SIGNS = {"+-": r"$\pm$", r"\textless{}=": r"$\leq$", r"\textgreater{}=": r"$\geq$", "==": "="}
-
-
-def latex_text(text: object) -> str:
-    """Plain text, with what LaTeX would take for a command written out."""
-    written = "".join(_LATEX.get(letter, letter) for letter in str(text))
-    for typed, sign in _SIGNS.items():
-        written = written.replace(typed, sign)
-    return written
-
-
-def _latex_table(columns: Sequence[str], widths: Sequence[str], rows: Rows) -> list[str]:
-    head = " & ".join(rf"\textbf{{{latex_text(column)}}}" for column in columns) + r" \\"
-    spec = "".join(rf">{{\raggedright\arraybackslash}}p{{{width}\textwidth}}" for width in widths)
-    return [
-        rf"\begin{{longtable}}{{@{{}}{spec}@{{}}}}",
-        r"\toprule",
-        head,
-        r"\midrule",
-        r"\endhead",
-        *[" & ".join(latex_text(cell) for cell in row) + r" \\" for row in rows],
-        r"\bottomrule",
-        r"\end{longtable}",
-    ]
-
-
-def latex(claims: pd.DataFrame) -> list[str]:
-    """Both tables, for \\input; needs the packages booktabs, longtable and array, and T1 fonts.
-
-    Claims are numbered in their order, as the appendices call them.
-    """
-    is_tried = claims["verdict"] != "not run"
-    numbers = [f"C{number}" for number in range(1, len(claims) + 1)]
-
-    def numbered(rows: Rows, wanted: "pd.Series[bool]") -> Rows:
-        mine = [number for number, is_mine in zip(numbers, wanted, strict=True) if is_mine]
-        return [[number, *row] for number, row in zip(mine, rows, strict=True)]
-
-    columns = [column for column in TRIED if column not in ("kind", "experiment")]
-    rows = [[row[TRIED.index(column)] for column in columns] for row in tried(claims)]
-    return [
-        "% Generated by `lowband claims`.",
-        r"{\scriptsize\setlength{\tabcolsep}{3.5pt}",
-        *_latex_table(
-            ["no.", *columns],
-            [".04", ".05", ".2", ".24", ".09", ".08", ".09", ".08"],
-            numbered(rows, is_tried),
-        ),
-        *_latex_table(
-            ["no.", *NOT_RUN], [".04", ".22", ".29", ".1", ".27"], numbered(not_run(claims), ~is_tried)
-        ),
-        "}",
-    ]
+def _heading(name: str, claims: pd.DataFrame) -> str:
+    return f"{name[0].upper()}{name[1:]}, {len(claims)} claims: {tally(claims)}"
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -176,21 +181,19 @@ def _verdict_class(cell: str) -> str:
     return f' class="{cell.replace(" ", "-")}"' if cell in VERDICTS else ""
 
 
+def html_standing(claims: pd.DataFrame) -> list[str]:
+    """How many claims hold: by paper, then by kind."""
+    return [*html_table(*by_paper(claims)), *html_table(*by_kind(claims))]
+
+
 def html_fragment(claims: pd.DataFrame) -> list[str]:
-    """Both tables, for a page of any style."""
+    """Every claim, for a page of any style."""
+    lines = []
+    for name, group in by_origin(claims).items():
+        lines += [f"<h3>{html.escape(_heading(name, group))}</h3>", *html_table(TRIED, tried(group))]
     return [
-        f"<p>{len(claims)} claims: {tally(claims)}.</p>",
-        *html_table(TRIED, tried(claims)),
+        *lines,
         "<details><summary>Not run, and why</summary>",
         *html_table(NOT_RUN, not_run(claims)),
         "</details>",
     ]
-
-
-VIEWS: dict[str, Callable[[pd.DataFrame], list[str]]] = {"md": markdown, "tex": latex, "html": html_fragment}
-
-
-def write_views(claims: pd.DataFrame, folder: Path) -> None:
-    """claims.md, claims.tex and claims.html in `folder`."""
-    for suffix, view in VIEWS.items():
-        write_whole(folder / f"claims.{suffix}", "\n".join(view(claims)) + "\n")

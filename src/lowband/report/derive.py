@@ -50,10 +50,23 @@ SUITE_OF = {
     "kernel_resources": "kernels",
 }
 
+# Benchmarks of this machine among them, and the suite with which each is made.
+BENCHMARKS = {"softmax": "default"}
+
 
 def is_made_by(suites: Iterable[str], suite: str) -> bool:
     """Whether `suites` have what a suite's tables are made of: itself, or one of its kin (`<suite>-...`)."""
     return any(name == suite or name.startswith(f"{suite}-") for name in suites)
+
+
+def raw_dir(table: str, suites: Iterable[str], own: Path, root: Path) -> Path:
+    """The folder of a table's raw tables: `own` if a reproduction of `suites` makes them, else shipped ones.
+
+    root: the folder that holds results/
+    """
+    suite = SUITE_OF.get(table)
+    is_own = suite is None or is_made_by(suites, BENCHMARKS.get(suite, suite))
+    return own if is_own else root / "results" / "reference" / str(suite)
 
 
 def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:

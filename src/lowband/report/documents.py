@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pandas as pd
 from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents
-from lowband.report.claim_views import markdown, markdown_table
+from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
 from lowband.report.files import read_table
+from lowband.report.findings import findings
 from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import peers, softmax
 from lowband.spec.files import write_if_changed
@@ -56,11 +58,22 @@ def _faults(root: Path) -> list[str]:
     return markdown_table(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
 
 
-def _claims(root: Path) -> list[str]:
+@cache  # two documents show them
+def _graded(root: Path) -> pd.DataFrame:
     """Every claim, graded on what is shipped."""
     with tempfile.TemporaryDirectory() as folder:
         write_shipped_tables(root, Path(folder))
-        return markdown(read_table(Path(folder) / "claims.csv"))
+        return read_graded(Path(folder) / "claims.csv")
+
+
+def _claims(root: Path) -> list[str]:
+    return markdown(_graded(root))
+
+
+def _found(root: Path) -> list[str]:
+    """How the claims of each paper stand, then what was found, in sentences."""
+    sentences = [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
+    return [*markdown_table(*by_paper(_graded(root))), "", *sentences]
 
 
 def _accuracy(root: Path) -> list[str]:
@@ -157,5 +170,6 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
-    "claims": ("README.md", _claims),
+    "found": ("README.md", _found),
+    "claims": ("docs/claims.md", _claims),
 }

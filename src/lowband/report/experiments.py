@@ -1,9 +1,11 @@
 """config/experiments.yaml: what it takes to try a claim, with the minutes that shipped runs took."""
 
+from datetime import date
 from pathlib import Path
 
 from pydantic import Field, PositiveFloat, model_validator
 
+from lowband.errors import UserError
 from lowband.report.files import read_table
 from lowband.spec.strict import Strict, read_entries
 
@@ -24,6 +26,7 @@ class Experiment(Strict):
     hardware: str
     human_minutes: PositiveFloat = Field(description="of attention, the set-up not counted; our judgement")
     measured: Measured | None = None
+    shipped: date | None = Field(default=None, description="when the shipped results were measured")
     machine_minutes: PositiveFloat | None = Field(
         default=None, description="an upper bound, where nothing was measured"
     )
@@ -35,10 +38,16 @@ class Experiment(Strict):
         return self
 
     def minutes(self, config: Path) -> float | None:
-        """Of the machine; none where there is no experiment. `config` is the folder of experiments.yaml."""
+        """Of the machine; none where there is no experiment. `config` is the folder of experiments.yaml.
+
+        Raises UserError for a suite without runs.
+        """
         if self.measured is None:
             return self.machine_minutes
-        runs = read_table(config / self.measured.runs)
+        path = config / self.measured.runs
+        runs = read_table(path)
+        if missing := sorted(set(self.measured.suites) - set(runs["suite"])):
+            raise UserError(f"no run of suite '{missing[0]}'", where=path, allowed=set(runs["suite"]))
         return float(runs.loc[runs["suite"].isin(self.measured.suites), "wall_s"].sum()) / 60
 
 

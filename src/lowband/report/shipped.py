@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from lowband.report.claims import write_claims
 from lowband.report.derive import SUITE_OF, TABLES, write_table
+from lowband.report.grade import write_claims
 from lowband.report.predicted.write import write_predicted
 
 RAW = ("runs", "steps", "bytes", "states")  # what `lowband collect` wrote of the shipped reproduction
@@ -19,4 +19,4 @@ def write_shipped_tables(root: Path, out: Path) -> None:
     write_predicted(root, out)
     for name in TABLES:
         write_table(name, reference / SUITE_OF[name] if name in SUITE_OF else out, out, root)
-    write_claims(root / "config" / "claims.yaml", out, out)
+    write_claims(root / "config" / "claims.yaml", out, out, root=root)

@@ -1,38 +1,63 @@
-"""One screen of a reproduction: how its runs ended, which claims hold, where tables and figures lie."""
+"""A reproduction on a terminal: what its own runs showed; then how shipped and computed claims stand."""
 
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lowband.report.claim_views import VERDICTS, must_be, ours, read_graded
+from lowband.report.claim_views import by_kind, by_origin, must_be, ours, read_graded, reported, tally
 from lowband.report.files import read_table
+from lowband.report.origin import COMPUTED, HERE, SHIPPED
 
 WIDTH = 100  # columns of the screen
 
+_ABOUT = {
+    HERE: "This run",
+    SHIPPED: "Shipped results, which this run did not measure",
+    COMPUTED: "Predictions, about this artifact itself and the same on every machine",
+}
+
 
 def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
-    """The claims that were tried, line by line; of the others only how many."""
+    """The claims that this run graded, line by line; of the others how many, unless nothing was run."""
     claims = read_graded(claims_csv)
     runs = read_table(tables_dir / "runs.csv")
-    verdicts = claims["verdict"].value_counts()
+    groups = by_origin(claims)
     ended = ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())
-    counts = ", ".join(f"{verdicts.get(verdict, 0)} {verdict}" for verdict in VERDICTS)
+    lines = [
+        f"{len(runs)} runs: {ended}"
+        if HERE in groups
+        else f"Nothing was run. {len(runs)} shipped runs: {ended}",
+        *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
+        *[f"  links of suite {suite}: {links}"[:WIDTH] for suite, links in _box_links(runs)],
+        "",
+    ]
+    for name, group in groups.items():
+        lines.append(f"{_ABOUT[name]}: {tally(group)}")
+        if name == HERE or HERE not in groups:
+            lines += ["", f"  {'':9}{'claim':37}{'reported':>9}{'ours':>11}  must be"]
+            lines += ["  " + _claim_line(claim) for _, claim in group.iterrows()] + [""]
+    columns, rows = by_kind(claims)
+    shown = [i for i, column in enumerate(columns) if column not in ("graded", COMPUTED)]
     return "\n".join(
         [
-            f"{len(runs)} runs: {ended}",
-            *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
-            *[f"  links of suite {suite}: {links}"[:WIDTH] for suite, links in _box_links(runs)],
-            f"{len(claims)} claims: {counts} (why: column `why` of claims.csv)",
+            *lines,
+            f"Not run: {int((claims['verdict'] == 'not run').sum())} of {len(claims)} claims "
+            "(why: column `why` of claims.csv)",
             "",
-            f"{'':9}{'claim':37}{'reported':>13}{'ours':>11}  must be",
-            *[_claim_line(claim) for _, claim in claims[claims["verdict"] != "not run"].iterrows()],
+            *_aligned([[row[i] for i in shown] for row in (columns, *rows)]),
             "",
+            f"Page:            {tables_dir.parent / 'page.html'}",
             f"Claims in full:  {claims_csv}",
             f"Tables:          {tables_dir}",
             f"Figures:         {figures_dir}",
         ]
     )
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _box_links(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -48,5 +73,7 @@ def _failed(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _claim_line(claim: "pd.Series[Any]") -> str:
-    reported = "-" if pd.isna(claim["reported"]) else str(claim["reported"])
-    return f"{claim['verdict']:9}{claim['short']:37}{reported:>13}{ours(claim):>11}  {must_be(claim)}"
+    return (
+        f"{claim['verdict']:9}{claim['short']:37}{reported(claim) or '-':>9}{ours(claim):>11}  "
+        f"{must_be(claim)}"
+    )

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lowband.report.claim_views import latex, latex_text, minutes, must_be, ours, read_graded
+from lowband.report.claim_latex import latex, latex_text
+from lowband.report.claim_views import minutes, must_be, ours, read_graded, reported, rows_from
 from lowband.report.experiments import Experiment, read_experiments
 from lowband.spec.files import write_whole
 
@@ -62,7 +63,9 @@ def write_appendices(claims_csv: Path, config: Path, out: Path) -> None:
 
 
 def _parts(claims: pd.DataFrame, config: Path) -> list[Part]:
-    numbered = claims.assign(number=range(1, len(claims) + 1)).fillna({"reported": "", "provenance": ""})
+    numbered = claims.assign(number=range(1, len(claims) + 1)).fillna(
+        {"provenance": "", "origin": "", "unit": ""}
+    )
     experiments = read_experiments(config)
     return [
         Part(
@@ -82,9 +85,9 @@ def _line(claim: "pd.Series[Any]") -> Line:
         number=claim["number"],
         sentence=claim["sentence"],
         element=claim["paper_element"],
-        reported=claim["reported"],
-        ours=ours(claim),
+        reported=reported(claim),
+        ours=f"{ours(claim)} {claim['unit']}".strip(),
         must_be=must_be(claim),
         verdict=claim["verdict"],
-        evidence=claim["provenance"],
+        evidence=rows_from(claim) if claim["origin"] else "nothing was tried",
     )

@@ -14,10 +14,11 @@ from markupsafe import Markup, escape
 
 from lowband.cost.footprint import GIB
 from lowband.errors import UserError
-from lowband.report.claim_views import html_fragment, html_table, read_graded, tally
+from lowband.report.claim_views import by_kind, by_paper, html_fragment, html_table, read_graded, tally_apart
 from lowband.report.derive import SUITE_OF, is_made_by
 from lowband.report.figures import FIGURES, commit
 from lowband.report.files import read_table, sha256
+from lowband.report.findings import findings
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
 from lowband.report.predicted.write import PREDICTED
@@ -52,8 +53,11 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
             for scheme in (read_scheme(schemes_yaml, name) for name in read_yaml(schemes_yaml))
         ],
         at_scale=_at_scale(tables),
+        findings=findings(root),
+        papers=_table(*by_paper(claims)),
+        kinds=_table(*by_kind(claims)),
         claims=Markup("\n".join(html_fragment(claims))),
-        tally=tally(claims),
+        tally=tally_apart(claims),
         claim_count=len(claims),
         runs=_runs(root, tables),
         sources=_sources(tables),

@@ -1,0 +1,236 @@
+"""Claims + tables -> graded claims.csv.
+
+verdict   pass      our value stands in the claim's relation to its target
+          short     it was tried, and does not
+          partial   not every run that it expects is there and ended ok, whatever our value is
+          fit       as many constants were fitted as there are numbers to meet: nothing was tested
+          not run   nothing was tried; `why` gives the reason
+origin    this run, shipped, or computed (predictions: the same on every machine); `rows_from` has the machine
+          and the commits, and the date of what is shipped
+lacking   of a partial claim: every run that is missing or not ok, with its cause
+values    the values that were aggregated, where there are a few
+
+reported, ours and target are in `unit`; `printed` is what the paper prints, in `printed_unit`.
+"""
+
+import operator
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lowband.errors import UserError
+from lowband.report.claim_latex import latex
+from lowband.report.claim_views import html_fragment, html_standing, markdown
+from lowband.report.claims import Claim, Query, Relation, Reported, read_claims
+from lowband.report.expected import Value, find_lack, one_of
+from lowband.report.experiments import Experiment, read_experiments
+from lowband.report.files import read_published, read_table, write_csv
+from lowband.report.origin import SHIPPED, origin
+from lowband.report.tables import EXPERIMENT
+from lowband.spec.files import write_whole
+
+_HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
+_FEW = 6  # values that are listed one by one
+
+
+def write_claims(
+    claims_yaml: Path, tables_dir: Path, out: Path, only: str | None = None, root: Path = Path()
+) -> None:
+    """Grade the claims, or `only` one, against the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+
+    root: the folder that holds config/suites and results/. Raises UserError for a claim that is not there.
+    """
+    claims = read_claims(claims_yaml)
+    if only is not None and only not in {claim.id for claim in claims}:
+        raise UserError(f"no claim '{only}'", where=claims_yaml, allowed=[claim.id for claim in claims])
+    experiments = read_experiments(claims_yaml.parent)
+    df = pd.DataFrame(
+        {
+            **_statement(claim, claims_yaml),
+            **_effort(experiments[claim.experiment], claims_yaml.parent),
+            **_grade(claim, experiments[claim.experiment], tables_dir, root, f"{claims_yaml}: {claim.id}"),
+        }
+        for claim in claims
+        if only in (None, claim.id)
+    )
+    write_csv(df, out / "claims.csv")
+    graded = read_table(out / "claims.csv")  # an empty text is a missing value from here on
+    views = {
+        "md": markdown(graded),
+        "tex": latex(graded),
+        "html": [*html_standing(graded), *html_fragment(graded)],
+    }
+    for suffix, lines in views.items():
+        write_whole(out / f"claims.{suffix}", "\n".join(lines) + "\n")
+
+
+def _effort(experiment: Experiment, config: Path) -> dict[str, Any]:
+    return {
+        "experiment": experiment.id,
+        "command": experiment.command,
+        "hardware": experiment.hardware,
+        "human_minutes": experiment.human_minutes,
+        "machine_minutes": experiment.minutes(config),
+    }
+
+
+def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
+    """What is claimed, with the reported value and its source."""
+    found = [(reported.csv, _reported_row(reported, claims_yaml)) for reported in claim.reported]
+    printed = [str(row["value"]) for _, row in found]
+
+    def joined(column: str) -> str:
+        return " ; ".join(dict.fromkeys(str(row[column]) for _, row in found))
+
+    return {
+        "id": claim.id,
+        "kind": claim.kind,
+        "paper": claim.paper or "",
+        "short": claim.short,
+        "sentence": claim.sentence,
+        "paper_element": claim.paper_element,
+        "reported": _in_unit(claim, printed) if printed and not claim.not_run else None,
+        "printed": " -> ".join(printed),
+        "printed_unit": joined("unit") if found else "",
+        "source": " ; ".join(dict.fromkeys(Path(csv).name for csv, _ in found)),
+        "source_url": joined("source_url"),
+        "read_as": joined("read_as"),
+        "relation": claim.relation or "",
+        "target": claim.target,
+        "tolerance": None if claim.not_run else claim.tolerance,
+        "unit": claim.unit,
+        "query": " / ".join(query.text for query in claim.queries),
+    }
+
+
+def _reported_row(reported: Reported, claims_yaml: Path) -> "pd.Series[Any]":
+    path = claims_yaml.parent / reported.csv
+    rows = _filter(read_published(path), reported.where, str(path))
+    if len(rows) != 1:
+        raise UserError(f"{len(rows)} rows with {reported.where}", where=path, allowed="exactly one")
+    return rows.iloc[0]
+
+
+def _in_unit(claim: Claim, printed: list[str]) -> float:
+    """The reported value in the claim's unit. A paper's model size M, in `0.25M`, is the unit of a ratio."""
+    numbers = []
+    for text in printed:
+        found = re.match(r"[\d.]+|M$", text)
+        if found is None:
+            raise UserError(f"no number in '{text}'", where=f"reported of claim {claim.id}")
+        numbers.append(1.0 if found[0] == "M" else float(found[0]))
+    if claim.reported_as == "ratio":
+        return numbers[1] / numbers[0]
+    return 1 + numbers[0] / 100 if claim.reported_as == "gain" else numbers[0]
+
+
+def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where: str) -> dict[str, Any]:
+    """Our value, the verdict and where the rows come from. The worst experiment decides."""
+    grade: dict[str, Any] = {
+        "ours": None, "values": "", "deviation": None, "provenance": "", "origin": "", "rows_from": "",
+        "rows": 0, "lacking": "",
+    }  # fmt: skip
+    if claim.ours is None or claim.relation is None or claim.target is None:
+        return {**grade, "verdict": "not run", "why": claim.not_run}
+    rows = _select(claim.ours, claim.evidence, tables, where)
+    values = _per_experiment(claim.ours, rows)
+    if claim.per is not None:
+        # An experiment without rows on both sides has no ratio.
+        values = values / _per_experiment(claim.per, _select(claim.per, claim.evidence, tables, where))
+        values = values.dropna()
+    source = origin(claim.ours.table, tables, root)
+    lack = None
+    if claim.expects is not None:
+        lack = find_lack(claim.expects, claim.evidence, read_table(source.folder / "runs.csv"), root, where)
+    if values.empty and not (lack and lack.runs):
+        return {**grade, "verdict": "not run", "why": _why_nothing(claim, claim.ours, tables, where)}
+    suite = claim.ours.where.get("suite")
+    rows_from = list(source.machine(claim.evidence, suite if isinstance(suite, str) else None))
+    if source.name == SHIPPED:
+        rows_from.insert(1, str(experiment.shipped or ""))
+    grade |= {
+        "provenance": claim.evidence,
+        "origin": source.name,
+        "rows_from": ", ".join(filter(None, rows_from)),
+        "rows": len(rows),
+    }
+    if values.empty:
+        verdict = "partial"
+    else:
+        ours = _worst(values, claim.relation, claim.target * claim.divided_by) / claim.divided_by
+        verdict = "pass" if _holds(ours, claim) else "short"
+        grade |= {"ours": ours, "values": _listed(claim, rows), "deviation": ours - claim.target}
+    why = ""
+    if lack is not None and lack.runs:
+        rest = "" if values.empty else f"; on the others: {verdict}"
+        verdict, why = "partial", lack.why + rest
+        grade["lacking"] = "; ".join(f"{run}: {cause}" for run, cause in lack.runs.items())
+    elif claim.is_fit:
+        verdict, why = "fit", "as many constants were fitted as there are numbers to meet"
+    return {**grade, "verdict": verdict, "why": why}
+
+
+def _listed(claim: Claim, rows: pd.DataFrame) -> str:
+    """Each value behind ours, where a few that differ were aggregated."""
+    assert claim.ours is not None
+    several = rows[claim.ours.column] / claim.divided_by
+    is_few = len(several) <= _FEW and len(set(several)) > 1
+    if claim.per is not None or claim.ours.aggregate == "sum" or not is_few:
+        return ""
+    return ", ".join(f"{value:.4g}" for value in several)
+
+
+def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str:
+    """The cause that the asked rows name, if they are there and name one."""
+    rows = _filter(read_table(tables_dir / f"{ours.table}.csv"), ours.where, where)
+    if "cause" in rows and rows["cause"].notna().any():
+        return " ; ".join(rows["cause"].dropna().unique())
+    return f"no row for {' / '.join(query.text for query in claim.queries)}"
+
+
+def _select(query: Query, evidence: str, tables_dir: Path, where: str) -> pd.DataFrame:
+    """The rows asked for, of the claim's kind of evidence only."""
+    if evidence == "measured" and query.column.startswith(("closed_form", "predicted")):
+        raise UserError(f"column '{query.column}' is computed, the claim says measured", where=where)
+    table = read_table(tables_dir / f"{query.table}.csv")
+    if query.column not in table:
+        raise UserError(
+            f"{query.table}.csv has no column '{query.column}'", where=where, allowed=table.columns
+        )
+    rows = _filter(table, {**query.where, "provenance": evidence}, where)
+    return rows[rows[query.column].notna()]
+
+
+def _filter(table: pd.DataFrame, wanted: Mapping[str, Value | tuple[Value, ...]], where: str) -> pd.DataFrame:
+    for column, value in wanted.items():
+        if column not in table:
+            raise UserError(f"no column '{column}'", where=where, allowed=table.columns)
+        table = table.loc[table[column].isin(one_of(value))]
+    return table
+
+
+def _per_experiment(query: Query, rows: pd.DataFrame) -> "pd.Series[float]":
+    """The aggregate of each experiment, so that suites and models are never summed up into one number."""
+    keys = [key for key in EXPERIMENT if key in rows]  # tables of kernels know no suite
+    values: pd.Series[float] = rows.groupby(keys)[query.column].agg(query.aggregate)
+    return values
+
+
+def _worst(values: "pd.Series[float]", relation: Relation, target: float) -> float:
+    if relation in ("<", "<="):
+        return float(values.max())
+    if relation in (">", ">="):
+        return float(values.min())
+    return float(values.iloc[(values - target).abs().argmax()])
+
+
+def _holds(ours: float, claim: Claim) -> bool:
+    """A tolerance moves the target in the claim's favour."""
+    assert claim.relation is not None and claim.target is not None
+    if claim.relation == "==":
+        return abs(ours - claim.target) <= claim.tolerance
+    slack = claim.tolerance if claim.relation in ("<", "<=") else -claim.tolerance
+    return bool(_HOLDS[claim.relation](ours, claim.target + slack))

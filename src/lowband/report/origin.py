@@ -1,0 +1,59 @@
+"""Where the rows behind a claim come from: measured in this reproduction, computed by it, or shipped."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lowband.report.derive import TABLES, raw_dir
+from lowband.report.files import read_table, sha256
+from lowband.report.predicted.write import PREDICTED
+from lowband.spec.records import Environment
+
+HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
+
+
+class Origin(NamedTuple):
+    """name: one of ORIGINS; folder: of the raw tables behind a table."""
+
+    name: str
+    folder: Path
+
+    def machine(self, evidence: str, suite: str | None) -> tuple[str, str]:
+        """Device and abbreviated commits of the rows of this evidence and suite (None: of all suites).
+
+        Empty for what is computed, which no machine changes.
+        """
+        if self.name == COMPUTED:
+            return "", ""
+        rows = _environments(self.folder)
+        for column, wanted in (("provenance", evidence), ("suite", suite)):
+            if wanted is not None and column in rows:
+                rows = rows[rows[column] == wanted]
+        devices, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
+        return ", ".join(devices), " ".join(commit[:7] for commit in commits)
+
+
+def is_shipped(tables_dir: Path, root: Path) -> bool:
+    """Whether the runs of a reproduction are those of results/reference, wall times included."""
+    own, shipped = tables_dir / "runs.csv", root / "results" / "reference" / "local" / "tables" / "runs.csv"
+    return own.is_file() and shipped.is_file() and sha256(own) == sha256(shipped)
+
+
+def origin(table: str, tables_dir: Path, root: Path) -> Origin:
+    """Of the rows of a table in `tables_dir`. root: the folder that holds results/"""
+    if set(TABLES.get(table, ())) & set(PREDICTED):
+        return Origin(COMPUTED, tables_dir)
+    is_all_shipped = is_shipped(tables_dir, root)
+    suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])
+    folder = raw_dir(table, suites, tables_dir, root)
+    return Origin(SHIPPED if is_all_shipped or folder != tables_dir else HERE, folder)
+
+
+def _environments(folder: Path) -> pd.DataFrame:
+    """Rows with a device and a commit: of runs, of the softmax benchmark or of another benchmark."""
+    for name in ("runs", "softmax_setup"):
+        if (folder / f"{name}.csv").is_file():
+            return read_table(folder / f"{name}.csv")
+    environment = Environment.read_json(folder / "env.json")
+    return pd.DataFrame([{"device": environment.device, "commit": environment.commit}])

@@ -1,0 +1,64 @@
+"""What was found: the words of the sentences, checked against the data that their numbers come from."""
+
+import pytest
+from report_runs import ROOT
+
+from lowband.report.files import read_table
+from lowband.report.findings import (
+    WITHIN,
+    findings,
+    headline,
+    measured_ratios,
+    published_ratios,
+    read_facts,
+)
+from lowband.report.predicted.maps import frontier_map
+
+
+def test_five_sentences_the_first_of_them_about_the_headline() -> None:
+    sentences = findings(ROOT)
+    assert len(sentences) == 5
+    assert headline(ROOT)["value"] in sentences[0].rest
+    assert not any("{" in sentence.rest for sentence in sentences)
+
+
+def test_the_headline_is_neither_reproduced_nor_refuted() -> None:
+    """No run on Frontier, and none at nominal links and one pass where the ratio appears."""
+    claims = read_table(ROOT / "results" / "reference" / "local" / "tables" / "runs.csv")
+    assert set(claims.loc[claims["cluster"] == "frontier", "provenance"]) == {"predicted"}
+    facts = read_facts(ROOT)
+    assert facts["hier3"] < (1 - WITHIN) * facts["paper_hier3"]
+    assert facts["zeropp"] < (1 - WITHIN) * facts["paper_zeropp"]
+
+
+def test_no_measured_condition_has_all_ratios() -> None:
+    measured, published = measured_ratios(ROOT), published_ratios(ROOT)
+    close = [(measured[pair] / ratio - 1).abs() <= WITHIN for pair, ratio in published.items()]
+    assert len(close) == 3
+    assert not (close[0] & close[1] & close[2]).any()
+    assert len(measured) == read_facts(ROOT)["conditions"]
+
+
+def test_the_searched_condition_is_the_only_one_that_reaches_the_headline() -> None:
+    passes = measured_ratios(ROOT).query("suite == 'box-accumulation'")["hier3 / zeropp"].droplevel("ranks")
+    assert list(passes[passes >= float(headline(ROOT)["value"])].index) == [8]
+
+
+def test_predicted_ratios_hold_with_fitted_rates_and_no_overlap_only() -> None:
+    holds = frontier_map(ROOT).groupby(["links_in_node", "overlap"])["holds"].any()
+    assert [case for case, does in holds.items() if does] == [("fitted", 0.0)]
+
+
+def test_which_scheme_when() -> None:
+    facts = read_facts(ROOT)
+    assert facts["hier3"] == pytest.approx(1, abs=0.05)  # level
+    assert facts["hier3_slowest"] < 1
+    assert 1 < facts["passes_4"] < facts["passes_8"]
+
+
+def test_what_holds_without_conditions() -> None:
+    folder = ROOT / "results" / "reference" / "local" / "tables"
+    assert set(read_table(folder / "parity.csv")["distinct_weights"]) == {1}
+    for name in ("bytes", "states"):
+        assert read_table(folder / f"{name}.csv")["difference_bytes"].max() == 0
+    assert read_facts(ROOT)["volume"] == pytest.approx(0.25, abs=0.01)
