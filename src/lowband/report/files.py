@@ -19,6 +19,7 @@ _TYPES = {
     **dict.fromkeys(("step_time_s", "exposed_comm_time_s", "hidden_comm_time_s", "tokens_per_s"), float),
     **dict.fromkeys(("loss", "loss_difference"), float),
     **dict.fromkeys(("weights_sha256", "data_sha256", "commit", "notes", "cause"), str),
+    **dict.fromkeys(("point", "point_ours", "point_peer", "machine_sum", "model_sum", "scheme_sum"), str),
 }
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
 MOST_TICKS = 6  # decades that are numbered

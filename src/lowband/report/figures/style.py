@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT, NO_CONDITION
 
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
@@ -120,15 +120,14 @@ def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(title, rows) of each experiment; each gets panels of its own. A lone measured one needs no title."""
     groups = df.groupby(EXPERIMENT, sort=False)
     lone = len(groups) == 1 and (df["provenance"] == "measured").all()
-    return [
-        (
-            ""
-            if lone
-            else f"{suite} ({provenance} on {cluster})\n{engine}, {model}, sequence {seq_len}, {dtype}",
-            rows,
-        )
-        for (provenance, suite, cluster, engine, model, seq_len, dtype), rows in groups
-    ]
+    return [("" if lone else _title(*experiment), rows) for experiment, rows in groups]
+
+
+def _title(
+    provenance: str, suite: str, cluster: str, engine: str, model: str, seq_len: int, dtype: str, condition: str
+) -> str:
+    other = "" if condition == NO_CONDITION else f"\n{condition}"
+    return f"{suite} ({provenance} on {cluster})\n{engine}, {model}, sequence {seq_len}, {dtype}{other}"
 
 
 def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:
