@@ -28,11 +28,11 @@ from lowband.spec.strict import Strict
 from lowband.spec.suites import expand
 
 REFERENCE = ROOT / "results" / "reference"
-QUICK = settings(
-    deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much]
-)
+QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
 OF_RUNS = [name for name, sources in TABLES.items() if set(sources) & set(COLLECTED)]
-BASE = expand(ROOT, ["links"])[0].model_copy(update={"run_id": "a", "steps": 24})  # zero3 on 16 ranks in a box
+BASE = expand(ROOT, ["links"])[0].model_copy(
+    update={"run_id": "a", "steps": 24}
+)  # zero3 on 16 ranks in a box
 
 
 def valid(**changes: Any) -> RunSpec | None:
@@ -227,7 +227,7 @@ def test_raw_tables_without_points_are_refused(tables: Path, tmp_path: Path) -> 
     """As an older `lowband collect` wrote them: what would be pooled nobody could see."""
     for name in ("runs", "steps"):
         read_table(tables / f"{name}.csv").drop(columns="point").to_csv(tmp_path / f"{name}.csv", index=False)
-    with pytest.raises(UserError, match="no column 'point'.*collect the run folders again"):
+    with pytest.raises(UserError, match=r"no column 'point'.*collect the run folders again"):
         write_table("scaling", tmp_path)
     assert not (tmp_path / "scaling.csv").exists()
 
@@ -261,7 +261,11 @@ def test_adding_an_option_is_one_line(tmp_path: Path) -> None:
     anchor = "    grad_clip: PositiveFloat = 1.0\n"
     assert before.count(anchor) == 1
     source.write_text(before.replace(anchor, anchor + NEW_OPTION))
-    write_suite(root, f"fixed: {{{FIXED}, micro_batch: 1}}", "axes: {scheme: [zero3], ranks: [4, 8], dropout: [0, 0.1]}")
+    write_suite(
+        root,
+        f"fixed: {{{FIXED}, micro_batch: 1}}",
+        "axes: {scheme: [zero3], ranks: [4, 8], dropout: [0, 0.1]}",
+    )
     subprocess.run(
         [sys.executable, "-c", WITH_NEW_OPTION, str(root), str(REFERENCE / "box")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(ROOT / "tests" / "unit")])},

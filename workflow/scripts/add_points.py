@@ -2,9 +2,9 @@
 
     python workflow/scripts/add_points.py results/reference/box ...
 
-The specs are those of each row's own commit: config/ and slurm/ as they were there, which git keeps. No cell
-is changed. Refuses a table with a row whose run is not in its commit's suites, or that differs from its spec in
-any column that both have.
+The specs are those of each row's own commit: config/ and slurm/ as git has them there. No cell is changed.
+Ends with an error, nothing written, if a run is not in its commit's suites or differs from its spec in any
+column that both have.
 """
 
 import subprocess

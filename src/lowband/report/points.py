@@ -41,7 +41,9 @@ COLUMNS = {option: _column(option) for option in OPTIONS}
 def identity(spec: RunSpec) -> dict[str, Any]:
     """`point`, the sum over all options of a run, and each option in its column."""
     options = spec.point
-    values = {COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in options.items()}
+    values = {
+        COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in options.items()
+    }
     return {"point": _sum(options), **values}
 
 

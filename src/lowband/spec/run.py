@@ -14,7 +14,6 @@ from lowband.spec.strict import Strict
 Dtype = Literal["fp32", "bf16"]
 
 
-
 class RunOptions(Strict):
     """What a suite may set for a run. An option is one line here: its type, its default, what it means."""
 
@@ -54,7 +53,8 @@ class RunSpec(RunOptions):
     repeat: PositiveInt = Field(description="from 1; repeats of a point have seeds seed, seed + 1, ...")
     condition: str = Field(default="", description="values of the suite's other axes, for titles")
     scaling: Literal["weak", "strong"] = Field(
-        default="weak", description="what a suite keeps where ranks vary: weak: micro_batch; strong: global_batch"
+        default="weak",
+        description="what a suite keeps where ranks vary: weak: micro_batch; strong: global_batch",
     )
     machine: Machine
     model: ModelSpec

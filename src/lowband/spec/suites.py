@@ -22,7 +22,7 @@ Value = bool | str | int | float
 # What a run is called by, in this order; every other axis of a suite follows as key and value.
 _IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_len", "repeat")
 
-# What tables and figures show in columns, lines and panels of their own; every other axis is a run's condition.
+# Axes that tables and figures show as columns, lines and panels; the others make up a run's condition.
 _SHOWN = ("model", "scheme", "ranks", "engine", "seq_len", "compute_dtype")
 
 

@@ -64,6 +64,6 @@ def _efficiency(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_ylim(bottom=0)
     bases = sorted(set(rows["base_ranks"].astype(int)))
     named = "1 rank" if bases == [1] else f"{' or '.join(map(str, bases))} ranks"
-    weak = "weak scaling, " if (rows["scaling"] == "weak").all() else ""
-    axes.set_ylabel(f"efficiency ({weak}base: {named})")
+    of = "weak-scaling efficiency\n" if (rows["scaling"] == "weak").all() else "efficiency "
+    axes.set_ylabel(f"{of}(base: {named})")
     rank_ticks(axes, rows["ranks"])

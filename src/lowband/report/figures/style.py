@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
@@ -120,14 +120,13 @@ def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(title, rows) of each experiment; each gets panels of its own. A lone measured one needs no title."""
     groups = df.groupby(EXPERIMENT, sort=False)
     lone = len(groups) == 1 and (df["provenance"] == "measured").all()
-    return [("" if lone else _title(*experiment), rows) for experiment, rows in groups]
+    return [("" if lone else _title(rows.iloc[0]), rows) for _, rows in groups]
 
 
-def _title(
-    provenance: str, suite: str, cluster: str, engine: str, model: str, seq_len: int, dtype: str, condition: str
-) -> str:
-    other = "" if condition == NO_CONDITION else f"\n{condition}"
-    return f"{suite} ({provenance} on {cluster})\n{engine}, {model}, sequence {seq_len}, {dtype}{other}"
+def _title(row: "pd.Series[Any]") -> str:
+    where = f"{row['suite']} ({row['provenance']} on {row['cluster']})"
+    what = f"{row['engine']}, {row['model']}, sequence {row['seq_len']}, {row['compute_dtype']}"
+    return "\n".join([where, what, *([] if row["condition"] == NO_CONDITION else [row["condition"]])])
 
 
 def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:

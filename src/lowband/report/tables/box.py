@@ -8,8 +8,8 @@ predicted_step_time_s        by the predictor, from the box's own rates (cost/sc
 measured_over_predicted      of the step time; prediction_error_percent: how far from 1, without its sign
 over_zero3, over_zeropp      throughput over that scheme's, all other options being equal
 scaling                      weak: one batch per rank on all ranks; strong: one global batch
-efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks of the points that
-                             differ in ranks alone
+efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks among the points
+                             that differ in ranks alone
 outer_link_gigabytes_per_s   of a rank, at the machine's scale
 outer_link_share             the outer link's rate over the largest in the table of that cluster
 """

@@ -38,9 +38,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.
     described = [column for column in POINT if column not in ("point", "engine")]
     keys = [*dict.fromkeys([*described, *same_but(df, "engine")])]
     compared = ["point", *VALUES, *by_level]
-    both = df[df["engine"] != OURS].merge(
-        ours[[*keys, *compared]], on=keys, suffixes=("_peer", "_ours")
-    )
+    both = df[df["engine"] != OURS].merge(ours[[*keys, *compared]], on=keys, suffixes=("_peer", "_ours"))
     both["step_time_ratio"] = both["step_time_s_ours"] / both["step_time_s_peer"]
     both["memory_ratio"] = both["peak_memory_bytes_max_ours"] / both["peak_memory_bytes_max_peer"]
     return both.rename(columns={"engine": "peer"}).assign(engine=OURS)

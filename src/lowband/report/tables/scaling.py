@@ -1,9 +1,10 @@
 """Throughput and efficiency of every point, failed ones included.
 
 tokens_per_s  tokens_per_step / median step time, over the measured steps of all repeats
-scaling       of the points compared: weak: one batch per rank, so the global batch grows with the ranks;
-              strong: one global batch
-speedup       tokens_per_s over that at `base_ranks`, the fewest ranks of the points that differ in ranks alone
+scaling       weak: the points compared have one batch per rank, so the global batch grows with the ranks;
+              strong: they have one global batch
+speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
+              alone
 efficiency    speedup / (ranks / base_ranks)
 """
 
