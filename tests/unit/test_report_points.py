@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -18,7 +20,8 @@ from report_runs import ROOT, ok_outcome, write_run
 from lowband.errors import UserError
 from lowband.report.collect import KEYS, collect
 from lowband.report.derive import COLLECTED, TABLES, write_table
-from lowband.report.files import read_table
+from lowband.report.figures.style import paper_style
+from lowband.report.files import read_table, write_csv
 from lowband.report.points import COLUMNS, identity
 from lowband.report.tables import scaling
 from lowband.spec.records import RunFolder, Sent
@@ -189,6 +192,24 @@ def test_the_shipped_sweeps_conditions_are_points() -> None:
         for batch in (4, 16)
         for overlap in (True, False)
     }
+
+
+@pytest.mark.parametrize("name", ["scaling", "loss", "communication"])
+def test_every_condition_has_a_panel_of_its_own(name: str, tmp_path: Path) -> None:
+    """`communication` used to add up the bytes of all conditions."""
+    for raw in ("runs", "steps", "bytes"):
+        rows = read_table(REFERENCE / "box" / f"{raw}.csv")
+        write_csv(rows[rows["suite"] == "box-accumulation"], tmp_path / f"{raw}.csv")
+    write_table(name, tmp_path)
+    figure = import_module(f"lowband.report.figures.{name}")
+    with paper_style(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # as of a layout that does not fit
+        drawn = figure.draw(figure.data(read_table(tmp_path / f"{name}.csv")))
+        drawn.savefig(tmp_path / "drawn.svg")
+    titles = [axes.get_title(loc="left") for axes in drawn.axes]
+    assert [title.splitlines()[-1] for title in titles if title.strip()] == [
+        f"accumulation {passes}" for passes in (1, 2, 4, 8)
+    ]
 
 
 def test_every_shipped_run_has_a_point_of_its_own_and_its_repeats() -> None:

@@ -52,7 +52,8 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
     worst = others.groupby(["scheme", "step"], sort=False)["loss_difference"].max().reset_index()
     for scheme, line in _lines(rows).items():
         of_scheme = worst[worst["scheme"] == scheme]
-        axes.plot(of_scheme["step"], of_scheme["loss_difference"], **line, clip_on=False)
+        if not of_scheme.empty:  # an empty line that is not clipped leaves the layout no room
+            axes.plot(of_scheme["step"], of_scheme["loss_difference"], **line, clip_on=False)
     positive = worst.loc[worst["loss_difference"] > 0, "loss_difference"]
     if not positive.empty:
         smallest = 10 ** np.floor(np.log10(positive.min()))
