@@ -23,7 +23,7 @@ from lowband.report.derive import COLLECTED, TABLES, write_table
 from lowband.report.figures.style import paper_style
 from lowband.report.files import read_table, write_csv
 from lowband.report.points import COLUMNS, identity
-from lowband.report.tables import scaling
+from lowband.report.tables import parity, scaling
 from lowband.spec.records import RunFolder, Sent
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.scheme import read_scheme
@@ -251,6 +251,11 @@ def test_raw_tables_without_points_are_refused(tables: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"no column 'point'.*collect the run folders again"):
         write_table("scaling", tmp_path)
     assert not (tmp_path / "scaling.csv").exists()
+
+
+def test_an_option_without_a_value_loses_no_row(tables: Path) -> None:
+    runs, loss = (read_table(tables / f"{name}.csv") for name in ("runs", "loss"))
+    assert len(parity.build(runs.assign(text=None), loss)) == len(parity.build(runs, loss)) == 3
 
 
 FIXED = "model: gpt-200k, seq_len: 64, steps: 3, warmup_steps: 1"

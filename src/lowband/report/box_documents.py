@@ -43,7 +43,7 @@ def sweep(root: Path) -> list[str]:
     conditions = ["suite", "micro_batch", "tokens_per_rank", "overlap", "accumulation", "outer_link_share"]
     points = points.sort_values(conditions[1:], ascending=False)
     rows = []
-    for _, schemes in points.groupby(same_but(points, "scheme"), sort=False):
+    for _, schemes in points.groupby(same_but(points, "scheme"), sort=False, dropna=False):
         suite, _, tokens, overlap, passes, share = schemes.iloc[0][conditions]
         steps = schemes.set_index("scheme").reindex(list(_SHOWN))
         off = steps["measured_over_predicted"]

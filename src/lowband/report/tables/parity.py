@@ -15,7 +15,7 @@ def build(runs: pd.DataFrame, loss: pd.DataFrame) -> pd.DataFrame:
     exact = runs[runs["weights_sha256"].notna() & ~runs["is_quantized"]]
     described = [column for column in POINT if column not in ("point", "scheme")]
     group = [*dict.fromkeys([*described, "repeat", *same_but(runs, "scheme")])]
-    groups = exact.assign(loss_difference=exact["run_id"].map(worst)).groupby(group, sort=False)
+    groups = exact.assign(loss_difference=exact["run_id"].map(worst)).groupby(group, sort=False, dropna=False)
     return groups.agg(
         schemes=("scheme", "nunique"),
         distinct_weights=("weights_sha256", "nunique"),
