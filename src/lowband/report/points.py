@@ -54,8 +54,8 @@ def _sum(definition: dict[str, Any]) -> str:
 def same_but(df: pd.DataFrame, *options: str) -> list[str]:
     """Columns in which rows agree if their runs differ in nothing but these options, and in repeats.
 
-    An option that `df` lacks did not exist when its runs were made: all had the default. Group with dropna=False:
-    an option may be without a value.
+    An option that `df` lacks did not exist when its runs were made: all had the default. An option may be
+    without a value: group with dropna=False.
     """
     assert set(options) <= set(COLUMNS), options
     return [column for option, column in COLUMNS.items() if option not in options and column in df]
