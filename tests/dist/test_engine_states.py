@@ -76,6 +76,7 @@ def broken_forward(model: nn.Module) -> None:
     model(inputs(1, dist.get_rank())).backward()
     with pytest.raises(RuntimeError):
         model(torch.ones(4, 6))
+    assert engine_of(model).meter.now["gathered"] == 0
 
 
 def accumulated(model: nn.Module) -> None:

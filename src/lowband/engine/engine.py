@@ -50,12 +50,14 @@ class Pass:
     trains:       whether it was entered with gradients
     begun, ended: owners of units, in the order in which their forwards began and ended
     is_reentrant: whether it has layers that are checkpointed reentrantly
+    is_over:      whether it came to its end, not to an exception
     """
 
     trains: bool
     begun: list[nn.Module] = field(default_factory=list)
     ended: list[nn.Module] = field(default_factory=list)
     is_reentrant: bool = False
+    is_over: bool = False
     place: int = 0  # in the order of the pass that runs, forward or backward: what comes next
 
     def after(self, owner: nn.Module, order: list[nn.Module]) -> nn.Module | None:
@@ -188,7 +190,7 @@ class Engine:
             if not (tensors and owner is self.module):
                 unit.drop()
         if owner is self.module:
-            self._forward_order, run.place = run.begun, 0
+            self._forward_order, run.place, run.is_over = run.begun, 0, True
             for unit in self.units:  # one that was prefetched and not used
                 if unit not in units:
                     unit.drop()
@@ -292,7 +294,10 @@ class Engine:
         if not self._in_backward:
             self._thread = None
             for unit in self.units:
-                unit.put_shards()
+                if self._pass.is_over:
+                    unit.put_shards()
+                else:
+                    unit.drop()
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
         """The module's zero_grad: also of what `no_sync` has accumulated."""
