@@ -1,5 +1,7 @@
 """What the engine holds and registers after a forward, a failure or a timeout."""
 
+import os
+import signal
 import time
 from datetime import timedelta
 
@@ -16,6 +18,7 @@ from lowband.engine.gloo import PeerLost
 from lowband.engine.states import UnitState
 from lowband.engine.topology import world_timeout
 from lowband.run.group import on_ranks
+from lowband.run.launch import RankFailure
 from lowband.spec.scheme import Scheme
 
 
@@ -173,3 +176,22 @@ def test_a_backward_after_a_broken_one() -> None:
     expected = on_ranks(4, gradients_after_a_broken_backward, False)
     for got, of_rank in zip(on_ranks(4, gradients_after_a_broken_backward, True), expected):
         assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))
+
+
+def stopped_in_training() -> None:
+    model = sharded(Tower(), HPZ)
+    optimizer = sgd(model.parameters())
+    for step in range(3):
+        if step == 1 and dist.get_rank() == 5:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        model(inputs(step, dist.get_rank())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_rank_that_stops_in_training_ends_the_job_within_the_timeout() -> None:
+    start = time.monotonic()
+    message = r"^rank 5 is stopped \(SIGSTOP\); rank [0-9]: PeerLost: rank [0-9] .* of '"
+    with pytest.raises(RankFailure, match=message):
+        on_ranks(8, stopped_in_training, time_limit_s=300, peer_timeout_s=4)
+    assert time.monotonic() - start < 60

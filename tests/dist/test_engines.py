@@ -23,7 +23,9 @@ ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
 HIER3 = Scheme(name="hier3-exact", weights="node", grads="node", optim="world")
 HPZ = Scheme(name="hpz", weights="world", secondary="node", grads="world", optim="world")
 INNER = {"node": 2}
-STEPS = 6
+STEPS = 4
+EQUAL, UNEQUAL = (16, 16, 16, 16), (16, 24, 8, 16)
+WAYS = ("together", "one", "two")
 
 
 def net(seed: int, widths: tuple[int, ...]) -> nn.Sequential:
@@ -89,9 +91,14 @@ def in_flight(first, second, step: int) -> torch.Tensor:
     return one + other
 
 
-def train(loss_of, scheme: Scheme, widths, is_frozen: bool, how: str) -> list[torch.Tensor]:
-    """The whole weights after training the two nets `together`, or `apart` on one topology or on `two`."""
+def train_in_every_way(loss_of, scheme: Scheme, is_frozen: bool) -> list[list[list[torch.Tensor]]]:
+    """Weights by widths and by way, one after the other in one process."""
     delay_messages()
+    return [[train(loss_of, scheme, widths, is_frozen, how) for how in WAYS] for widths in (EQUAL, UNEQUAL)]
+
+
+def train(loss_of, scheme: Scheme, widths, is_frozen: bool, how: str) -> list[torch.Tensor]:
+    """The whole weights after training the two nets `together`, or apart on `one` topology or on `two`."""
     first, second = net(1, widths), net(2, widths[::-1])
     second.requires_grad_(not is_frozen)
     levels = INNER if dist.get_world_size() > 2 else {}
@@ -120,9 +127,6 @@ def scheme_for(scheme: Scheme) -> Scheme:
     return Scheme(name=scheme.name, weights="world", grads="world", optim="world")
 
 
-EQUAL, UNEQUAL = (16, 16, 16, 16), (16, 24, 8, 16)
-
-
 @pytest.mark.parametrize(
     ("loss_of", "is_frozen"),
     [(encoder_decoder, False), (actor_critic, False), (student_teacher, True), (in_flight, False)],
@@ -131,12 +135,10 @@ EQUAL, UNEQUAL = (16, 16, 16, 16), (16, 24, 8, 16)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_two_sharded_modules_train_as_one(ranks: int, loss_of, is_frozen: bool) -> None:
     scheme = {2: ZERO3, 4: HIER3, 8: HPZ}[ranks]
-    for widths in (EQUAL, UNEQUAL):
-        expected = on_ranks(ranks, train, loss_of, scheme, widths, is_frozen, "together")[0]
-        for how in ("one", "two"):
-            got = on_ranks(ranks, train, loss_of, scheme, widths, is_frozen, how)[0]
+    for expected, *apart in on_ranks(ranks, train_in_every_way, loss_of, scheme, is_frozen)[0]:
+        for got, how in zip(apart, WAYS[1:], strict=True):
             assert len(got) == len(expected) == 12
-            assert all(torch.equal(a, b) for a, b in zip(got, expected)), (widths, how)
+            assert all(torch.equal(a, b) for a, b in zip(got, expected)), how
 
 
 def micro_batch(step: int, micro: int, rank: int) -> torch.Tensor:

@@ -63,7 +63,13 @@ def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> P
 def ok_outcome(spec: RunSpec) -> Outcome:
     levels, units = spec.levels, unit_numels(spec.model, spec.levels)
     sent = sent_bytes(
-        units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, True
+        units,
+        spec.scheme,
+        levels,
+        spec.compute_dtype,
+        spec.reduce_dtype,
+        spec.accumulation,
+        is_clipped=spec.device != "fake",
     )
     states = state_bytes(
         units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, "gloo"

@@ -8,6 +8,7 @@ import pytest
 from report_runs import ROOT
 
 from lowband.box import jobs
+from lowband.report.points import same_but
 from lowband.report.tables import box, box_jobs, box_links, box_ratios
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.suites import expand
@@ -22,9 +23,20 @@ REPORTED = pd.DataFrame(
 )
 
 
+def frame(runs: list[dict[str, object]]) -> pd.DataFrame:
+    """The runs; those that agree in every option are one point."""
+    df = pd.DataFrame(runs)
+    df["machine_sum"] = df["outer_link_bytes_per_s"].astype(str)
+    return df.assign(
+        point=df[same_but(df)].astype(str).agg(" ".join, axis=1),
+        global_batch=df["micro_batch"] * df["accumulation"] * df["ranks"],
+    )
+
+
 def run(scheme: str, ranks: int, step_time_s: float, **changes: object) -> dict[str, object]:
     """1,000 FLOP a token, 100 tokens a rank, every rate divided by 10."""
     return {
+        "condition": "-", "scaling": "weak", "scheme_sum": scheme,
         "provenance": "measured", "suite": "box", "cluster": "b", "engine": "lowband", "model": "m",
         "seq_len": 10, "compute_dtype": "bf16", "micro_batch": 10, "accumulation": 1,
         "outer_link_bytes_per_s": 8.0, "overlap": True, "ranks": ranks, "scheme": scheme, "scale": 10,
@@ -39,7 +51,7 @@ def test_a_point_is_the_median_of_its_repeats() -> None:
     times = {"zero3": (4.0, 5.0, 6.0), "zeropp": (2.5, 2.5, 2.5)}
     runs = [run(scheme, 16, time) for scheme, of in times.items() for time in of]
     runs += [run("zeropp", 8, 2.0), run("zeropp", 8, 9.0, status="overloaded")]
-    points = box.build(pd.DataFrame(runs)).set_index(["scheme", "ranks"])
+    points = box.build(frame(runs)).set_index(["scheme", "ranks"])
     zero3 = points.loc[("zero3", 16)]
     assert (zero3["repeats"], zero3["step_time_s"]) == (3, 5.0)
     assert (zero3["step_time_min_s"], zero3["step_time_max_s"]) == (4.0, 6.0)
@@ -57,7 +69,7 @@ def test_schemes_are_compared_under_the_same_condition() -> None:
         for scheme, factor in (("zero3", 4), ("zeropp", 2), ("hier3", 1))
         for passes, link, time in ((1, 8.0, factor), (2, 8.0, 2.0 * factor), (1, 4.0, factor**2))
     ]
-    ratios = box_ratios.build(pd.DataFrame(runs), REPORTED)
+    ratios = box_ratios.build(frame(runs), REPORTED)
     measured = ratios[ratios["provenance"] == "measured"]
     one = measured[measured["pair"] == "hier3 / zeropp"].set_index(["accumulation", "outer_link_share"])
     assert dict(one["ratio"]) == {(1, 1.0): 2.0, (2, 1.0): 2.0, (1, 0.5): 4.0}

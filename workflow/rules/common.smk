@@ -10,7 +10,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.appendix import APPENDICES
 from lowband.report.claims import read_claims, sources
-from lowband.report.derive import TABLES, raw_dir, source_paths
+from lowband.report.derive import COLLECTED, TABLES, raw_dir, source_paths
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
 from lowband.report.shipped import RAW

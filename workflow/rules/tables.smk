@@ -23,12 +23,9 @@ else:
     rule collect:
         input:
             trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
-            code=f"{REPORT_CODE}/collect.py",
+            code=[f"{REPORT_CODE}/collect.py", f"{REPORT_CODE}/points.py"],
         output:
-            expand(
-                f"{TABLES_DIR}/{{raw}}.csv",
-                raw=["runs", "steps", "bytes", "states", "outside"],
-            ),
+            expand(f"{TABLES_DIR}/{{raw}}.csv", raw=COLLECTED),
         log:
             f"{LOGS_DIR}/collect.log",
         localrule: True
@@ -46,7 +43,7 @@ else:
 rule table:
     input:
         sources=table_sources,
-        code=f"{REPORT_CODE}/tables/{{table}}.py",
+        code=[f"{REPORT_CODE}/tables/{{table}}.py", f"{REPORT_CODE}/points.py"],
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",
     log:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from lowband.report.claim_views import markdown_table
 from lowband.report.files import read_table
+from lowband.report.points import same_but
 from lowband.report.tables import box, box_jobs, box_links
 
 _CORE, _SWEEPS = ("box", "box-dgx2"), ("box-sweep", "box-accumulation")
@@ -42,8 +43,8 @@ def sweep(root: Path) -> list[str]:
     conditions = ["suite", "micro_batch", "tokens_per_rank", "overlap", "accumulation", "outer_link_share"]
     points = points.sort_values(conditions[1:], ascending=False)
     rows = []
-    for condition, schemes in points.groupby(conditions, sort=False):
-        suite, _, tokens, overlap, passes, share = condition
+    for _, schemes in points.groupby(same_but(points, "scheme"), sort=False, dropna=False):
+        suite, _, tokens, overlap, passes, share = schemes.iloc[0][conditions]
         steps = schemes.set_index("scheme").reindex(list(_SHOWN))
         off = steps["measured_over_predicted"]
         rows.append(

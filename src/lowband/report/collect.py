@@ -1,6 +1,6 @@
 """Run folders -> raw tidy tables. The only reader of run folders.
 
-    runs.csv    one row per run, also of one that failed or left nothing
+    runs.csv    one row per run, also of one that failed or left nothing; with every option of the run
     steps.csv   one row per optimizer step
     bytes.csv   one row per run, level and collective: bytes sent per rank and step, counted and closed form
     states.csv  one row per run and state: bytes per rank, measured and closed form
@@ -25,17 +25,15 @@ from lowband.cost.peers import peer_sent_bytes
 from lowband.cost.scale_model import box_step_s
 from lowband.errors import UserError
 from lowband.report.files import write_csv
+from lowband.report.points import NO_CONDITION, POINT, identity
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
 from lowband.spec.run import RunSpec
 
 Row = dict[str, Any]
 
-# What says which experiment and which point of it a row belongs to; the first columns of every raw table.
-KEYS = [
-    "run_id", "provenance", "suite", "cluster", "model", "seq_len", "compute_dtype", "global_batch", "repeat",
-    "engine", "scheme", "is_quantized", "ranks",
-]  # fmt: skip
+# Which run, and which point of which experiment a row belongs to; the first columns of every raw table.
+KEYS = ["run_id", *POINT, "repeat", "is_quantized"]
 TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
 
 
@@ -56,13 +54,13 @@ def collect(runs: list[Path], out: Path) -> None:
         outcome = _outcome(folder)
         is_ok = outcome.status == "ok"
         steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else []
-        run_rows.append(_keys(spec) | _run(spec, outcome, steps) | _environment(folder))
-        step_rows += [_keys(spec) | row for row in _steps(spec, steps)]
+        run_rows.append(run_keys(spec) | identity(spec) | _run(spec, outcome, steps) | _environment(folder))
+        step_rows += [run_keys(spec) | row for row in _steps(spec, steps)]
         if is_ok:
-            outside_rows += [_keys(spec) | row for row in _outside(outcome)]
+            outside_rows += [run_keys(spec) | row for row in _outside(outcome)]
         if is_ok and spec.engine == "lowband":  # a peer's bytes and states are not counted from inside
-            byte_rows += [_keys(spec) | row for row in _bytes(spec, outcome)]
-            state_rows += [_keys(spec) | row for row in _states(spec, outcome, folder)]
+            byte_rows += [run_keys(spec) | row for row in _bytes(spec, outcome)]
+            state_rows += [run_keys(spec) | row for row in _states(spec, outcome, folder)]
     write_csv(pd.DataFrame(run_rows), out / "runs.csv")
     write_csv(pd.DataFrame(step_rows, columns=[*KEYS, *STEP_COLUMNS]), out / "steps.csv")
     write_csv(pd.DataFrame(byte_rows, columns=[*KEYS, *BYTE_COLUMNS]), out / "bytes.csv")
@@ -87,11 +85,13 @@ def _whole_steps(folder: RunFolder, outcome: Outcome) -> list[StepRecord]:
     return steps
 
 
-def _keys(spec: RunSpec) -> Row:
+def run_keys(spec: RunSpec) -> Row:
     inside = {
+        "point": identity(spec)["point"],
         "provenance": "predicted" if spec.device == "fake" else "measured",
         "cluster": spec.machine.name,
         "model": spec.model.name,
+        "condition": spec.condition or NO_CONDITION,
         "scheme": spec.scheme.name,
         "is_quantized": spec.scheme.is_quantized,
     }
@@ -108,16 +108,12 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
     shares = [step.real_share for step in steps if step.real_share is not None]
     return {
         "parameters": spec.model.parameters,
-        "micro_batch": spec.micro_batch,
-        "accumulation": spec.accumulation,
-        "reduce_dtype": spec.reduce_dtype,
         "seed": spec.seed,
         "tokens_per_step": spec.tokens_per_step,
         "model_flop_per_token": model_flops_per_token(spec.model, spec.seq_len),
         "peak_flop_per_s_per_rank": None if peak_tflops is None else peak_tflops * 1e12 / scale,
         "scale": scale,
         "outer_link_bytes_per_s": None if outer is None else outer.gigabytes_per_s * 1e9 / scale,
-        "overlap": spec.overlap,
         "status": outcome.status,
         "cause": outcome.cause,
         "steps": outcome.steps,

@@ -12,15 +12,17 @@ from lowband.report.files import read_benchmark, read_table, write_csv
 REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
 SHIPPED = "shipped/"  # and of this name every such file of results/reference/*/; where there is none, no row
 
+COLLECTED = ("runs", "steps", "bytes", "states", "outside")  # written by `lowband collect`
+
 # table -> the tables it is made of, in the order that its `build` takes them
 TABLES: dict[str, tuple[str, ...]] = {
     "scaling": ("runs", "steps"),
     "communication": ("bytes",),
     "memory": ("states",),
-    "loss": ("steps",),
+    "loss": ("runs", "steps"),
     "parity": ("runs", "loss"),
-    "convergence": ("steps",),
-    "convergence_curves": ("steps",),
+    "convergence": ("runs", "steps"),
+    "convergence_curves": ("runs", "steps"),
     "peers": ("runs", "steps", "outside"),
     "peer_bytes": ("runs",),
     "box": ("runs",),
@@ -78,14 +80,18 @@ def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
 
 def _read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
     read = read_benchmark if source.startswith(SHIPPED) else read_table
-    parts = [read(path) for path in source_paths(source, tables_dir, root)]
+    paths = source_paths(source, tables_dir, root)
+    parts = [read(path) for path in paths]
+    if source in COLLECTED and "point" not in parts[0]:
+        again = "tables of this version's `lowband collect`: collect the run folders again"
+        raise UserError("no column 'point'", where=paths[0], allowed=again)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:
     """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: there too).
 
-    Raises UserError for a name that is not in TABLES.
+    Raises UserError for a name that is not in TABLES, and for raw tables that do not name their points.
     """
     if name not in TABLES:
         raise UserError(f"no table '{name}'", allowed=TABLES)

@@ -21,6 +21,7 @@ _TYPES = {
     **dict.fromkeys(
         ("weights_sha256", "data_sha256", "commit", "notes", "cause", "paper", "printed", "values"), str
     ),
+    **dict.fromkeys(("point", "point_ours", "point_peer", "machine_sum", "model_sum", "scheme_sum"), str),
 }
 
 

@@ -1,6 +1,6 @@
 """One training run, complete: after this nobody looks at the configuration again."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -14,39 +14,52 @@ from lowband.spec.strict import Strict
 Dtype = Literal["fp32", "bf16"]
 
 
-class RunSpec(Strict):
-    """`results/<cluster>/runs/<run_id>/spec.json`."""
+class RunOptions(Strict):
+    """What a suite may set for a run. An option is one line here: its type, its default, what it means."""
 
-    run_id: str = Field(description="readable and unique; a name, never parsed")
-    suite: str
-    repeat: PositiveInt
     engine: Engine = "lowband"
-    machine: Machine
-    model: ModelSpec
-    scheme: Scheme
     ranks: PositiveInt
-    micro_batch: PositiveInt = Field(description="sequences per rank and backward pass")
-    accumulation: PositiveInt = Field(description="backward passes per optimizer step")
+    accumulation: PositiveInt = Field(default=1, description="backward passes per optimizer step")
     seq_len: PositiveInt
     steps: PositiveInt
-    warmup_steps: NonNegativeInt = Field(description="first steps, left out of every time")
-    seed: NonNegativeInt = Field(description="of initial weights and of the order of data")
+    warmup_steps: NonNegativeInt = Field(default=2, description="first steps, left out of every time")
+    seed: NonNegativeInt = Field(default=1, description="of initial weights and of the order of data")
     device: Literal["auto", "fake"] = Field(
-        description="auto: a GPU if there is one, else the CPU; fake: nothing is computed, bytes are counted"
+        default="auto",
+        description="auto: a GPU if there is one, else the CPU; fake: nothing is computed, bytes are counted",
     )
     attention: AttentionKernel = Field(
         default="sdpa", description="sdpa: torch's kernels; flash2: ours in Triton, for a GPU"
     )
-    compute_dtype: Dtype
-    reduce_dtype: Dtype
+    compute_dtype: Dtype = "fp32"
+    reduce_dtype: Dtype = "fp32"
     overlap: bool = Field(default=True, description="communication behind the computation")
-    learning_rate: PositiveFloat
-    weight_decay: NonNegativeFloat
-    grad_clip: PositiveFloat
-    text: str = Field(description="stdlib, a text file, or a .bin file of tokens")
+    learning_rate: PositiveFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.1
+    grad_clip: PositiveFloat = 1.0
+    text: str = Field(default="stdlib", description="stdlib, a text file, or a .bin file of tokens")
     checkpoint_every: NonNegativeInt = Field(default=0, description="steps between checkpoints; 0: none")
-    time_limit_s: PositiveInt = Field(description="the whole run ends as `timeout` after this")
-    peer_timeout_s: PositiveInt = Field(description="a rank that waits longer for another ends the run")
+    time_limit_s: PositiveInt = Field(default=900, description="the whole run ends as `timeout` after this")
+    peer_timeout_s: PositiveInt = Field(
+        default=60, description="a rank that waits longer for another ends the run"
+    )
+
+
+class RunSpec(RunOptions):
+    """`results/<cluster>/runs/<run_id>/spec.json`."""
+
+    run_id: str = Field(description="readable and unique; a name, never parsed")
+    suite: str
+    repeat: PositiveInt = Field(description="from 1; repeats of a point have seeds seed, seed + 1, ...")
+    condition: str = Field(default="", description="values of the suite's other axes, for titles")
+    scaling: Literal["weak", "strong"] = Field(
+        default="weak",
+        description="what a suite keeps where ranks vary: weak: micro_batch; strong: global_batch",
+    )
+    machine: Machine
+    model: ModelSpec
+    scheme: Scheme
+    micro_batch: PositiveInt = Field(description="sequences per rank and backward pass")
 
     @model_validator(mode="after")
     def _fits(self) -> "RunSpec":
@@ -72,6 +85,12 @@ class RunSpec(Strict):
             raise ValueError(str(error)) from None
         return self
 
+    @property
+    def point(self) -> dict[str, Any]:
+        """The run without its repeat: the value of each of OPTIONS, with the seed of the first repeat."""
+        first_seed = self.seed - self.repeat + 1
+        return {**self.model_dump(mode="json", include=set(OPTIONS)), "seed": first_seed}
+
     def check_engine(self) -> None:
         """Raises UserError, with the reason, if the engine is a peer that has no counterpart of this run."""
         if self.engine == "lowband":
@@ -93,3 +112,7 @@ class RunSpec(Strict):
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
+
+
+# Every key by which two runs may differ; the others only name a run.
+OPTIONS = tuple(key for key in RunSpec.model_fields if key not in ("run_id", "repeat", "condition"))

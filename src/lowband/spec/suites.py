@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from lowband.errors import UserError
 from lowband.spec.machine import Machine, read_machine
 from lowband.spec.model import read_model
-from lowband.spec.run import RunSpec
+from lowband.spec.run import RunOptions, RunSpec
 from lowband.spec.scheme import read_scheme
 from lowband.spec.strict import Strict, read_yaml
 
@@ -21,6 +21,9 @@ Value = bool | str | int | float
 
 # What a run is called by, in this order; every other axis of a suite follows as key and value.
 _IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_len", "repeat")
+
+# Axes that tables and figures show as columns, lines and panels; the others make up a run's condition.
+_SHOWN = ("model", "scheme", "ranks", "engine", "seq_len", "compute_dtype")
 
 
 class Suite(Strict):
@@ -37,33 +40,14 @@ class Suite(Strict):
     )
 
 
-class Point(Strict):
+class Point(RunOptions):
     """One point of a suite before names are looked up. Either micro_batch or global_batch is given."""
 
     model: str
     scheme: str
-    ranks: PositiveInt
-    engine: str = "lowband"
-    seq_len: PositiveInt
-    steps: PositiveInt
-    warmup_steps: int = 2
     micro_batch: PositiveInt | None = None
     global_batch: PositiveInt | None = None
-    accumulation: PositiveInt = 1
-    seed: int = 1
-    device: str = "auto"
-    attention: str = "sdpa"
-    compute_dtype: str = "fp32"
-    reduce_dtype: str = "fp32"
-    overlap: bool = True
     outer_link: float = Field(default=1, gt=0, description="what the rate of world's link is multiplied by")
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.1
-    grad_clip: float = 1.0
-    text: str = "stdlib"
-    checkpoint_every: int = 0
-    time_limit_s: PositiveInt = 900
-    peer_timeout_s: PositiveInt = 60
 
 
 def read_suite(root: Path, name: str) -> Suite:
@@ -128,6 +112,8 @@ def _spec(
             "run_id": run_id,
             "suite": suite.name,
             "repeat": repeat,
+            "condition": ", ".join(f"{key} {value}" for key, value in axes.items() if key not in _SHOWN),
+            "scaling": "weak" if point.global_batch is None else "strong",
             "machine": machine if point.outer_link == 1 else machine.with_outer_link(point.outer_link),
             **values,
         },

@@ -11,7 +11,7 @@ from lowband.report.figures.style import (
     legend_above,
     stacked_bars,
 )
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:

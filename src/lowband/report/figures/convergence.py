@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lowband.report.figures.style import ONE_COLUMN, canvas, legend_above, looks
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT
 from lowband.report.tables.convergence import REFERENCE
 from lowband.report.tables.convergence_curves import WINDOW
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
 MOST_TICKS = 6  # decades that are numbered
@@ -52,7 +52,8 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
     worst = others.groupby(["scheme", "step"], sort=False)["loss_difference"].max().reset_index()
     for scheme, line in _lines(rows).items():
         of_scheme = worst[worst["scheme"] == scheme]
-        axes.plot(of_scheme["step"], of_scheme["loss_difference"], **line, clip_on=False)
+        if not of_scheme.empty:  # an empty line that is not clipped leaves the layout no room
+            axes.plot(of_scheme["step"], of_scheme["loss_difference"], **line, clip_on=False)
     positive = worst.loc[worst["loss_difference"] > 0, "loss_difference"]
     if not positive.empty:
         smallest = 10 ** np.floor(np.log10(positive.min()))

@@ -7,15 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, looks
+from lowband.report.points import NO_CONDITION
 
 RATIOS = {"step_time_ratio": "step time, ours / {peer}", "memory_ratio": "peak memory, ours / {peer}"}
 
-GROUP = ["cluster", "compute_dtype", "ranks"]
+GROUP = ["cluster", "compute_dtype", "ranks", "suite", "model", "seq_len", "condition"]
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     ran = table[table["step_time_ratio"].notna()]
-    return ran[["peer", "notes", "model", *GROUP, "scheme", *RATIOS]]
+    return ran[["peer", "notes", *GROUP, "scheme", *RATIOS]]
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -44,5 +45,10 @@ def _bars(axes: Axes, df: pd.DataFrame, column: str, hatches: dict[str, str]) ->
             linewidth=0, label=scheme,
         )  # fmt: skip
     axes.axhline(1, color="0.2", linewidth=0.8)
-    axes.set_xticks(range(len(groups)), [f"{on}\n{dtype}\n{ranks} ranks" for on, dtype, ranks in groups])
+    axes.set_xticks(range(len(groups)), [_label(*group) for group in groups])
     axes.grid(axis="x", visible=False)
+
+
+def _label(cluster: str, dtype: str, ranks: int, *others: object) -> str:
+    condition = others[-1]
+    return f"{cluster}\n{dtype}\n{ranks} ranks" + ("" if condition == NO_CONDITION else f"\n{condition}")

@@ -14,14 +14,14 @@ from lowband.report.figures.style import (
     looks,
     rank_ticks,
 )
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT
 
 COLUMNS = ["tokens_per_s", "tokens_per_s_q20", "tokens_per_s_q80", "base_ranks", "efficiency"]
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     """The points that were measured."""
-    return table.loc[table["tokens_per_s"].notna(), [*EXPERIMENT, "scheme", "ranks", *COLUMNS]]
+    return table.loc[table["tokens_per_s"].notna(), [*EXPERIMENT, "scheme", "ranks", "scaling", *COLUMNS]]
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -64,5 +64,6 @@ def _efficiency(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_ylim(bottom=0)
     bases = sorted(set(rows["base_ranks"].astype(int)))
     named = "1 rank" if bases == [1] else f"{' or '.join(map(str, bases))} ranks"
-    axes.set_ylabel(f"efficiency (base: {named})")
+    of = "weak-scaling efficiency\n" if (rows["scaling"] == "weak").all() else "efficiency "
+    axes.set_ylabel(f"{of}(base: {named})")
     rank_ticks(axes, rows["ranks"])

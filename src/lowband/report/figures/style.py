@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT, NO_CONDITION
 
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
@@ -120,15 +120,13 @@ def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(title, rows) of each experiment; each gets panels of its own. A lone measured one needs no title."""
     groups = df.groupby(EXPERIMENT, sort=False)
     lone = len(groups) == 1 and (df["provenance"] == "measured").all()
-    return [
-        (
-            ""
-            if lone
-            else f"{suite} ({provenance} on {cluster})\n{engine}, {model}, sequence {seq_len}, {dtype}",
-            rows,
-        )
-        for (provenance, suite, cluster, engine, model, seq_len, dtype), rows in groups
-    ]
+    return [("" if lone else _title(rows.iloc[0]), rows) for _, rows in groups]
+
+
+def _title(row: "pd.Series[Any]") -> str:
+    where = f"{row['suite']} ({row['provenance']} on {row['cluster']})"
+    what = f"{row['engine']}, {row['model']}, sequence {row['seq_len']}, {row['compute_dtype']}"
+    return "\n".join([where, what, *([] if row["condition"] == NO_CONDITION else [row["condition"]])])
 
 
 def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:

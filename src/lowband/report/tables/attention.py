@@ -6,8 +6,8 @@ head forward, 2.5 times that backward, half with causal masking. fwd+bwd is both
 
 import pandas as pd
 
-POINT = ["device", "method", "head_dim", "is_causal", "seq_len"]
-COLUMNS = ["provenance", *POINT, "direction", "tflops", "outcome"]
+CASE = ["device", "method", "head_dim", "is_causal", "seq_len"]
+COLUMNS = ["provenance", *CASE, "direction", "tflops", "outcome"]
 _NAMES = {"triton": "lowband flash2"}
 _DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
 
@@ -49,7 +49,7 @@ def _measured(df: pd.DataFrame) -> list[pd.DataFrame]:
         direction=df["operation"].map(_DIRECTIONS),
     )
     both = (
-        rows.groupby(["provenance", *POINT], as_index=False)
+        rows.groupby(["provenance", *CASE], as_index=False)
         .agg(
             flops=("flops", "sum"), time_s=("time_s", lambda times: times.sum(skipna=False)),
             outcome=("outcome", "max"), worst=("outcome", lambda outcomes: (outcomes != "ok").any()),

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lowband.box.layout import WIRE_BYTES_PER_BYTE
 
-POINT = ["cluster", "ranks", "level", "collective", "partners", "bytes", "closed_form_s"]
+CASE = ["cluster", "ranks", "level", "collective", "partners", "bytes", "closed_form_s"]
 
 
 def build(comm: pd.DataFrame) -> pd.DataFrame:
@@ -20,7 +20,7 @@ def build(comm: pd.DataFrame) -> pd.DataFrame:
         time_over_closed_form=comm["took_s"] / comm["closed_form_s"],
         interface_over_ledger=comm["interface_bytes"] / comm["bytes"],
     )
-    groups = df.groupby(POINT, sort=False)
+    groups = df.groupby(CASE, sort=False)
     ratios = {
         f"{column}{suffix}": (column, statistic)
         for column in ("time_over_closed_form", "interface_over_ledger")

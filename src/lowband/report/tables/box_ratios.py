@@ -1,7 +1,7 @@
 """Throughput of one scheme over another's in a scale model, under every condition measured, and as reported.
 
-One row per pair of schemes and condition. Reported rows have no condition: the paper states neither its batch
-nor what the links attained.
+One row per pair of schemes and point of the first. Reported rows have no condition: the paper states neither
+its batch nor what the links attained.
 """
 
 import pandas as pd
@@ -14,8 +14,10 @@ PAIRS = {
     "hier3 / zeropp": ("hier3", "zeropp"),
 }
 CONDITIONS = [
+    "point",
     "suite",
     "cluster",
+    "condition",
     "ranks",
     "tokens_per_rank",
     "accumulation",

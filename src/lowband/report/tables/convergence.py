@@ -6,24 +6,24 @@ difference  final_loss less that of `reference_scheme`
 
 import pandas as pd
 
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import POINT, beside, with_options
 
 LAST_STEPS = 50
 REFERENCE = "zero3"  # exact, and what the quantized schemes are compared with in the papers
 
 
-def build(steps: pd.DataFrame) -> pd.DataFrame:
+def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per run."""
-    run = [*EXPERIMENT, "global_batch", "ranks", "scheme", "is_quantized", "repeat"]
+    run = ["run_id", *POINT, "is_quantized", "repeat"]
     last = steps[steps["step"] > steps.groupby("run_id")["step"].transform("max") - LAST_STEPS]
     df = (
         last.groupby(run, sort=False)
         .agg(last_step=("step", "max"), final_loss=("loss", "mean"))
         .reset_index()
     )
-    same_seed = [*EXPERIMENT, "global_batch", "ranks", "repeat"]
-    reference = df.loc[df["scheme"] == REFERENCE, [*same_seed, "final_loss"]]
-    df = df.merge(reference.rename(columns={"final_loss": "reference_loss"}), on=same_seed, how="left")
+    df = with_options(df, runs)
+    reference = df[df["scheme"] == REFERENCE]
+    df = beside(df, reference, "scheme", on=("repeat",), reference_loss="final_loss")
     df["reference_scheme"] = REFERENCE
     df["difference"] = df["final_loss"] - df["reference_loss"]
     return df

@@ -6,24 +6,24 @@ difference, difference_low, difference_high  likewise of the loss less the refer
 
 import pandas as pd
 
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import POINT, beside, with_options
 from lowband.report.tables.convergence import REFERENCE
 
 WINDOW = 20
 
 
-def build(steps: pd.DataFrame) -> pd.DataFrame:
-    """One row per scheme and step, from the first full window on."""
-    seed = [*EXPERIMENT, "global_batch", "ranks", "repeat", "step"]
-    reference = steps.loc[steps["scheme"] == REFERENCE, [*seed, "loss"]]
-    df = steps.merge(reference.rename(columns={"loss": "reference_loss"}), on=seed)
+def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """One row per point and step that has a reference, from the first full window on."""
+    df = with_options(steps, runs)
+    reference = df[df["scheme"] == REFERENCE]
+    df = beside(df, reference, "scheme", on=("repeat", "step"), reference_loss="loss")
+    df = df.dropna(subset=["reference_loss"], ignore_index=True)
     df["difference"] = df["loss"] - df["reference_loss"]
     for name in ("loss", "difference"):
         rolling = df.groupby("run_id", sort=False)[name].rolling(WINDOW).mean()
         df[name] = rolling.reset_index(level=0, drop=True)
     df = df.dropna(subset=["loss"])
-    point = [*EXPERIMENT, "global_batch", "ranks", "scheme", "step"]
-    groups = df.groupby(point, sort=False)
+    groups = df.groupby([*POINT, "step"], sort=False)
     return groups.agg(
         seeds=("repeat", "nunique"),
         loss=("loss", "mean"),

@@ -1,20 +1,21 @@
 """Loss curves, and how far each is from the reference run's.
 
-The reference is the run on the fewest ranks, of the first scheme, of the same experiment, batch and repeat
-(repeats have other seeds).
+The reference is the run on the fewest ranks, of the first scheme, of the same global batch and repeat
+(repeats have other seeds) and of the same options otherwise.
 """
 
 import pandas as pd
 
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import POINT, same_but
 
-COMPARED = [*EXPERIMENT, "global_batch", "repeat"]
+# How a global batch is computed, which changes no loss but by rounding.
+PARTITION = ("scheme", "ranks", "scaling", "micro_batch", "accumulation")
 
 
-def build(steps: pd.DataFrame) -> pd.DataFrame:
+def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per run and step."""
-    columns = [*COMPARED, "run_id", "scheme", "is_quantized", "ranks", "step", "loss"]
-    df = steps[columns].merge(_references(steps), on=COMPARED)
+    columns = [*POINT, "repeat", "run_id", "is_quantized", "step", "loss"]
+    df = steps[columns].merge(_references(runs[runs["run_id"].isin(steps["run_id"])]), on="run_id")
     reference = steps[["run_id", "step", "loss"]].rename(
         columns={"run_id": "reference_run", "loss": "reference_loss"}
     )
@@ -23,9 +24,12 @@ def build(steps: pd.DataFrame) -> pd.DataFrame:
     return df
 
 
-def _references(steps: pd.DataFrame) -> pd.DataFrame:
-    runs = steps.drop_duplicates("run_id").sort_values("ranks", kind="stable")
-    first = runs.groupby(COMPARED, sort=False)[["run_id", "scheme", "ranks"]].first().reset_index()
-    return first.rename(
+def _references(runs: pd.DataFrame) -> pd.DataFrame:
+    """By run_id: the run that its losses are compared with."""
+    compared = [*same_but(runs, *PARTITION), "global_batch", "repeat"]
+    first = runs.sort_values("ranks", kind="stable").drop_duplicates(compared)
+    first = first[[*compared, "run_id", "scheme", "ranks"]].rename(
         columns={"run_id": "reference_run", "scheme": "reference_scheme", "ranks": "reference_ranks"}
     )
+    both = runs[["run_id", *compared]].merge(first, on=compared)
+    return both[["run_id", "reference_run", "reference_scheme", "reference_ranks"]]

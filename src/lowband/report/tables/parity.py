@@ -1,22 +1,23 @@
-"""Whether schemes without quantized wires compute the same: final weights and losses, per rank count."""
+"""Whether runs that differ in a scheme without quantized wires compute the same: final weights and losses."""
 
 import pandas as pd
 
-from lowband.report.tables import EXPERIMENT
-
-GROUP = [*EXPERIMENT, "global_batch", "repeat", "ranks"]
+from lowband.report.points import POINT, same_but
 
 
 def build(runs: pd.DataFrame, loss: pd.DataFrame) -> pd.DataFrame:
-    """One row per rank count and repeat, over the exact runs that ended with weights.
+    """One row per repeat and set of options but the scheme, over the exact runs that ended with weights.
 
     distinct_weights:    number of different final weights; 1 means bit-equal over all schemes
     max_loss_difference: over schemes and steps, against the reference of the `loss` table
     """
+    worst = loss.groupby("run_id")["loss_difference"].max()
     exact = runs[runs["weights_sha256"].notna() & ~runs["is_quantized"]]
-    weights = exact.groupby(GROUP, sort=False).agg(
-        schemes=("scheme", "nunique"), distinct_weights=("weights_sha256", "nunique")
-    )
-    differences = loss[~loss["is_quantized"]].groupby(GROUP, sort=False)["loss_difference"]
-    df = weights.join(differences.max().rename("max_loss_difference"))
-    return df.reset_index()
+    described = [column for column in POINT if column not in ("point", "scheme")]
+    group = [*dict.fromkeys([*described, "repeat", *same_but(runs, "scheme")])]
+    groups = exact.assign(loss_difference=exact["run_id"].map(worst)).groupby(group, sort=False, dropna=False)
+    return groups.agg(
+        schemes=("scheme", "nunique"),
+        distinct_weights=("weights_sha256", "nunique"),
+        max_loss_difference=("loss_difference", "max"),
+    ).reset_index()

@@ -1,21 +1,22 @@
 """Throughput and efficiency of every point, failed ones included.
 
 tokens_per_s  tokens_per_step / median step time, over the measured steps of all repeats
-speedup       tokens_per_s over that at `base_ranks`, the fewest ranks on which the scheme ran
+scaling       weak: the points compared have one batch per rank, so the global batch grows with the ranks;
+              strong: they have one global batch
+speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
+              alone
 efficiency    speedup / (ranks / base_ranks)
 """
 
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.report.tables import EXPERIMENT, POINT
-
-SERIES = [*EXPERIMENT, "scheme"]
+from lowband.report.points import points, with_base
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per point, in the order of the runs."""
-    points = runs.groupby(POINT, sort=False).agg(
+    by_point = runs.groupby("point", sort=False).agg(
         runs=("run_id", "size"),
         runs_ok=("status", lambda status: int((status == "ok").sum())),
         tokens_per_step=("tokens_per_step", "first"),
@@ -23,7 +24,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         peak_flop_per_s_per_rank=("peak_flop_per_s_per_rank", "first"),
         links=("links", "first"),
     )
-    df = points.join(_times(steps[~steps["is_warmup"]])).reset_index()
+    df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]])).reset_index(drop=True)
     # The quantiles change places: the fast steps give the high rate.
     df["tokens_per_s"] = df["tokens_per_step"] / df["step_time_s"]
     df["tokens_per_s_q20"] = df["tokens_per_step"] / df["step_time_q80_s"]
@@ -32,16 +33,15 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     df["flop_convention"] = MODEL_CONVENTION
     df["mfu"] = df["model_flop_per_s_per_rank"] / df["peak_flop_per_s_per_rank"]
     df["exposed_comm_share"] = df["exposed_comm_time_s"] / df["step_time_s"]
-    base = _base(df)
-    df = df.merge(base, on=SERIES, how="left")
-    df["speedup"] = df["tokens_per_s"] / df.pop("base_tokens_per_s")
+    df = with_base(df, "tokens_per_s")
+    df["speedup"] = df["tokens_per_s"] / df.pop("base_rate")
     df["efficiency"] = df["speedup"] / (df["ranks"] / df["base_ranks"])
     return df
 
 
 def _times(measured: pd.DataFrame) -> pd.DataFrame:
     """Per point: number of measured steps, their median times, and the spread of the step time."""
-    groups = measured.groupby(POINT, sort=False)
+    groups = measured.groupby("point", sort=False)
     return pd.DataFrame(
         {
             "measured_steps": groups.size(),
@@ -52,10 +52,3 @@ def _times(measured: pd.DataFrame) -> pd.DataFrame:
             "hidden_comm_time_s": groups["hidden_comm_time_s"].median(),
         }
     )
-
-
-def _base(df: pd.DataFrame) -> pd.DataFrame:
-    """Per scheme: the fewest ranks with a measurement, and the rate there."""
-    measured = df[df["tokens_per_s"].notna()].sort_values("ranks", kind="stable")
-    first = measured.groupby(SERIES, sort=False)[["ranks", "tokens_per_s"]].first().reset_index()
-    return first.rename(columns={"ranks": "base_ranks", "tokens_per_s": "base_tokens_per_s"})

@@ -17,12 +17,12 @@ from typing import Any
 import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, FP32_BYTES, PASSES, TWO_PASS, passes, traffic_bytes
-from lowband.report.tables import EXPERIMENT
+from lowband.report.points import EXPERIMENT
 from lowband.spec.softmax import TORCH
 
 REGIMES = ["in cache", "between", "out of cache"]
 FAR = 4  # times the last cache, per array
-POINT = ["isa", "algorithm", "elements"]
+CASE = ["isa", "algorithm", "elements"]
 _NAMES = [*ALGORITHMS, *PASSES, TORCH]
 _REPORTED_METRIC = "speedup, maximum"
 COLUMNS = [
@@ -46,13 +46,13 @@ def build(times: pd.DataFrame, setup: pd.DataFrame, reported: pd.DataFrame) -> p
 def _measured(times: pd.DataFrame, setup: pd.DataFrame) -> pd.DataFrame:
     if times.empty:
         return pd.DataFrame()
-    by_point = times.groupby(POINT, sort=False)["time_s"]
+    by_case = times.groupby(CASE, sort=False)["time_s"]
     df = pd.DataFrame(
         {
-            "n": by_point.size(),
-            "time_s": by_point.median(),
-            "time_q20_s": by_point.quantile(0.2),
-            "time_q80_s": by_point.quantile(0.8),
+            "n": by_case.size(),
+            "time_s": by_case.median(),
+            "time_q20_s": by_case.quantile(0.2),
+            "time_q80_s": by_case.quantile(0.8),
         }
     )
     df = df.join(_over_two_pass(times)).reset_index()
@@ -79,11 +79,11 @@ def _in_order(values: "pd.Series[Any]") -> "pd.Series[Any]":
 
 
 def _over_two_pass(times: pd.DataFrame) -> pd.DataFrame:
-    """By point of an algorithm: quantiles of the ratio between calls of one repeat."""
+    """By case of an algorithm: quantiles of the ratio between calls of one repeat."""
     two_pass = times[times["algorithm"] == TWO_PASS].set_index(["isa", "elements", "repeat"])["time_s"]
     others = times[times["algorithm"].isin(ALGORITHMS)]
     base = two_pass.reindex(pd.MultiIndex.from_frame(others[["isa", "elements", "repeat"]])).to_numpy()
-    ratios = others.assign(ratio=others["time_s"] / base).groupby(POINT)["ratio"]
+    ratios = others.assign(ratio=others["time_s"] / base).groupby(CASE)["ratio"]
     return pd.DataFrame(
         {
             "over_two_pass": ratios.median(),
@@ -94,10 +94,10 @@ def _over_two_pass(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limits(df: pd.DataFrame) -> list[float | None]:
-    moved = df[df["algorithm"].isin(PASSES)].set_index(POINT)["time_s"]
+    moved = df[df["algorithm"].isin(PASSES)].set_index(CASE)["time_s"]
     return [
         sum(float(moved[isa, each, n]) for each in passes(name)) if name in ALGORITHMS else None
-        for isa, name, n in df[POINT].itertuples(index=False)
+        for isa, name, n in df[CASE].itertuples(index=False)
     ]
 
 
@@ -106,7 +106,7 @@ def _gains(df: pd.DataFrame) -> list[float | None]:
     faster = others.groupby(["isa", "elements"])["over_two_pass"].min()
     return [
         100 * (float(faster[isa, n]) - 1) if name == TWO_PASS else None
-        for isa, name, n in df[POINT].itertuples(index=False)
+        for isa, name, n in df[CASE].itertuples(index=False)
     ]
 
 
