@@ -87,7 +87,8 @@ def measured_ratios(root: Path) -> pd.DataFrame:
     """
     ratios = _ratios(root)
     rows = ratios[(ratios["provenance"] == "measured") & (ratios["cluster"] == "frontier-box")]
-    wide = rows.pivot_table("ratio", box_ratios.CONDITIONS, "pair").reset_index()
+    same = [column for column in box_ratios.CONDITIONS if column != "point"]  # a point names its scheme
+    wide = rows.fillna({"condition": ""}).pivot_table("ratio", same, "pair").reset_index()
     wide["passes"] = wide["accumulation"].astype(int)
     return wide.astype({"ranks": int}).set_index(["ranks", "passes"])
 
