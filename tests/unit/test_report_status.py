@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from report_runs import ROOT, smoke_specs, write_failure, write_run
 
+from lowband.__main__ import main
 from lowband.report import status as status_of
-from lowband.report.status import duration, follow, headline, read_status, report
+from lowband.report.status import duration, follow, headline, read_status, report, suites_of
 from lowband.spec.lock import hold
 from lowband.spec.records import Outcome
 
@@ -40,6 +41,14 @@ def test_counts_causes_and_time_left(under_way: Path) -> None:
     text = report(status)
     assert "50% of its steps" in text
     assert "oom, not enough memory" in text
+
+
+def test_a_folder_names_its_suites(under_way: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """config.yaml asks for other suites than `make smoke` has run."""
+    (under_way / "results" / "local").rename(under_way / "results" / "smoke")
+    assert suites_of(under_way, "smoke") == ["smoke"]
+    assert main(["status", "--results", "smoke", "--root", str(under_way)]) == 0
+    assert capsys.readouterr().out.startswith("9 runs: 2 ok, 1 failed")
 
 
 @pytest.mark.parametrize("outcome", [None, '{"status": "ok", "st'])

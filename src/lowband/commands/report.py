@@ -48,7 +48,9 @@ def add(commands: Any) -> None:
 
     status = commands.add_parser("status", help="what of a reproduction is done, runs, failed; time left")
     status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
-    status.add_argument("--suite", nargs="+", help="default: those of config/config.yaml")
+    status.add_argument(
+        "--suite", nargs="+", help="default: those of the folder; of `local`, those of config/config.yaml"
+    )
     status.add_argument("--follow", action="store_true", help="until every run has ended")
     status.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
     status.set_defaults(run=_status)
@@ -101,10 +103,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from lowband.report.status import follow, read_status, report
+    from lowband.report.status import DEFAULT_RESULTS, follow, read_status, report, suites_of
     from lowband.spec.suites import asked_suites
 
-    suites = options.suite or asked_suites(options.root)
+    # The default folder may not have runs of all its suites yet; config/config.yaml names them.
+    of_folder = [] if options.results == DEFAULT_RESULTS else suites_of(options.root, options.results)
+    suites = options.suite or of_folder or asked_suites(options.root)
     if options.follow:
         follow(options.root, options.results, suites)
     print(report(read_status(options.root, options.results, suites)))

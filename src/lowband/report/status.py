@@ -16,6 +16,7 @@ from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
 
 POLL_S = 5.0
+DEFAULT_RESULTS = "local"  # the folder of `make reproduce`
 SHOWN = 8  # runs and failures listed, at most
 
 
@@ -58,6 +59,12 @@ class Status:
                 return None
             left += (1 - run.share) * mean(took)
         return left
+
+
+def suites_of(root: Path, results: str) -> list[str]:
+    """The suites that results/`results` has runs of, by name; empty if it has none yet."""
+    specs = (root / "results" / results / "runs").glob("*/spec.json")
+    return sorted({RunSpec.read_json(path).suite for path in specs})
 
 
 def read_status(root: Path, results: str, suites: list[str]) -> Status:
