@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from trees import ROOT, copy_tree
 
+from lowband.run.submit import why_not
+
 # Writes down its arguments and refuses, so that the workflow ends at once.
 SBATCH = '#!/bin/sh\nprintf "%s\\n" "$*" >> "$SUBMITTED"\necho "sbatch: error: a stand-in" >&2\nexit 1\n'
+SCONTROL = "#!/bin/sh\necho 'Slurmctld(primary) at a stand-in is UP'\n"
 
 
 def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[str, str]:
@@ -17,8 +20,8 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
     copy_tree(tree)
     commands = tree / "commands"
     commands.mkdir()
-    for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sshare", "scancel"):
-        (commands / name).write_text(SBATCH if name == "sbatch" else "#!/bin/sh\n")
+    for name in ("sbatch", "scontrol", "squeue", "sacct", "sacctmgr", "sshare", "scancel"):
+        (commands / name).write_text({"sbatch": SBATCH, "scontrol": SCONTROL}.get(name, "#!/bin/sh\n"))
         (commands / name).chmod(0o755)
     submitted = tree / "submitted"
     suite = profile.rpartition("/")[2]
@@ -128,6 +131,24 @@ def test_an_nvidia_sites_environment_is_set_in_the_job(tmp_path: Path) -> None:
         "TRITON_CACHE_DIR=/tmp/u-triton-7",
         "TORCHINDUCTOR_CACHE_DIR=/tmp/u-inductor-7",
     } <= set(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Slurmctld(primary) at x is UP'", ""),
+        ("echo 'Slurmctld(primary) at x is DOWN'; exit 1", "Slurmctld(primary) at x is DOWN"),
+        ("echo 'scontrol: error: Unknown host' >&2; exit 1", "scontrol: error: Unknown host"),
+    ],
+)
+def test_a_controller_must_answer(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "scontrol"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert why_not() == (f"no controller answers scontrol ping: {reason}" if reason else "")
 
 
 @pytest.mark.slow

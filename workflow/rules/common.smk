@@ -1,6 +1,5 @@
 # Configuration and what follows from it: the runs and the folders.
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from lowband.report.derive import COLLECTED, TABLES, raw_dir, source_paths
 from lowband.report.figures import FIGURES
 from lowband.report.predicted.write import PREDICTED
 from lowband.report.shipped import RAW
+from lowband.run.submit import why_not
 from lowband.spec.job import read_job
 from lowband.spec.suites import expand as expand_suites
 

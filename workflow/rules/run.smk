@@ -18,9 +18,9 @@ rule spec:
 
 
 # The marker is the output, not outcome.json: Snakemake removes the outputs of a failed job, and the cause of a
-# failure is to stay. It holds the outcome's sum, as Snakemake takes files of the same content for the same. More threads than any machine has become all cores, so that no two timed runs share the
-# machine. Under Slurm the job's geometry is here and not in the profile, so that nothing on the command line can
-# take it away.
+# failure is to stay. It contains the outcome's checksum, because Snakemake treats files with identical content as
+# unchanged. `threads: 1024` is capped at the number of cores, so that timed runs never share the machine. Under
+# Slurm the job's geometry is here and not in the profile, so that nothing on the command line can take it away.
 rule train:
     input:
         spec=f"{RUNS_DIR}/{{run}}/spec.json",
@@ -50,11 +50,12 @@ rule train:
         " && sha256sum {params.outcome} > {output}"
 
 
-# Otherwise each job would fail with the name of a program that is not there.
+# Otherwise each job would fail by itself, with a message about accounts.
 onstart:
-    if workflow.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
+    reason = why_not() if workflow.executor_plugin.name == "slurm" else ""
+    if reason:
         print(
-            "lowband: no Slurm here: no program sbatch (allowed: a login node of a site; lowband box run -- "
+            f"lowband: no Slurm here: {reason} (allowed: a login node of a site; lowband box run -- "
             "snakemake --profile slurm)",
             file=sys.stderr,
         )
