@@ -194,5 +194,5 @@ def test_a_rank_that_stops_in_training_ends_the_job_within_the_timeout() -> None
     start = time.monotonic()
     message = r"^rank 5 is stopped \(SIGSTOP\); rank [0-9]: PeerLost: rank [0-9] .* of '"
     with pytest.raises(RankFailure, match=message):
-        on_ranks(8, stopped_in_training, time_limit_s=300, peer_timeout_s=4)
+        on_ranks(8, stopped_in_training, time_limit_s=300, peer_timeout_s=8)
     assert time.monotonic() - start < 60

@@ -196,7 +196,7 @@ def in_two_threads() -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_refused_on_every_rank(misuse: Callable[[], None], words: str) -> None:
-    for name, text, _ in on_ranks(4, outcome, misuse, peer_timeout_s=TIMEOUT_S):
+    for name, text, _ in on_ranks(4, outcome, misuse):
         assert name == "UserError", text
         assert words in text
         assert "\n" not in text
