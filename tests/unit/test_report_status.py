@@ -49,6 +49,8 @@ def test_a_folder_names_its_suites(under_way: Path, capsys: pytest.CaptureFixtur
     assert suites_of(under_way, "smoke") == ["smoke"]
     assert main(["status", "--results", "smoke", "--root", str(under_way)]) == 0
     assert capsys.readouterr().out.startswith("9 runs: 2 ok, 1 failed")
+    assert main(["status", "--results", "nothing", "--root", str(under_way)]) == 2
+    assert capsys.readouterr().err.endswith("nothing: has no runs (allowed: local, smoke)\n")
 
 
 @pytest.mark.parametrize("outcome", [None, '{"status": "ok", "st'])

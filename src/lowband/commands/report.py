@@ -106,9 +106,11 @@ def _status(options: argparse.Namespace) -> None:
     from lowband.report.status import DEFAULT_RESULTS, follow, read_status, report, suites_of
     from lowband.spec.suites import asked_suites
 
-    # The default folder may not have runs of all its suites yet; config/config.yaml names them.
-    of_folder = [] if options.results == DEFAULT_RESULTS else suites_of(options.root, options.results)
-    suites = options.suite or of_folder or asked_suites(options.root)
+    suites = options.suite
+    if suites is None and options.results == DEFAULT_RESULTS:  # which may not have runs of all its suites yet
+        suites = asked_suites(options.root)
+    elif suites is None:
+        suites = suites_of(options.root, options.results)
     if options.follow:
         follow(options.root, options.results, suites)
     print(report(read_status(options.root, options.results, suites)))

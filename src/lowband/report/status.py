@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from lowband.errors import UserError
 from lowband.spec.lock import is_held
 from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
@@ -62,9 +63,16 @@ class Status:
 
 
 def suites_of(root: Path, results: str) -> list[str]:
-    """The suites that results/`results` has runs of, by name; empty if it has none yet."""
-    specs = (root / "results" / results / "runs").glob("*/spec.json")
-    return sorted({RunSpec.read_json(path).suite for path in specs})
+    """The suites that results/`results` has runs of, by name. Raises UserError if it has none."""
+    found = sorted(
+        {RunSpec.read_json(path).suite for path in (root / "results").glob(f"{results}/runs/*/spec.json")}
+    )
+    if not found:
+        known = {path.parent.name for path in (root / "results").glob("*/runs")}
+        raise UserError(
+            "has no runs", where=root / "results" / results, allowed=sorted({DEFAULT_RESULTS} | known)
+        )
+    return found
 
 
 def read_status(root: Path, results: str, suites: list[str]) -> Status:
