@@ -338,7 +338,7 @@ def test_weights_written_in_place_are_seen() -> None:
 
 
 def decayed_by_shape() -> list[str]:
-    """Names of the parameters that were matrices, as docs/library.md finds them; an optimizer steps by them."""
+    """Names of the parameters that were matrices, found as docs/library.md says."""
     model = sharded()
     matrices = {name: p for name, p in model.named_parameters() if len(p.logical_shape) >= 2}
     others = [p for name, p in model.named_parameters() if name not in matrices]
