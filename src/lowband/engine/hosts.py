@@ -12,8 +12,9 @@ MENDED_BY = "ranks that fill host after host: srun --distribution=block, or torc
 def check_hosts(hosts: Sequence[str], levels: Levels) -> None:
     """Compare where the ranks run with the levels.
 
-    hosts: the host of each rank, by rank Raises UserError if a host's ranks are not consecutive, or if a
-    group of a level holds a part of one host and something of another.
+    hosts: the host of each rank, by rank
+    Raises UserError if a host's ranks are not consecutive, or if a group of a level holds a part of one host
+    and something of another.
     """
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     seen: set[str] = set()
