@@ -10,7 +10,7 @@ import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
-from lowband.report import box_documents
+from lowband.report import box_documents, suite_documents
 from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
 from lowband.report.files import read_table
 from lowband.report.findings import findings
@@ -170,6 +170,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
+    "suites": ("config/README.md", suite_documents.suites),
     "found": ("README.md", _found),
     "claims": ("docs/claims.md", _claims),
 }
