@@ -107,7 +107,7 @@ def test_machines_that_are_like_each_other_in_a_circle(
     assert "\n" not in str(error.value)
 
 
-ODD = ["../data/my text.txt", "it's \"q\"; rm -rf $HOME", "a*b?[c]{d}", "tab\tand\nline", "größe.txt"]
+ODD = ["../data/my text.txt", 'it\'s "q"; rm -rf $HOME', "a*b?[c]{d}", "tab\tand\nline", "größe.txt"]
 
 
 def test_odd_values_make_one_safe_name_each(root: Path) -> None:

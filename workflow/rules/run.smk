@@ -42,10 +42,10 @@ rule train:
     params:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
         tasks_per_node=srun_tasks_per_node,
-        srun=lambda wildcards: JOBS[SPECS[wildcards.run].machine.name].srun,
+        srun=srun_options,
         outcome=f"{RUNS_DIR}/{{run}}/outcome.json",
     shell:
-        "slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun:q}"
+        "slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
         " python -m lowband train {input.spec:q} >> {log:q} 2>&1"
         " && sha256sum {params.outcome:q} > {output:q}"
 
