@@ -19,6 +19,7 @@ from lowband.report.derive import (
     tables_of_runs,
 )
 from lowband.report.figures import FIGURES
+from lowband.report.needs import DISK
 from lowband.report.predicted.write import PREDICTED
 from lowband.report.shipped import RAW
 from lowband.run.submit import why_not

@@ -14,6 +14,7 @@ from lowband.report import box_documents, suite_documents
 from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
 from lowband.report.files import read_table
 from lowband.report.findings import findings
+from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import peers, softmax
 from lowband.spec.files import write_if_changed
@@ -171,6 +172,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
+    "needs": ("README.md", needs),
     "found": ("README.md", _found),
     "claims": ("docs/claims.md", _claims),
 }
