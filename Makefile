@@ -1,7 +1,7 @@
 # make reproduce   set up, run what config/config.yaml asks for, print which claims hold
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
-# make smoke       the same path as reproduce, in under two minutes
+# make smoke       the same path as reproduce on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
 # make check       lint, format, types
 # make install     the set-up alone
 # make box         a Slurm cluster in a box that stays, until `lowband box down` (root)

@@ -137,6 +137,20 @@ def launched(path: Path, port: int, arguments: Sequence[str] | None = None) -> l
     ]
 
 
+def test_git_is_run_by_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a git that fails on another is no reason to stop."""
+    asked, git = tmp_path / "asked", tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text(f'#!/bin/sh\necho "$RANK" >> {asked}\n[ "$RANK" = 0 ] && echo abc\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(git.parent), prepend=os.pathsep)
+    ranks = launched(spec_file(tmp_path, ranks=2), 29577)
+    said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert set(asked.read_text().split()) == {"0"}
+    assert json.loads((tmp_path / "env.json").read_text())["commit"] == "abc"
+
+
 @pytest.mark.parametrize(("checkpoint_every", "code"), [(0, 0), (1, 1)])
 def test_launched_ranks_keep_the_time_limit(tmp_path: Path, checkpoint_every: int, code: int) -> None:
     """A row of the table; a failed job, if a rerun can go on from a checkpoint."""
@@ -299,8 +313,6 @@ def start_as(changes: dict[str, object]) -> str:
     spec = SMOKE["smoke-gpt-200k-zero3-n0004-b2-s64-r1"]
     if dist.get_rank() == 1:
         spec = spec.model_copy(update={k: v for k, v in changes.items() if k == "seed"})
-        if "commit" in changes:
-            train.code_version = lambda: (changes["commit"], False)
         if "source" in changes:
             train.source_sha256 = lambda: changes["source"]
     text = changes.get("text", "one") if dist.get_rank() == 1 else "one"
@@ -316,7 +328,6 @@ def start_as(changes: dict[str, object]) -> str:
     [
         ({}, ""),
         ({"seed": 9}, "spec"),
-        ({"commit": "abc"}, "commit"),
         ({"source": "abc"}, "source code"),
         ({"text": "other"}, "text"),
     ],

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
+from lowband.report.suite_documents import suites
 from lowband.spec.job import Job, is_slurm_task, read_job
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
@@ -37,6 +38,21 @@ def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
         assert (spec.device, spec.ranks >= 384) == ("fake", True)
         asked = job.resources(spec)
         assert (asked["nodes"], asked["tasks_per_node"], job.tasks_per_node(spec)) == (1, 1, 1)
+
+
+def test_what_each_suite_asks_for() -> None:
+    """By hand: frontier has 9 runs each on 1, 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
+    head, _, *lines = suites(ROOT)
+    rows = {row[0].strip("`"): row[1:] for line in lines for row in [line.strip("| ").split(" | ")]}
+    assert sorted(rows) == sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
+    assert head.strip("| ").split(" | ")[1:] == [
+        "cluster", "runs", "ranks", "nodes of a run", "tasks of a run", "minutes of a run",
+        "hours of all runs", "node-hours of all runs",
+    ]  # fmt: skip
+    node_hours = 9 * (1 + 2 + 12 + 48) * 35 / 60
+    assert rows["frontier"] == ["`frontier`", "36", "384", "48", "384", "35", "21.0", f"{node_hours:.1f}"]
+    assert rows["volume"] == ["`frontier`", "6", "384", "1", "1", "25", "2.5", "2.5"]  # counted, by one task
+    assert rows["smoke"] == ["`local`", "9", "8", "-", "-", "-", "-", "-"]
 
 
 def test_queue_limits() -> None:

@@ -15,8 +15,10 @@ from lowband.report.claims import KINDS, PAPERS, read_claims
 from lowband.report.experiments import read_experiments
 from lowband.report.files import read_table
 from lowband.report.grade import write_claims
+from lowband.report.needs import disk
 from lowband.report.predicted import SOURCES
 from lowband.report.summary import summary
+from lowband.run import doctor
 from lowband.spec.strict import read_yaml
 from lowband.spec.suites import asked_suites
 
@@ -90,7 +92,8 @@ def test_the_screen_leads_with_what_this_run_showed(tables: Path, graded: Path) 
     assert lines.index(own) < lines.index(shipped)
     listed = [line for line in lines if re.match(r"  (pass|short|partial|fit) ", line)]
     assert len(listed) == (df["origin"] == "this run").sum()
-    assert any(line.endswith("page.html") for line in lines)
+    assert lines[-1].endswith(str(tables.parent / "page.html"))
+    assert not any("page.html" in line for line in summary(graded / "claims.csv", tables, None).splitlines())
 
 
 def test_claims_are_counted_by_paper_and_by_kind_apart(graded: Path) -> None:
@@ -105,10 +108,10 @@ def test_claims_are_counted_by_paper_and_by_kind_apart(graded: Path) -> None:
 
 
 def test_one_claim_alone(tmp_path: Path, tables: Path) -> None:
-    write_claims(CLAIMS, tables, tmp_path, "bytes-closed-form", ROOT)
+    write_claims(CLAIMS, tables, tmp_path, ["bytes-closed-form"], ROOT)
     assert list(read_table(tmp_path / "claims.csv")["id"]) == ["bytes-closed-form"]
     with pytest.raises(UserError, match="no claim 'nope'"):
-        write_claims(CLAIMS, tables, tmp_path, "nope", ROOT)
+        write_claims(CLAIMS, tables, tmp_path, ["nope"], ROOT)
 
 
 def test_minutes_are_of_shipped_runs() -> None:
@@ -119,6 +122,21 @@ def test_minutes_are_of_shipped_runs() -> None:
             runs = pd.read_csv(ROOT / "config" / experiment.measured.runs)
             took = runs.loc[runs["suite"].isin(suites_of(experiment.command)), "wall_s"].sum() / 60
             assert minutes == pytest.approx(took), experiment.id
+
+
+def test_memory_and_disk_are_of_shipped_runs() -> None:
+    """By hand for `make reproduce`, whose largest run has 16 ranks; `lowband doctor` asks for no less."""
+    experiments = read_experiments(ROOT / "config")
+    runs = pd.read_csv(ROOT / "results" / "reference" / "local" / "tables" / "runs.csv")
+    measured = runs[runs["provenance"] == "measured"]
+    largest = max(row.ranks * row.peak_memory_bytes_max for row in measured.itertuples()) / 2**30
+    assert experiments["reproduce"].memory_gib(ROOT / "config") == pytest.approx(largest)
+    assert doctor.NEEDED_MEMORY_GIB - 1 < largest <= doctor.NEEDED_MEMORY_GIB
+    assert experiments["frontier"].memory_gib(ROOT / "config") is None
+    lines = (ROOT / "results" / "reference" / "local" / "disk.csv").read_text().splitlines()[1:]
+    kib = {path: int(size) for size, path in (line.split(",") for line in lines)}
+    assert f"{kib['.venv'] / 2**20:.1f} GiB for the set-up" in disk(ROOT)
+    assert sum(kib.values()) / 2**20 < doctor.NEEDED_DISK_GIB
 
 
 def suites_of(command: str) -> list[str]:

@@ -246,7 +246,7 @@ def read_graded_peers(out: Path) -> pd.DataFrame:
     reference = ROOT / "results" / "reference" / "peers"
     (out / "runs.csv").write_bytes((reference / "runs.csv").read_bytes())
     write_table("peers", reference, out)
-    write_claims(ROOT / "config" / "claims.yaml", out, out, "peers-agree", root=ROOT)
+    write_claims(ROOT / "config" / "claims.yaml", out, out, ["peers-agree"], root=ROOT)
     return read_table(out / "claims.csv").set_index("id")
 
 

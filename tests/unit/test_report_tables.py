@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.report.derive import write_table
+from lowband.report.derive import tables_of_runs, write_table
 from lowband.report.files import read_table
 
 TOKENS = 8 * 64  # per step of the smoke suite: global batch x sequence
@@ -57,6 +57,15 @@ def test_parity_counts_different_weights_per_rank_count(tables: Path) -> None:
     assert list(df.loc[[1, 4, 8], "schemes"]) == [1, 4, 4]
     assert set(df["distinct_weights"]) == {1}
     assert df.loc[8, "max_loss_difference"] == 7 * 2.0**-20
+
+
+def test_what_the_runs_of_a_suite_show_by_themselves() -> None:
+    of_any = ["scaling", "communication", "memory", "loss", "parity"]
+    assert tables_of_runs(["smoke"]) == of_any
+    assert tables_of_runs(["convergence"]) == [*of_any, "convergence", "convergence_curves"]
+    assert tables_of_runs(["peers-box"]) == [*of_any, "peers", "peer_bytes"]
+    assert tables_of_runs(["box-sweep"]) == [*of_any, "box", "box_ratios"]  # with the paper's ratios
+    assert tables_of_runs(["default"]) == of_any  # softmax is a benchmark, no run
 
 
 def test_an_unknown_table_is_refused(tmp_path: Path) -> None:

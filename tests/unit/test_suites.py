@@ -1,9 +1,11 @@
 """Suites expand to complete specs; every mistake is one line that names file, key and what is allowed."""
 
 import shutil
+import string
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lowband.errors import UserError
 from lowband.spec.run import RunSpec
@@ -85,6 +87,48 @@ def test_broken_machine_files_are_refused(root: Path) -> None:
         with pytest.raises(UserError, match=words):
             expand(root, ["smoke"])
         shutil.copy(ROOT / "slurm" / "local" / "machine.yaml", path)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "circle"),
+    [({"own": "own"}, "own -> own"), ({"own": "other", "other": "own"}, "own -> other -> own")],
+)
+def test_machines_that_are_like_each_other_in_a_circle(
+    root: Path, clusters: dict[str, str], circle: str
+) -> None:
+    for cluster, like in clusters.items():
+        (root / "slurm" / cluster).mkdir()
+        (root / "slurm" / cluster / "machine.yaml").write_text(f"like: {like}\n")
+    suite = root / "config" / "suites" / "smoke.yaml"
+    suite.write_text(suite.read_text().replace("cluster: local", "cluster: own"))
+    with pytest.raises(UserError, match="like") as error:
+        expand(root, ["smoke"])
+    assert circle in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+ODD = ["../data/my text.txt", 'it\'s "q"; rm -rf $HOME', "a*b?[c]{d}", "tab\tand\nline", "größe.txt"]
+
+
+def test_odd_values_make_one_safe_name_each(root: Path) -> None:
+    path = root / "config" / "suites" / "smoke.yaml"
+    suite = yaml.safe_load(path.read_text())
+    suite["axes"] = {"text": ODD, "learning_rate": [1e-3, 1e20]}
+    suite["fixed"] |= {"scheme": "zero3", "ranks": 4}
+    del suite["exclude"]
+    path.write_text(yaml.safe_dump(suite, sort_keys=False))
+    specs = expand(root, ["smoke"])
+    assert [spec.text for spec in specs] == [text for text in ODD for _ in range(2)]
+    assert len({spec.run_id for spec in specs}) == 2 * len(ODD)
+    for spec in specs:
+        assert set(spec.run_id) <= set(string.ascii_letters + string.digits + "._+-"), spec.run_id
+
+
+def test_values_that_make_the_same_name_are_refused(root: Path) -> None:
+    path = root / "config" / "suites" / "smoke.yaml"
+    path.write_text(path.read_text().replace("axes:", "axes:\n  text: [a b, a/b]"))
+    with pytest.raises(UserError, match=r"two points are called 'smoke-.*text_a_b-r1'"):
+        expand(root, ["smoke"])
 
 
 def test_a_spec_that_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:

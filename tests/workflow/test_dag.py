@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from trees import ROOT, copy_tree, planned, snakemake
 
 from lowband.report.files import read_table
@@ -44,6 +48,15 @@ def test_every_suite_can_be_planned(tree: Path, suite: str) -> None:
     assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
 
 
+def test_a_suite_alone(tree: Path) -> None:
+    """Its runs, their tables and claims; nothing that is shipped, predicted or drawn."""
+    result = snakemake(tree, "-n", "tables", "--config", "suites=[tiny]", "results=tiny")
+    jobs = planned(result)
+    assert set(jobs) == {"spec", "train", "collect", "table", "own_claims", "tables"} | {"total"}
+    assert jobs["spec"] == jobs["train"] == 2
+    assert "results/reference" not in result.stdout + result.stderr
+
+
 def test_the_workflows_own_file_can_be_named(tree: Path) -> None:
     assert (
         planned(snakemake(tree, "-n", "-s", "workflow/Snakefile", "--config", "suites=[tiny]"))["train"] == 2
@@ -70,6 +83,8 @@ def test_shipped_measurements_train_nothing(tree: Path) -> None:
         ("suites=[nope]", ("no suite 'nope'", "allowed: ", "smoke")),
         ("colour=red", ("config/config.yaml", "colour")),
         ("results=reported", ("config/config.yaml", "reported")),
+        ("results=a b", ("config/config.yaml", "results", "a b")),
+        ("results=../a", ("config/config.yaml", "results", "../a")),
         ("measurements=some", ("config/config.yaml", "some")),
     ],
 )
@@ -83,9 +98,33 @@ def test_bad_configuration_is_one_line(tree: Path, setting: str, words: tuple[st
     assert sorted(path.name for path in (tree / "results").iterdir()) == ["reference", "reported"]
 
 
+def test_names_are_quoted_and_escaped(tree: Path) -> None:
+    """A cluster and an axis value with spaces, quotes and characters of regular expressions."""
+    cluster = "it's (mine) + x.y"
+    shutil.copytree(tree / "slurm" / "local", tree / "slurm" / cluster)
+    suite = yaml.safe_load(TINY)
+    suite["cluster"] = cluster
+    suite["axes"] = {"scheme": ["zero3"], "ranks": [2], "learning_rate": [1e-3, 1e20], "text": ["a'b *.txt"]}
+    (tree / "config" / "suites" / "t+y.yaml").write_text(yaml.safe_dump(suite))
+    result = snakemake(tree, "-n", "-p", "--config", "suites=[t+y]", "results=tiny")
+    assert planned(result)["train"] == 2
+    lines = (result.stdout + result.stderr).splitlines()
+    launched = [shlex.split(line[line.index("slurm/") :]) for line in lines if "slurm/launch.sh" in line]
+    assert [words[:8] for words in launched] == [
+        ["slurm/launch.sh", cluster, "1", "1", "", "python", "-m", "lowband"]
+    ] * 2
+    specs = [words[words.index("train") + 1] for words in launched]
+    assert all(re.fullmatch(r"results/tiny/runs/t\+y-[\w.+-]*/spec.json", spec) for spec in specs), specs
+
+
 @pytest.mark.slow
 def test_a_tiny_dag_for_real(tree: Path) -> None:
     asked = ("--config", "suites=[tiny]", "results=tiny")
+    alone = snakemake(tree, "tables", *asked)
+    assert alone.returncode == 0, alone.stderr
+    assert "2 runs: 2 ok" in alone.stdout
+    assert re.search(r"^This run: \d+ pass", alone.stdout, re.MULTILINE)
+    assert not (tree / "figures").exists()
     first = snakemake(tree, *asked)
     assert first.returncode == 0, first.stderr
 

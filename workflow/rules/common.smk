@@ -1,5 +1,7 @@
 # Configuration and what follows from it: the runs and the folders.
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,8 +11,15 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.appendix import APPENDICES
 from lowband.report.claims import read_claims, sources
-from lowband.report.derive import COLLECTED, TABLES, raw_dir, source_paths
+from lowband.report.derive import (
+    COLLECTED,
+    TABLES,
+    raw_dir,
+    source_paths,
+    tables_of_runs,
+)
 from lowband.report.figures import FIGURES
+from lowband.report.needs import DISK
 from lowband.report.predicted.write import PREDICTED
 from lowband.report.shipped import RAW
 from lowband.run.submit import why_not
@@ -38,11 +47,21 @@ except UserError as error:
 except WorkflowError as error:
     # The second line says what is wrong; the others quote the schema.
     finding = str(error).splitlines()[1].removeprefix("ValidationError: ")
+    key = re.search(r"^On instance\['(\w+)'\]", str(error), re.MULTILINE)
+    if key:
+        finding = f"{key[1]}: {finding}"
     print(
         f"lowband: config/config.yaml: {finding} (allowed: workflow/schemas/config.schema.yaml)",
         file=sys.stderr,
     )
     sys.exit(2)
+
+OWN_TABLES = tables_of_runs(SUITES)  # of the asked runs alone
+OWN_CLAIMS = [
+    claim.id
+    for claim in CLAIMS.values()
+    if claim.queries and set(sources(claim)) <= {*COLLECTED, *OWN_TABLES}
+]
 
 NAME = config["results"]
 RUNS_DIR = f"results/{NAME}/runs"
@@ -88,6 +107,11 @@ def srun_tasks_per_node(wildcards):
     return JOBS[spec.machine.name].tasks_per_node(spec)
 
 
+def srun_options(wildcards):
+    """One word of a shell, also where there are none: Snakemake's `:q` leaves nothing of an empty text."""
+    return shlex.quote(JOBS[SPECS[wildcards.run].machine.name].srun)
+
+
 # `python` in a rule is the one that runs snakemake, unless --sdm conda puts an environment before it; either
 # runs the package of this folder.
 os.environ.update(
@@ -98,9 +122,14 @@ os.environ.update(
 )
 
 
+def one_of(names):
+    """A regular expression that matches these names and no other."""
+    return "|".join(map(re.escape, names))
+
+
 wildcard_constraints:
-    run="|".join(SPECS),
-    table="|".join(TABLES),
-    figure="|".join(FIGURES),
-    claim="|".join(CLAIMS),
-    notebook="|".join(NOTEBOOKS),
+    run=one_of(SPECS),
+    table=one_of(TABLES),
+    figure=one_of(FIGURES),
+    claim=one_of(CLAIMS),
+    notebook=one_of(NOTEBOOKS),

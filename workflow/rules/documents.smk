@@ -5,6 +5,7 @@ rule appendix:
     input:
         claims=f"{TABLES_DIR}/claims.csv",
         experiments="config/experiments.yaml",
+        disk=DISK,
         code=sorted(Path(f"{REPORT_CODE}/appendix").glob("*")),
     output:
         expand(f"results/{NAME}/appendix/{{name}}.tex", name=[*APPENDICES, "claims"]),

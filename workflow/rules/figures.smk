@@ -27,7 +27,7 @@ rule figure:
         out=lambda wildcards, output: Path(output.pdf).parent,
         caption=lambda wildcards: FIGURES[wildcards.figure].caption,
     shell:
-        "python -m lowband figure {wildcards.figure} --tables {params.tables} --out {params.out} > {log} 2>&1"
+        "python -m lowband figure {wildcards.figure:q} --tables {params.tables:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule notebook:
@@ -52,5 +52,5 @@ rule notebook:
         tables=lambda wildcards, input: Path(input.tables[0]).parent,
         figures=lambda wildcards, input: Path(input.figures[0]).parent,
     shell:
-        "python -m papermill --no-progress-bar -p tables_dir {params.tables} -p figures_dir {params.figures}"
-        " {input.notebook} {output} > {log} 2>&1"
+        "python -m papermill --no-progress-bar -p tables_dir {params.tables:q} -p figures_dir {params.figures:q}"
+        " {input.notebook:q} {output:q} > {log:q} 2>&1"

@@ -14,7 +14,7 @@ rule spec:
     params:
         text=lambda wildcards: SPECS[wildcards.run].to_json(),
     shell:
-        "printf %s {params.text:q} > {output} 2> {log}"
+        "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
 # The marker is the output, not outcome.json: Snakemake removes the outputs of a failed job, and the cause of a
@@ -42,16 +42,22 @@ rule train:
     params:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
         tasks_per_node=srun_tasks_per_node,
-        srun=lambda wildcards: JOBS[SPECS[wildcards.run].machine.name].srun,
+        srun=srun_options,
         outcome=f"{RUNS_DIR}/{{run}}/outcome.json",
     shell:
-        "slurm/launch.sh {params.cluster} {resources.nodes} {params.tasks_per_node} '{params.srun}'"
-        " python -m lowband train {input.spec} >> {log} 2>&1"
-        " && sha256sum {params.outcome} > {output}"
+        "slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
+        " python -m lowband train {input.spec:q} >> {log:q} 2>&1"
+        " && sha256sum {params.outcome:q} > {output:q}"
 
 
-# Otherwise each job would fail by itself, with a message about accounts.
+# Slurm asked in vain: otherwise each job would fail by itself, with a message about accounts. And no limit on how
+# fast jobs start, unless a profile sets one: for its default (100 a second) Snakemake looks at all waiting jobs again a
+# second after each look, a further time for each job that has ended. That takes from a core what timed runs need
+# (docs/benchmarks.md).
 onstart:
+    limiter = workflow.scheduler.job_rate_limiter
+    if limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
+        workflow.scheduler.job_rate_limiter = None
     reason = why_not() if workflow.executor_plugin.name == "slurm" else ""
     if reason:
         print(

@@ -16,7 +16,7 @@ if IS_SHIPPED:
         params:
             out=lambda wildcards, output: Path(output[0]).parent,
         shell:
-            "cp {input} {params.out} > {log} 2>&1"
+            "cp {input:q} {params.out:q} > {log:q} 2>&1"
 
 else:
 
@@ -37,7 +37,7 @@ else:
             ],
             out=lambda wildcards, output: Path(output[0]).parent,
         shell:
-            "python -m lowband collect {params.runs} --out {params.out} > {log} 2>&1"
+            "python -m lowband collect {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule table:
@@ -55,7 +55,7 @@ rule table:
         tables=lambda wildcards: sources_dir(wildcards.table),
         out=lambda wildcards, output: Path(output.table).parent,
     shell:
-        "python -m lowband table {wildcards.table} --tables {params.tables} --out {params.out} > {log} 2>&1"
+        "python -m lowband table {wildcards.table:q} --tables {params.tables:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 # One claim alone, from the tables that it is graded on.
@@ -78,8 +78,33 @@ rule claim:
         tables=TABLES_DIR,
         out=lambda wildcards, output: Path(output.csv).parent,
     shell:
-        "python -m lowband claims --claims {input.claims} --tables {params.tables} --only {wildcards.claim}"
-        " --out {params.out} > {log} 2>&1 && cat {output.md}"
+        "python -m lowband claims --claims {input.claims:q} --tables {params.tables:q} --only {wildcards.claim:q}"
+        " --out {params.out:q} > {log:q} 2>&1 && cat {output.md:q}"
+
+
+# What the runs of the asked suites show by themselves: nothing shipped, nothing predicted, nothing drawn.
+rule own_claims:
+    input:
+        tables=expand(f"{TABLES_DIR}/{{table}}.csv", table=[*COLLECTED, *OWN_TABLES]),
+        claims="config/claims.yaml",
+        experiments="config/experiments.yaml",
+        reported=sorted(Path("results/reported").glob("*.csv")),
+        code=CLAIMS_CODE,
+    output:
+        f"results/{NAME}/own_claims/claims.csv",
+    log:
+        f"{LOGS_DIR}/own_claims.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        tables=TABLES_DIR,
+        out=lambda wildcards, output: Path(output[0]).parent,
+        only=OWN_CLAIMS,
+    shell:
+        "python -m lowband claims --claims {input.claims} --tables {params.tables} --only {params.only:q}"
+        " --out {params.out} > {log} 2>&1"
+        " && python -m lowband summary --tables {params.tables} --claims {output} 2>> {log}"
 
 
 rule claims:
@@ -107,4 +132,4 @@ rule claims:
     params:
         tables=lambda wildcards, output: Path(output.table).parent,
     shell:
-        "python -m lowband claims --claims {input.claims} --tables {params.tables} > {log} 2>&1"
+        "python -m lowband claims --claims {input.claims:q} --tables {params.tables:q} > {log:q} 2>&1"

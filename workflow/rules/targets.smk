@@ -1,6 +1,14 @@
 # A name for each table, figure and claim: snakemake -c2 table_scaling figure_scaling claim_bytes_closed_form
 
 
+# The runs of the asked suites, their tables and their claims: snakemake -c2 tables --config 'suites=[x]' results=x
+rule tables:
+    input:
+        rules.own_claims.input.tables,
+        rules.own_claims.output,
+    localrule: True
+
+
 for table in (*TABLES, *PREDICTED):
 
     rule:

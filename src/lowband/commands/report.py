@@ -9,13 +9,14 @@ def add(commands: Any) -> None:
     claims = commands.add_parser("claims", help="grade the claims against the tables")
     claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
     claims.add_argument("--tables", type=Path, required=True)
-    claims.add_argument("--only", metavar="ID", help="this claim alone")
+    claims.add_argument("--only", nargs="+", default=[], metavar="ID", help="these claims alone")
     claims.add_argument("--out", type=Path, help="folder of claims.{csv,md,tex,html} (default: --tables)")
     claims.set_defaults(run=_claims)
 
     summary = commands.add_parser("summary", help="which claims hold, and where tables and figures lie")
     summary.add_argument("--tables", type=Path, required=True)
-    summary.add_argument("--figures", type=Path, required=True)
+    summary.add_argument("--claims", type=Path, help="the graded claims.csv (default: that in --tables)")
+    summary.add_argument("--figures", type=Path, help="default: nothing was drawn")
     summary.set_defaults(run=_summary)
 
     appendix = commands.add_parser("appendix", help="graded claims -> artifact appendices (LaTeX)")
@@ -65,7 +66,7 @@ def _claims(options: argparse.Namespace) -> None:
 def _summary(options: argparse.Namespace) -> None:
     from lowband.report.summary import summary
 
-    print(summary(options.tables / "claims.csv", options.tables, options.figures))
+    print(summary(options.claims or options.tables / "claims.csv", options.tables, options.figures))
 
 
 def _appendix(options: argparse.Namespace) -> None:

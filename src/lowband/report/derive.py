@@ -1,6 +1,6 @@
 """Raw tables -> derived tables, by name. A table is a file of `tables/` and a line here."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -69,6 +69,17 @@ def raw_dir(table: str, suites: Iterable[str], own: Path, root: Path) -> Path:
     suite = SUITE_OF.get(table)
     is_own = suite is None or is_made_by(suites, BENCHMARKS.get(suite, suite))
     return own if is_own else root / "results" / "reference" / str(suite)
+
+
+def tables_of_runs(suites: Collection[str]) -> list[str]:
+    """The tables that a reproduction of `suites` makes of its own runs and papers' numbers alone."""
+    found: list[str] = []
+    for table, sources in TABLES.items():
+        suite = SUITE_OF.get(table)
+        of_runs = all(source in (*COLLECTED, *found) or source.startswith(REPORTED) for source in sources)
+        if of_runs and (suite is None or is_made_by(suites, suite)):
+            found.append(table)
+    return found
 
 
 def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:

@@ -10,10 +10,11 @@ import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
-from lowband.report import box_documents
+from lowband.report import box_documents, suite_documents
 from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
 from lowband.report.files import read_table
 from lowband.report.findings import findings
+from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import peers, softmax
 from lowband.spec.files import write_if_changed
@@ -170,6 +171,8 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
+    "suites": ("config/README.md", suite_documents.suites),
+    "needs": ("README.md", needs),
     "found": ("README.md", _found),
     "claims": ("docs/claims.md", _claims),
 }

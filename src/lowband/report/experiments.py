@@ -1,8 +1,9 @@
-"""config/experiments.yaml: what it takes to try a claim, with the minutes that shipped runs took."""
+"""config/experiments.yaml: what it takes to try a claim, with the minutes and memory of shipped runs."""
 
 from datetime import date
 from pathlib import Path
 
+import pandas as pd
 from pydantic import Field, PositiveFloat, model_validator
 
 from lowband.errors import UserError
@@ -44,11 +45,27 @@ class Experiment(Strict):
         """
         if self.measured is None:
             return self.machine_minutes
-        path = config / self.measured.runs
+        return float(self._shipped_runs(self.measured, config)["wall_s"].sum()) / 60
+
+    def memory_gib(self, config: Path) -> float | None:
+        """What all ranks of the largest run held at most; none where nothing was measured.
+
+        Ranks times the peak resident memory of the fullest: pages that ranks share count for each of them, so
+        less is enough. Raises UserError for a suite without runs.
+        """
+        if self.measured is None:
+            return None
+        runs = self._shipped_runs(self.measured, config)
+        runs = runs[runs["provenance"] == "measured"]
+        return float((runs["ranks"] * runs["peak_memory_bytes_max"]).max()) / 2**30
+
+    @staticmethod
+    def _shipped_runs(measured: Measured, config: Path) -> pd.DataFrame:
+        path = config / measured.runs
         runs = read_table(path)
-        if missing := sorted(set(self.measured.suites) - set(runs["suite"])):
+        if missing := sorted(set(measured.suites) - set(runs["suite"])):
             raise UserError(f"no run of suite '{missing[0]}'", where=path, allowed=set(runs["suite"]))
-        return float(runs.loc[runs["suite"].isin(self.measured.suites), "wall_s"].sum()) / 60
+        return runs[runs["suite"].isin(measured.suites)]
 
 
 def read_experiments(config: Path) -> dict[str, Experiment]:

@@ -15,7 +15,7 @@ reported, ours and target are in `unit`; `printed` is what the paper prints, in 
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,16 @@ _FEW = 6  # values that are listed one by one
 
 
 def write_claims(
-    claims_yaml: Path, tables_dir: Path, out: Path, only: str | None = None, root: Path = Path()
+    claims_yaml: Path, tables_dir: Path, out: Path, only: Collection[str] = (), root: Path = Path()
 ) -> None:
-    """Grade the claims, or `only` one, against the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+    """Grade the claims, or `only` these, on the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
 
     root: the folder that holds config/suites and results/. Raises UserError for a claim that is not there.
     """
     claims = read_claims(claims_yaml)
-    if only is not None and only not in {claim.id for claim in claims}:
-        raise UserError(f"no claim '{only}'", where=claims_yaml, allowed=[claim.id for claim in claims])
+    known = [claim.id for claim in claims]
+    if unknown := sorted(set(only) - set(known)):
+        raise UserError(f"no claim '{unknown[0]}'", where=claims_yaml, allowed=known)
     experiments = read_experiments(claims_yaml.parent)
     df = pd.DataFrame(
         {
@@ -54,7 +55,7 @@ def write_claims(
             **_grade(claim, experiments[claim.experiment], tables_dir, root, f"{claims_yaml}: {claim.id}"),
         }
         for claim in claims
-        if only in (None, claim.id)
+        if not only or claim.id in only
     )
     write_csv(df, out / "claims.csv")
     graded = read_table(out / "claims.csv")  # an empty text is a missing value from here on

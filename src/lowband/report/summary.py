@@ -18,15 +18,18 @@ _ABOUT = {
 }
 
 
-def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
-    """The claims that this run graded, line by line; of the others how many, unless nothing was run."""
+def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str:
+    """The claims that this run graded, line by line; of the others how many, unless nothing was run.
+
+    figures_dir: none if nothing was drawn; else the last line is the page, which is drawn from the figures
+    """
     claims = read_graded(claims_csv)
     runs = read_table(tables_dir / "runs.csv")
     groups = by_origin(claims)
     ended = ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())
     lines = [
         f"{len(runs)} runs: {ended}"
-        if HERE in groups
+        if HERE in groups or SHIPPED not in groups
         else f"Nothing was run. {len(runs)} shipped runs: {ended}",
         *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
         *[f"  links of suite {suite}: {links}"[:WIDTH] for suite, links in _box_links(runs)],
@@ -39,6 +42,9 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
             lines += ["  " + _claim_line(claim) for _, claim in group.iterrows()] + [""]
     columns, rows = by_kind(claims)
     shown = [i for i, column in enumerate(columns) if column not in ("graded", COMPUTED)]
+    drawn = []
+    if figures_dir is not None:
+        drawn = [f"Figures:         {figures_dir}", f"Page:            {tables_dir.parent / 'page.html'}"]
     return "\n".join(
         [
             *lines,
@@ -47,10 +53,9 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path) -> str:
             "",
             *_aligned([[row[i] for i in shown] for row in (columns, *rows)]),
             "",
-            f"Page:            {tables_dir.parent / 'page.html'}",
             f"Claims in full:  {claims_csv}",
             f"Tables:          {tables_dir}",
-            f"Figures:         {figures_dir}",
+            *drawn,
         ]
     )
 

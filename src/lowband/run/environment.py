@@ -47,16 +47,20 @@ def describe(
 
 @cache
 def code_version() -> tuple[str, bool]:
-    """Commit of the code that runs, and whether files differ from it.
+    """Commit of the code that runs, and whether files differ from it. To be asked by one rank of a job.
 
+    Files that git cannot compare, or not in time, count as differing: nothing vouches for them.
     Outside of git, in a copy of a tree: what LOWBAND_COMMIT says, else ("unknown", False).
     """
     here = Path(__file__).parent
     try:
         commit = _git(here, "rev-parse", "HEAD")
-        return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("LOWBAND_COMMIT", "unknown"), False
+    try:
+        return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
+    except subprocess.SubprocessError:
+        return commit, True
 
 
 @cache

@@ -26,7 +26,7 @@ from lowband.model.data import Corpus, batch, read_corpus
 from lowband.peers import deepspeed
 from lowband.run.count import count
 from lowband.run.ending import FAILED, exit_code, failure, ordered, out_of_time, record, report
-from lowband.run.environment import code_version, describe, host, source_sha256
+from lowband.run.environment import describe, host, source_sha256
 from lowband.run.last_words import last_words
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.loop import Diverged, train_rank
@@ -111,7 +111,7 @@ def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
 def _run_ranks(mine: list[Rank] | None, job: Job) -> Outcome:
     """Fork the ranks of this node, or all where there is no launcher, and record what ends them badly."""
     spec, folder = job.spec, job.folder
-    code_version(), source_sha256()  # asked once, before the ranks are forked
+    source_sha256()  # read once, before the ranks are forked
     try:
         if mine is None:
             run_local(spec.ranks, lambda rank: _run_rank(rank, job), spec.time_limit_s)
@@ -249,15 +249,16 @@ def _device(rank: Rank, device_type: str) -> torch.device:
 
 
 def _check_same_start(spec: RunSpec, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Hosts of all ranks. Raises UserError if a rank has another spec, text or version of the code."""
+    """Hosts of all ranks. Raises UserError if a rank has another spec, text or version of the code.
+
+    The code is compared by what is read, not by its commit: hundreds of ranks that run git on a shared file
+    system would be slow, and those whose git is too slow would seem to have another commit.
+    """
     spec_sha256 = hashlib.sha256(spec.to_json().encode()).hexdigest()
-    commit, dirty = code_version()
     mine = {
         "spec": spec_sha256,
         "text": data["sha256"],
-        "commit": commit,
-        "uncommitted changes": dirty,
-        "source code": source_sha256(),  # also outside of git, and of what is not committed
+        "source code": source_sha256(),
         "torch": torch.__version__,
     }
     return check_same(mine)

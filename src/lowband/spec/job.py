@@ -77,12 +77,21 @@ def _processes(spec: RunSpec) -> int:
     return 1 if spec.device == "fake" else spec.ranks
 
 
+def has_slurm(root: Path, cluster: str) -> bool:
+    """Whether `slurm/<cluster>/` says what its Slurm is asked for."""
+    return _path(root, cluster).exists()
+
+
 def read_job(root: Path, cluster: str) -> Job:
     """The job of `slurm/<cluster>/`; of a cluster without one, a node's ranks started by one task."""
-    path = root / "slurm" / cluster / "job.yaml"
-    if not path.exists():
+    if not has_slurm(root, cluster):
         return Job(tasks="node", cpus_per_rank=1)
+    path = _path(root, cluster)
     return Job.parse(read_yaml(path), path)
+
+
+def _path(root: Path, cluster: str) -> Path:
+    return root / "slurm" / cluster / "job.yaml"
 
 
 def is_slurm_task() -> bool:

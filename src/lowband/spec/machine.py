@@ -172,15 +172,22 @@ def _facts(place: str, part: Strict) -> dict[str, Fact]:
     return {key: value for key, value in values.items() if isinstance(value, Fact)}
 
 
-def read_machine(root: Path, cluster: str) -> Machine:
-    """The machine of `slurm/<cluster>/`. Raises UserError naming the clusters there are."""
+def read_machine(root: Path, cluster: str, alike: tuple[str, ...] = ()) -> Machine:
+    """The machine of `slurm/<cluster>/`. Raises UserError naming the clusters there are.
+
+    alike: the clusters that are `like` this one, each like the next
+    """
     path = root / "slurm" / cluster / "machine.yaml"
     if not path.exists():
         known = sorted(p.parent.name for p in (root / "slurm").glob("*/machine.yaml"))
         raise UserError(f"no cluster '{cluster}'", where=root / "slurm", allowed=known)
     text = read_yaml(path)
     if "like" in text:
-        text = read_machine(root, text.pop("like")).model_dump(exclude_none=True) | text
+        chain = (*alike, cluster)
+        like = str(text.pop("like"))
+        if like in chain:
+            raise UserError(f"like: {' -> '.join((*chain, like))} is a circle", where=path)
+        text = read_machine(root, like, chain).model_dump(exclude_none=True) | text
     return Machine.parse(text | {"name": cluster}, path)
 
 

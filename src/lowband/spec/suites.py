@@ -3,6 +3,7 @@
 A suite is one experiment: fixed values, axes whose product is run, and points left out.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -103,7 +104,7 @@ def _spec(
     values["model"] = read_model(root / "config" / "models.yaml", point.model)
     values["scheme"] = read_scheme(root / "config" / "schemes.yaml", point.scheme)
     extra = "".join(f"-{key}_{value}" for key, value in axes.items() if key not in _IN_RUN_ID)
-    run_id = (
+    run_id = _file_name(
         f"{suite.name}-{point.model}-{point.scheme}-n{point.ranks:04d}-b{values['micro_batch']}"
         f"-s{point.seq_len}{extra}-r{repeat}"
     )
@@ -119,6 +120,11 @@ def _spec(
         },
         where,
     )
+
+
+def _file_name(text: str) -> str:
+    """The text as the name of a file on any system: a run's folder and its logs are called by it."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", text)
 
 
 def _micro_batch(point: Point, where: Path) -> int:

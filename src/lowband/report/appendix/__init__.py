@@ -3,6 +3,7 @@
 Templates lie beside this file; every value in them is escaped. Each appendix inputs claims.tex.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lowband.report.claim_latex import latex, latex_text
 from lowband.report.claim_views import minutes, must_be, ours, read_graded, reported, rows_from
 from lowband.report.experiments import Experiment, read_experiments
+from lowband.report.needs import disk
 from lowband.spec.files import write_whole
 
 APPENDICES = ("sc", "eurosys", "ctuning")
@@ -36,12 +38,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Part:
-    """An experiment and the claims that it tries. number: E1 (A1 in the words of SC) first."""
+    """An experiment and the claims that it tries. number: E1 (A1 in the words of SC) first.
+
+    memory_gib: of its largest shipped run, rounded up; empty where nothing was measured
+    """
 
     number: int
     experiment: Experiment
     human_minutes: str
     machine_minutes: str
+    memory_gib: str
     claims: list[Line]
 
 
@@ -56,7 +62,7 @@ def write_appendices(claims_csv: Path, config: Path, out: Path) -> None:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         undefined=StrictUndefined, finalize=latex_text, autoescape=False,
     )  # fmt: skip
-    told = {"parts": [part for part in parts if part.experiment.command]}
+    told = {"parts": [part for part in parts if part.experiment.command], "disk": disk(config.parent)}
     for name in APPENDICES:
         write_whole(out / f"{name}.tex", environment.get_template(f"{name}.tex.j2").render(told))
     write_whole(out / "claims.tex", "\n".join(latex(claims)) + "\n")
@@ -73,11 +79,16 @@ def _parts(claims: pd.DataFrame, config: Path) -> list[Part]:
             experiments[name],
             minutes(rows["human_minutes"].iloc[0]),
             minutes(rows["machine_minutes"].iloc[0]),
+            _whole(experiments[name].memory_gib(config)),
             [_line(row) for _, row in rows.iterrows()],
         )
         for number, name in enumerate(experiments, start=1)
         if len(rows := numbered[numbered["experiment"] == name])
     ]
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{math.ceil(value)}"
 
 
 def _line(claim: "pd.Series[Any]") -> Line:

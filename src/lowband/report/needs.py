@@ -1,0 +1,38 @@
+"""What experiments take of a machine, as shipped runs and a shipped set-up took it: a table of README."""
+
+from pathlib import Path
+
+from lowband.report.claim_views import markdown_table, minutes
+from lowband.report.experiments import read_experiments
+from lowband.report.files import read_table
+
+DISK = "results/reference/local/disk.csv"  # what `du` found: kib, path
+
+COLUMNS = ("command", "machine", "minutes", "memory (GiB, at most)")
+
+
+def needs(root: Path) -> list[str]:
+    """A row per experiment with shipped runs, then a sentence about disk."""
+    config = root / "config"
+    rows = [
+        [
+            f"`{experiment.command}`",
+            experiment.hardware,
+            minutes(experiment.minutes(config) or 0),
+            f"{experiment.memory_gib(config) or 0:.1f}",
+        ]
+        for experiment in read_experiments(config).values()
+        if experiment.measured is not None
+    ]
+    return [*markdown_table(COLUMNS, rows), "", disk(root)]
+
+
+def disk(root: Path) -> str:
+    """A sentence. root: the folder that holds results/"""
+    gib = read_table(root / DISK).set_index("path")["kib"] / 2**20
+    written = gib.drop(".venv")  # folders that are called as the reproduction: results/<name>, ...
+    name = Path(str(written.index[0])).name
+    return (
+        f"Disk: {gib['.venv']:.1f} GiB for the set-up (several more where pip brings a CUDA build of torch), "
+        f"{written.sum():.2f} GiB for what the reproduction {name} wrote."
+    )
