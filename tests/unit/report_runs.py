@@ -114,7 +114,8 @@ def write_softmax(
     setups = [
         Setup(
             isa=name, status="not run" if cause else "ok", cause=cause, device=device, l1_bytes=2**15,
-            l2_bytes=2**18, last_bytes=2**20, compiler="cc", flags="", torch="2", commit="c0ffee", dirty=False,
+            l2_bytes=2**18, last_bytes=2**20, compiler="cc", flags="", torch="2", commit="c0ffee",
+            dirty=False,
         )
         for name, cause in causes.items()
     ]  # fmt: skip

@@ -149,7 +149,7 @@ def test_several_machines_are_graded_by_the_worst(tmp_path: Path) -> None:
 
 
 def test_the_avx512_claim_stands_on_the_shipped_avx512_machine(tmp_path: Path) -> None:
-    """Our value against numpy's medians of the raw times; the row's machine and commit as in its environment."""
+    """Our value against numpy's medians of the raw times; machine and commit as in its environment."""
     shipped = ROOT / "results" / "reference" / "softmax"
     environments = {path.parent: json.loads(path.read_text()) for path in shipped.glob("*/softmax_env.json")}
     [(folder, environment)] = [

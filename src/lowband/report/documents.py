@@ -133,12 +133,8 @@ def _softmax(root: Path) -> list[str]:
     measured = table[(table["provenance"] == "measured") & (table["status"] == "ok")]
     for cluster, rows in measured.groupby("cluster"):
         made = setup[setup["cluster"] == cluster].iloc[0]
-        lines += [
-            f"{made['device']}, {made['compiler']}, commit {made['commit'][:7]}.",
-            "",
-            *_softmax_machine(rows),
-            "",
-        ]
+        title = f"{made['device']}, {made['compiler']}, commit {made['commit'][:7]}."
+        lines += [title, "", *_softmax_machine(rows), ""]
     return lines[:-1]
 
 

@@ -1,4 +1,4 @@
-"""Time per value (left), three-pass over two-pass (right) against the size; by machine and instruction set."""
+"""Time per value (left), three-pass over two-pass (right) against the size; a row per machine and ISA."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,9 +10,9 @@ from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
 from lowband.spec.softmax import TORCH
 
 COLUMNS = [
-    "provenance", "cluster", "device", "isa", "algorithm", "regime", "array_bytes", "elements", "l1_bytes", "l2_bytes",
-    "last_bytes", "time_s", "time_q20_s", "time_q80_s", "limit_s", "over_two_pass", "over_two_pass_q20",
-    "over_two_pass_q80", "gain_percent",
+    "provenance", "cluster", "device", "isa", "algorithm", "regime", "array_bytes", "elements", "l1_bytes",
+    "l2_bytes", "last_bytes", "time_s", "time_q20_s", "time_q80_s", "limit_s", "over_two_pass",
+    "over_two_pass_q20", "over_two_pass_q80", "gain_percent",
 ]  # fmt: skip
 _LOOKS = {
     TWO_PASS: ("#0173b2", "o", "-"),
