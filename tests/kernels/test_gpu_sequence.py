@@ -44,7 +44,7 @@ def run(commands: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     for blank, value in {"<device>": "cpu", "<the commit it was copied from>": "0012345"}.items():
         script = script.replace(blank, value)
     return subprocess.run(
-        ["bash", "-exc", script], cwd=tree, capture_output=True, text=True, timeout=500,
+        ["bash", "-exc", script], cwd=tree, capture_output=True, text=True, timeout=900,
         env={
             **os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
