@@ -96,33 +96,28 @@ def write_failure(folder: Path, spec: RunSpec, outcome: Outcome | None) -> Path:
     return run.path
 
 
-def write_softmax(folder: Path, times_s: dict[tuple[str, int], list[float]]) -> None:
-    """Raw tables of `bench-softmax`: AVX2 ran with these times, by algorithm and elements, if there are any.
+def write_softmax(
+    folder: Path, times_s: dict[tuple[str, int], list[float]], isa: str = "AVX2", device: str = "made up"
+) -> None:
+    """Raw tables of `bench-softmax`: `isa` ran with these times, by algorithm and elements, if there are any.
 
-    The last cache holds 1 MiB. AVX512 did not run.
+    The last cache holds 1 MiB. The other instruction set did not run.
     """
     times = [
-        Time(ANY_ISA if name == TORCH else "AVX2", name, elements, repeat, time_s)
+        Time(ANY_ISA if name == TORCH else isa, name, elements, repeat, time_s)
         for (name, elements), several in times_s.items()
         for repeat, time_s in enumerate(several)
     ]
-    causes = {"AVX512": "no AVX-512 here", "AVX2": "" if times else "no C compiler"}
+    absent = {"AVX512": "no AVX-512 here", "AVX2": "no AVX2 here"}
+    causes = {name: cause if times else "no C compiler" for name, cause in absent.items()}
+    causes |= {isa: ""} if times else {}
     setups = [
         Setup(
-            isa,
-            "not run" if cause else "ok",
-            cause,
-            "made up",
-            2**15,
-            2**18,
-            2**20,
-            "cc",
-            "",
-            "2",
-            "c0ffee",
-            False,
+            isa=name, status="not run" if cause else "ok", cause=cause, device=device, l1_bytes=2**15,
+            l2_bytes=2**18, last_bytes=2**20, compiler="cc", flags="", torch="2", commit="c0ffee",
+            dirty=False,
         )
-        for isa, cause in causes.items()
-    ]
+        for name, cause in causes.items()
+    ]  # fmt: skip
     write_csv(pd.DataFrame(times, columns=Time._fields), folder / "softmax_times.csv")
     write_csv(pd.DataFrame(setups, columns=Setup._fields), folder / "softmax_setup.csv")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -79,16 +80,16 @@ def test_what_did_not_run_and_what_is_reported_are_rows(folder: Path) -> None:
     assert dict(reported) == {"AVX512": 28, "AVX2": 18}
 
 
-def graded(folder: Path) -> pd.DataFrame:
-    """The claims that are tried on softmax, against these tables."""
+def graded(folder: Path, runs: Path | None = None) -> pd.DataFrame:
+    """The claims that are tried on softmax, against these tables. runs: default: one of a made-up machine"""
     claims = yaml.safe_load((ROOT / "config" / "claims.yaml").read_text(encoding="utf-8"))
     mine = {name: claim for name, claim in claims.items() if claim.get("ours", {}).get("table") == "softmax"}
     (folder / "config").mkdir()
     (folder / "results").symlink_to(ROOT / "results")
     (folder / "config" / "claims.yaml").write_text(yaml.safe_dump(mine))
     (folder / "config" / "experiments.yaml").symlink_to(ROOT / "config" / "experiments.yaml")
-    run = "run_id,suite,provenance,device,commit\nr1,default,measured,made up,c0ffee\n"
-    (folder / "runs.csv").write_text(run)  # the suite with which softmax is measured
+    made_up = "run_id,suite,provenance,device,commit\nr1,default,measured,made up,c0ffee\n"
+    (folder / "runs.csv").write_text(runs.read_text() if runs else made_up)  # default: made with softmax
     write_claims(folder / "config" / "claims.yaml", folder, folder, root=ROOT)
     return read_table(folder / "claims.csv").set_index("id")
 
@@ -116,6 +117,63 @@ def test_a_slower_two_pass_falls_short(tmp_path: Path) -> None:
         claims.loc[["two-pass-faster-than-reload", "two-pass-softmax-avx2"], "verdict"].tolist()
         == ["short"] * 2
     )
+
+
+def test_two_machines_are_never_one_row(tmp_path: Path) -> None:
+    """Shipped: a folder for each machine, of which the AVX2 one is three times as fast."""
+    times = {(name, n): several for name, several in TIMES.items() for n in (MIB // 2, 4 * MIB)}
+    write_softmax(tmp_path / "raw" / "first", {key: [t / 3 for t in ts] for key, ts in times.items()})
+    slow = {**times, ("three-pass recompute", 4 * MIB): [1.3, 2.6, 1.3]}
+    slow["three-pass reload", 4 * MIB] = [1.25, 2.5, 1.25]
+    write_softmax(tmp_path / "raw" / "second", slow, "AVX512", "another")
+    write_table("softmax", tmp_path / "raw", tmp_path)
+    two_pass = rows(tmp_path, algorithm="two-pass", provenance="measured", status="ok", elements=4 * MIB)
+    found = two_pass.set_index("cluster")[["device", "isa", "time_s", "n"]].to_dict("index")
+    assert found["first"] == {"device": "made up", "isa": "AVX2", "time_s": pytest.approx(1 / 3), "n": 3}
+    assert found["second"] == {"device": "another", "isa": "AVX512", "time_s": 1, "n": 3}
+    write_figure("softmax", tmp_path, tmp_path / "figures")
+    drawn = read_table(tmp_path / "figures" / "softmax.csv")
+    assert set(drawn["device"]) >= {"made up", "another"}
+
+
+def test_several_machines_are_graded_by_the_worst(tmp_path: Path) -> None:
+    """An instruction set that two machines have: no largest gain over both."""
+    times = {(name, 4 * MIB): several for name, several in TIMES.items()}
+    write_softmax(tmp_path / "raw" / "first", times)
+    slow = {**times, ("three-pass reload", 4 * MIB): [1.1, 2.2, 1.1]}
+    write_softmax(tmp_path / "raw" / "second", slow, device="another")
+    write_table("softmax", tmp_path / "raw", tmp_path)
+    claim = graded(tmp_path).loc["two-pass-softmax-avx2"]
+    assert (claim["verdict"], claim["values"]) == ("short", "20, 10")
+    assert claim["ours"] == pytest.approx(10)
+
+
+def test_the_avx512_claim_stands_on_the_shipped_avx512_machine(tmp_path: Path) -> None:
+    """Our value against numpy's medians of the raw times; machine and commit as in its environment."""
+    shipped = ROOT / "results" / "reference" / "softmax"
+    environments = {path.parent: json.loads(path.read_text()) for path in shipped.glob("*/softmax_env.json")}
+    [(folder, environment)] = [
+        (folder, found)
+        for folder, found in environments.items()
+        if any(isa["isa"] == "AVX512" and isa["status"] == "ok" for isa in found["isas"])
+    ]
+    assert len(environments) == 2
+    raw = pd.read_csv(folder / "softmax_times.csv")
+    raw = raw[(raw["isa"] == "AVX512") & (4 * raw["elements"] >= 4 * environment["caches_bytes"]["last"])]
+    gains = []
+    for _, size in raw.groupby("elements"):
+        by_repeat = size.pivot_table("time_s", "repeat", "algorithm")
+        over = [by_repeat[name] / by_repeat["two-pass"] for name in ALGORITHMS if name != "two-pass"]
+        gains.append(100 * (min(np.median(ratio) for ratio in over) - 1))
+    write_table("softmax", shipped, tmp_path)
+    claims = graded(tmp_path, runs=ROOT / "results" / "reference" / "local" / "tables" / "runs.csv")
+    claim = claims.loc["two-pass-softmax-avx512"]
+    assert claim["ours"] == pytest.approx(max(gains))
+    assert (claim["verdict"], claim["origin"]) == ("pass", "shipped")
+    machine, _, commit = claim["rows_from"].rsplit(", ", 2)
+    assert (machine, commit) == (environment["device"], environment["commit"][:7])
+    both = claims.loc["two-pass-softmax-avx2", "rows_from"]
+    assert all(found["device"] in both and found["commit"][:7] in both for found in environments.values())
 
 
 def lowband(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -54,6 +54,9 @@ SUITE_OF = {
 
 # Benchmarks of this machine among them, and the suite with which each is made.
 BENCHMARKS = {"softmax": "default"}
+# Their raw tables. What is shipped has a folder for each machine; a folder's name is the machine's.
+OF_MACHINES = ("softmax_times", "softmax_setup")
+THIS_MACHINE = "local"
 
 
 def is_made_by(suites: Iterable[str], suite: str) -> bool:
@@ -84,18 +87,29 @@ def tables_of_runs(suites: Collection[str]) -> list[str]:
 
 def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
     """The files of a table's source: one, but for what is shipped. root: the folder that holds results/"""
+    if source in OF_MACHINES and (several := sorted(tables_dir.glob(f"*/{source}.csv"))):
+        return several
     if source.startswith(SHIPPED):
         return sorted((root / "results" / "reference").glob(f"*/{source.removeprefix(SHIPPED)}.csv"))
     return [(root / "results" if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"]
 
 
-def _read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
+def read_sources(table: str, tables_dir: Path, root: Path) -> list[pd.DataFrame]:
+    """What the `build` of a table takes. Raises UserError for raw tables that do not name their points."""
+    return [read_source(source, tables_dir, root) for source in TABLES[table]]
+
+
+def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
+    """One of them; rows of a benchmark have their machine's name in `cluster`."""
     read = read_benchmark if source.startswith(SHIPPED) else read_table
     paths = source_paths(source, tables_dir, root)
     parts = [read(path) for path in paths]
     if source in COLLECTED and "point" not in parts[0]:
         again = "tables of this version's `lowband collect`: collect the run folders again"
         raise UserError("no column 'point'", where=paths[0], allowed=again)
+    if source in OF_MACHINES:
+        names = [THIS_MACHINE if path.parent == tables_dir else path.parent.name for path in paths]
+        parts = [part.assign(cluster=name) for part, name in zip(parts, names, strict=True)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -108,6 +122,6 @@ def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: 
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.report.tables.{name}").build
     write_csv(
-        build(*[_read_source(source, tables_dir, root) for source in TABLES[name]]),
+        build(*read_sources(name, tables_dir, root)),
         (out_dir or tables_dir) / f"{name}.csv",
     )

@@ -12,6 +12,7 @@ from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents, suite_documents
 from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
+from lowband.report.derive import read_sources
 from lowband.report.files import read_table
 from lowband.report.findings import findings
 from lowband.report.needs import needs
@@ -126,12 +127,19 @@ def _sent(row: "pd.Series[Any]", whose: str) -> str:
 
 
 def _softmax(root: Path) -> list[str]:
-    """By size, for every instruction set that was measured: two-pass, and the others over it."""
-    folder = root / "results" / "reference" / "softmax"
-    setup = read_table(folder / "softmax_setup.csv")
-    reported = read_table(root / "results" / "reported" / "04_two_pass_softmax_2001.04438.csv")
-    table = softmax.build(read_table(folder / "softmax_times.csv"), setup, reported)
+    """By machine and size, for every instruction set that was measured: two-pass, and the others over it."""
+    times, setup, reported = read_sources("softmax", root / "results" / "reference" / "softmax", root)
+    table = softmax.build(times, setup, reported)
+    lines = []
     measured = table[(table["provenance"] == "measured") & (table["status"] == "ok")]
+    for cluster, rows in measured.groupby("cluster"):
+        made = setup[setup["cluster"] == cluster].iloc[0]
+        title = f"{made['device']}, {made['compiler']}, commit {made['commit'][:7]}."
+        lines += [title, "", *_softmax_machine(rows), ""]
+    return lines[:-1]
+
+
+def _softmax_machine(measured: pd.DataFrame) -> list[str]:
     columns = [
         "", "input", "regime", "n", "two-pass (ns per value)", "GB/s", "of limit", "recompute / two-pass",
         "reload / two-pass", "gain", "torch.softmax (ns per value)",
@@ -140,8 +148,7 @@ def _softmax(root: Path) -> list[str]:
         _softmax_row(row, measured[measured["elements"] == row["elements"]])
         for _, row in measured[measured["algorithm"] == TWO_PASS].iterrows()
     ]
-    device, compiler = setup.iloc[0][["device", "compiler"]]
-    return [f"{device}, {compiler}.", "", *markdown_table(columns, rows)]
+    return markdown_table(columns, rows)
 
 
 def _softmax_row(two_pass: "pd.Series[Any]", at_size: pd.DataFrame) -> list[str]:

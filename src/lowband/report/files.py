@@ -8,6 +8,7 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
+from lowband.spec.kernel_rows import TEXT
 
 # Columns whose type a table without rows, or one with an unlucky hash, would not tell.
 _TYPES = {
@@ -21,6 +22,7 @@ _TYPES = {
     **dict.fromkeys(
         ("weights_sha256", "data_sha256", "commit", "notes", "cause", "paper", "printed", "values"), str
     ),
+    **dict.fromkeys(("device", "compiler", "flags", "torch"), str),
     **dict.fromkeys(("point", "point_ours", "point_peer", "machine_sum", "model_sum", "scheme_sum"), str),
 }
 
@@ -35,7 +37,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def read_benchmark(path: Path) -> pd.DataFrame:
     """The rows of a kernels.csv, in which what does not apply to a kernel is empty."""
-    return _read(path, {"commit": str, "reason": str})
+    return _read(path, dict.fromkeys(TEXT, str))
 
 
 def read_published(path: Path) -> pd.DataFrame:

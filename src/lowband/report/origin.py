@@ -1,11 +1,12 @@
 """Where the rows behind a claim come from: measured in this reproduction, computed by it, or shipped."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from lowband.report.derive import TABLES, raw_dir
+from lowband.report.derive import TABLES, raw_dir, read_source, source_paths
 from lowband.report.files import read_table, sha256
 from lowband.report.predicted.write import PREDICTED
 from lowband.spec.records import Environment
@@ -19,19 +20,19 @@ class Origin(NamedTuple):
     name: str
     folder: Path
 
-    def machine(self, evidence: str, suite: str | None) -> tuple[str, str]:
-        """Device and abbreviated commits of the rows of this evidence and suite (None: of all suites).
+    def machine(self, evidence: str, suite: str | None, clusters: Collection[str] = ()) -> tuple[str, str]:
+        """Devices and abbreviated commits of the rows of this evidence, suite and clusters (none: of all).
 
         Empty for what is computed, which no machine changes.
         """
         if self.name == COMPUTED:
             return "", ""
         rows = _environments(self.folder)
-        for column, wanted in (("provenance", evidence), ("suite", suite)):
-            if wanted is not None and column in rows:
-                rows = rows[rows[column] == wanted]
+        for column, wanted in (("provenance", [evidence]), ("suite", [suite]), ("cluster", clusters)):
+            if any(wanted) and column in rows:
+                rows = rows[rows[column].isin(wanted)]
         devices, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
-        return ", ".join(devices), " ".join(commit[:7] for commit in commits)
+        return " and ".join(devices), " ".join(commit[:7] for commit in commits)
 
 
 def is_shipped(tables_dir: Path, root: Path) -> bool:
@@ -52,8 +53,9 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
 
 def _environments(folder: Path) -> pd.DataFrame:
     """Rows with a device and a commit: of runs, of the softmax benchmark or of another benchmark."""
-    for name in ("runs", "softmax_setup"):
-        if (folder / f"{name}.csv").is_file():
-            return read_table(folder / f"{name}.csv")
+    if (folder / "runs.csv").is_file():
+        return read_table(folder / "runs.csv")
+    if source_paths("softmax_setup", folder, folder)[0].is_file():
+        return read_source("softmax_setup", folder, folder)
     environment = Environment.read_json(folder / "env.json")
     return pd.DataFrame([{"device": environment.device, "commit": environment.commit}])

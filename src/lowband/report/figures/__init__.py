@@ -98,10 +98,11 @@ FIGURES: dict[str, Entry] = {
     ),
     "softmax": Entry(
         "softmax",
-        "Softmax of one fp32 vector on one core, measured. Left: median time per value. Right: time of the "
-        "three-pass algorithms over two-pass's in the same repeat; bands: 20 % and 80 % quantiles. Above 1 "
-        "two-pass is ahead. Star, right of all sizes: the largest gain out of cache that the paper reports, "
-        "on its processor; its abstract states no size. Dotted: where caches end.",
+        "Softmax of one fp32 vector on one core, measured; a row for each instruction set of each machine. "
+        "Left: median time per value. Right: time of the three-pass algorithms over two-pass's in the same "
+        "repeat; bands: 20 % and 80 % quantiles. Above 1 two-pass is ahead. Star, right of all sizes: the "
+        "largest gain out of cache that the paper reports, on its processor; its abstract states no size. "
+        "Dotted: where caches end.",
     ),
     "attention": Entry(
         "attention",

@@ -1,4 +1,4 @@
-"""Time per value (left), three-pass over two-pass (right) against the vector's size; by instruction set."""
+"""Time per value (left), three-pass over two-pass (right) against the size; a row per machine and ISA."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,9 +10,9 @@ from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
 from lowband.spec.softmax import TORCH
 
 COLUMNS = [
-    "provenance", "device", "isa", "algorithm", "regime", "array_bytes", "elements", "l1_bytes", "l2_bytes",
-    "last_bytes", "time_s", "time_q20_s", "time_q80_s", "limit_s", "over_two_pass", "over_two_pass_q20",
-    "over_two_pass_q80", "gain_percent",
+    "provenance", "cluster", "device", "isa", "algorithm", "regime", "array_bytes", "elements", "l1_bytes",
+    "l2_bytes", "last_bytes", "time_s", "time_q20_s", "time_q80_s", "limit_s", "over_two_pass",
+    "over_two_pass_q20", "over_two_pass_q80", "gain_percent",
 ]  # fmt: skip
 _LOOKS = {
     TWO_PASS: ("#0173b2", "o", "-"),
@@ -30,17 +30,25 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
+    """A row of panels for each instruction set of a machine; the panels of a column have the same axes."""
     measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
-    isas = measured.loc[measured["algorithm"] == TWO_PASS, "isa"].unique()
-    figure = canvas(TWO_COLUMNS, 0.5 + 2.5 * len(isas))
-    grid = figure.subplots(len(isas), 2, squeeze=False)
-    for (left, right), isa in zip(grid, isas, strict=True):
-        rows = measured[(measured["isa"] == isa) | (measured["algorithm"] == TORCH)]
+    kinds = measured.loc[measured["algorithm"] == TWO_PASS, ["cluster", "isa"]].drop_duplicates()
+    figure = canvas(TWO_COLUMNS, 0.9 + 2.1 * len(kinds))
+    right_of_all = 2 * measured["array_bytes"].max()
+    grid = figure.subplots(len(kinds), 2, squeeze=False, sharex=True, sharey="col")
+    for (left, right), (cluster, isa) in zip(grid, kinds.itertuples(index=False), strict=True):
+        here = measured[measured["cluster"] == cluster]
+        rows = here[(here["isa"] == isa) | (here["algorithm"] == TORCH)]
         _times(left, rows)
-        _ratios(right, rows[rows["isa"] == isa], reported[reported["isa"] == isa])
-        left.set_title(f"{isa}, {rows['device'].iloc[0]}")
-        right.set_title(f"{isa}, {rows['device'].iloc[0]}")
-    legend_above(figure, grid[0, 0], columns=3)
+        _ratios(right, rows[rows["isa"] == isa], reported[reported["isa"] == isa], right_of_all)
+        for axes in (left, right):
+            axes.set_title(f"{isa}, {rows['device'].iloc[0]}")
+            _caches(axes, rows)
+    top = max(2.0, 1.2 * measured["over_two_pass"].max())  # a band may go beyond
+    grid[0, 1].set_ylim(0.4, top)
+    for axes in grid[-1]:
+        _sizes(axes, measured)
+    legend_above(figure, [grid[0, 0], *grid[:, 1]], columns=3)
     return figure
 
 
@@ -58,10 +66,9 @@ def _times(axes: Axes, df: pd.DataFrame) -> None:
             )  # fmt: skip
     axes.set_yscale("log")
     axes.set_ylabel("time per value (ns)")
-    _sizes(axes, df)
 
 
-def _ratios(axes: Axes, df: pd.DataFrame, reported: pd.DataFrame) -> None:
+def _ratios(axes: Axes, df: pd.DataFrame, reported: pd.DataFrame, right_of_all: float) -> None:
     for name, (color, marker, dash) in _LOOKS.items():
         rows = df[(df["algorithm"] == name) & (name != TWO_PASS)].sort_values("elements")
         if len(rows):
@@ -72,23 +79,23 @@ def _ratios(axes: Axes, df: pd.DataFrame, reported: pd.DataFrame) -> None:
             )  # fmt: skip
     for gain, device in zip(reported["gain_percent"], reported["device"], strict=True):
         axes.plot(
-            2 * df["array_bytes"].max(), 1 + gain / 100, marker="*", markersize=9, color="black",
-            linestyle="", label=f"reported: up to, on {device}",
+            right_of_all, 1 + gain / 100, marker="*", markersize=9, color="black", linestyle="",
+            label=f"reported: up to, on {device}",
         )  # fmt: skip
-    axes.legend(loc="upper left")
-    axes.set_ylim(0.4, max(2.0, 1.2 * df["over_two_pass"].max()))  # a band may go beyond
     axes.axhline(1, color="0.2", linewidth=0.8)
-    axes.set_ylabel("time of three-pass / two-pass")
-    _sizes(axes, df)
+    axes.set_ylabel("three-pass / two-pass")
 
 
 def _sizes(axes: Axes, df: pd.DataFrame) -> None:
-    """Sizes of the input as an axis, and where the caches end."""
+    """Sizes of the input as an axis."""
     axes.set_xscale("log", base=2)
     ticks = sorted(set(df["array_bytes"]))[::4]
     axes.set_xticks(ticks, [f"{t / 2**20:g} MiB" if t >= 2**20 else f"{t / 2**10:g} KiB" for t in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("size of the input (the output is as large)")
+
+
+def _caches(axes: Axes, df: pd.DataFrame) -> None:
     for column, name in _CACHES.items():
         size = df[column].iloc[0]
         axes.axvline(size, color="0.6", linewidth=0.8, linestyle=":")

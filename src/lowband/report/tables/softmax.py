@@ -1,7 +1,9 @@
 """Softmax of one vector on one core: each algorithm against its size, the limits of memory, and as reported.
 
-One row per instruction set, algorithm (or pass that only moves data) and size; reported rows have no size.
+One row per machine, instruction set, algorithm (or pass that only moves data) and size; reported rows have
+neither machine nor size.
 
+cluster            the machine: local, or the name under which its measurements are shipped
 regime             in cache: input and output fit into the last cache together; out of cache: each is at least
                    four times as large (STREAM's rule); between
 n                  calls; time_s is their median, time_q20_s and time_q80_s their quantiles
@@ -35,11 +37,14 @@ COLUMNS = [
 
 def build(times: pd.DataFrame, setup: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     """reported: results/reported/04_two_pass_softmax_2001.04438.csv"""
-    parts = [_measured(times, setup), _not_run(setup), _reported(reported)]
-    df = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    parts = []
+    for name, own in setup.groupby("cluster"):
+        of_machine = (_measured(times[times["cluster"] == name], own), _not_run(own))
+        parts += [part.assign(cluster=name) for part in of_machine]
+    df = pd.concat([part for part in (*parts, _reported(reported)) if len(part)], ignore_index=True)
     for column in EXPERIMENT:
         if column not in df:
-            df[column] = {"suite": "softmax", "cluster": "local", "compute_dtype": "fp32"}.get(column, "-")
+            df[column] = {"suite": "softmax", "compute_dtype": "fp32"}.get(column, "-")
     return df.assign(seq_len=0).reindex(columns=COLUMNS)
 
 
@@ -134,4 +139,6 @@ def _reported(reported: pd.DataFrame) -> pd.DataFrame:
     df = pd.DataFrame(
         {"isa": rows["isa"], "device": rows["cpu"], "gain_percent": rows["value"].astype(float)}
     )
-    return df.assign(provenance="reported", status="ok", algorithm=TWO_PASS, regime="out of cache")
+    return df.assign(
+        provenance="reported", status="ok", cluster="-", algorithm=TWO_PASS, regime="out of cache"
+    )

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lowband.cost.attention import bytes_moved, flops
 from lowband.kernels.flash_attention import attention, inputs, reference
 from lowband.run.bench.measure import Case
-from lowband.run.bench.rows import Row
+from lowband.spec.kernel_rows import Row
 
 # Tokens, hidden size, sequence lengths, head sizes. 4096 first: tiles are chosen at the first length.
 # Heads of 128 first: they matter most, should the time run out.

@@ -8,7 +8,7 @@ import torch
 from lowband.errors import UserError
 from lowband.kernels.block_quant import dequantize, fast_path, quantize
 from lowband.run.bench.measure import Case
-from lowband.run.bench.rows import Row
+from lowband.spec.kernel_rows import Row
 from lowband.spec.wire import quantized_bytes
 
 BLOCK = 256

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from lowband.run.bench.measure import Case
-from lowband.run.bench.rows import Row
+from lowband.spec.kernel_rows import Row
 
 SIZES = {"cuda": (2**28, 8192), "cpu": (2**20, 128)}  # fp32 values copied; the matrices' side
 

@@ -9,7 +9,8 @@ import torch
 from lowband.errors import UserError
 from lowband.run.bench import attention, block_quant, ceilings, softmax, training
 from lowband.run.bench.measure import measure
-from lowband.run.bench.rows import Row, environment, kept_rows, write_environment, write_rows
+from lowband.run.bench.rows import environment, kept_rows, write_environment, write_rows
+from lowband.spec.kernel_rows import Row
 
 PARTS = {
     "ceilings": ceilings.groups,

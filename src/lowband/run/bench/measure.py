@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lowband.errors import UserError
-from lowband.run.bench.rows import Row
+from lowband.spec.kernel_rows import Row
 
 TARGET_S = 0.1  # time spent on one case, warm-up aside
 RUNS = {"cuda": (5, 50), "cpu": (5, 5)}  # least and most timed runs

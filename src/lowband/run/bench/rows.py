@@ -1,8 +1,6 @@
 """What a benchmark writes: one row per case, at full precision, and the environment of all."""
 
-import csv
 import dataclasses
-import io
 import json
 import os
 import platform
@@ -12,10 +10,12 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from lowband.kernels.device import IS_INTERPRETED
 from lowband.spec.files import write_whole
+from lowband.spec.kernel_rows import STAMP, Row
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
 MEASUREMENT_VERSION = 2
@@ -24,66 +24,26 @@ TOOL_TIME_LIMIT_S = 20
 PREFIXES = ("TORCH", "PYTORCH", "TRITON", "CUDA")  # of variables on record
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """One implementation of one operation on one size. What does not apply is empty.
-
-    outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
-    time_s:  median over `runs`; time_20_s and time_80_s the 20 % and 80 % quantiles
-    bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: by any
-    """
-
-    part: str
-    operation: str
-    implementation: str
-    dtype: str
-    model: str = ""
-    batch: int | None = None
-    heads: int | None = None
-    seq_len: int | None = None
-    head_dim: int | None = None
-    causal: bool | None = None
-    rows: int | None = None
-    columns: int | None = None
-    partners: int | None = None
-    outcome: str = "ok"
-    reason: str = ""
-    runs: int | None = None
-    time_s: float | None = None
-    time_20_s: float | None = None
-    time_80_s: float | None = None
-    flops: int | None = None
-    paper_flops: int | None = None
-    bytes: int | None = None
-    least_bytes: int | None = None
-    error: float | None = None
-    tolerance: float | None = None
-
-
-def write_rows(
-    rows: list[Row], environment: dict[str, object], path: Path, kept: list[dict[str, str]]
-) -> None:
+def write_rows(rows: list[Row], environment: dict[str, object], path: Path, kept: pd.DataFrame) -> None:
     """The rows as a CSV, after what is kept of it; each names its device, versions and commit."""
-    stamp = {key: environment[key] for key in ("device", "torch", "triton", "commit", "measurement_version")}
-    text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(Row)]
-    writer = csv.DictWriter(text, [*names, *stamp], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(kept)
-    writer.writerows({**dataclasses.asdict(row), **stamp} for row in rows)
-    write_whole(path, text.getvalue())
+    stamp = {key: environment[key] for key in STAMP}
+    found = [{**dataclasses.asdict(row), **stamp} for row in rows]
+    names = [*(field.name for field in dataclasses.fields(Row)), *STAMP]
+    # As objects: a column of counts, some of them missing, would be one of floats.
+    written = pd.concat([kept.reindex(columns=names), pd.DataFrame(found, columns=names, dtype=object)])
+    write_whole(path, written.to_csv(index=False, lineterminator="\n"))
 
 
-def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> list[dict[str, str]]:
-    """A folder's rows of parts not run again; none if anything else made them."""
+def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> pd.DataFrame:
+    """A folder's rows of parts not run again, each cell its text; none if anything else made them."""
     table, made = folder / "kernels.csv", folder / "environment.json"
     if not (table.exists() and made.exists()):
-        return []
+        return pd.DataFrame(dtype=object)
     before = json.loads(made.read_text(encoding="utf-8"))
     if any(before.get(key) != found[key] for key in ("device", "torch", "triton", "source_sha256")):
-        return []
-    with table.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if row["part"] not in parts]
+        return pd.DataFrame(dtype=object)
+    rows = pd.read_csv(table, dtype=object, keep_default_na=False)
+    return rows[~rows["part"].isin(parts)]
 
 
 def environment(device: torch.device) -> dict[str, object]:

@@ -13,7 +13,7 @@ from lowband.kernels.softmax import (
     softmax,
 )
 from lowband.run.bench.measure import Case
-from lowband.run.bench.rows import Row
+from lowband.spec.kernel_rows import Row
 
 # Values of the whole matrix, and the lengths of its rows.
 SIZES = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lowband.run.bench.measure import Case
-from lowband.run.bench.rows import Row
+from lowband.spec.kernel_rows import Row
 
 if TYPE_CHECKING:  # needs pydantic, which a GPU machine may lack
     from lowband.spec.model import ModelSpec

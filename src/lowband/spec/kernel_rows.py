@@ -1,0 +1,44 @@
+"""What `lowband bench-kernel` writes: a row of kernels.csv, base units. Needs the standard library alone."""
+
+import dataclasses
+
+STAMP = ("device", "torch", "triton", "commit", "measurement_version")  # of its environment, on every row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One implementation of one operation on one size. What does not apply is empty.
+
+    outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
+    time_s:  median over `runs`; time_20_s and time_80_s the 20 % and 80 % quantiles
+    bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: by any
+    """
+
+    part: str
+    operation: str
+    implementation: str
+    dtype: str
+    model: str = ""
+    batch: int | None = None
+    heads: int | None = None
+    seq_len: int | None = None
+    head_dim: int | None = None
+    causal: bool | None = None
+    rows: int | None = None
+    columns: int | None = None
+    partners: int | None = None
+    outcome: str = "ok"
+    reason: str = ""
+    runs: int | None = None
+    time_s: float | None = None
+    time_20_s: float | None = None
+    time_80_s: float | None = None
+    flops: int | None = None
+    paper_flops: int | None = None
+    bytes: int | None = None
+    least_bytes: int | None = None
+    error: float | None = None
+    tolerance: float | None = None
+
+
+TEXT = (*(field.name for field in dataclasses.fields(Row) if field.type is str), *STAMP[:-1])
