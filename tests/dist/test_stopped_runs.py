@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_run import SMOKE, spec_file
-from test_run_faults import assert_same, begun, ended
+from started import SMOKE, begun, ended, spec_file
+from test_run_faults import assert_same
 
 from lowband.engine import checkpoint, checkpoint_folder
 from lowband.engine.collectives import Collectives
@@ -94,17 +94,16 @@ RESTARTS = [
 
 
 def short_run(folder: Path) -> Path:
-    """A spec of 2 ranks and a short text."""
-    text = folder.parent / "text"
-    text.write_bytes(bytes(range(256)) * 64)
-    return spec_file(folder, ranks=2, steps=STEPS, checkpoint_every=EVERY, model=MODEL, text=str(text))
+    return spec_file(folder, ranks=2, steps=STEPS, checkpoint_every=EVERY, model=MODEL)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """An undisturbed run, for comparison."""
     folder = tmp_path_factory.mktemp("whole")
-    assert train(short_run(folder)).status == "ok"
+    outcome = train(short_run(folder))
+    assert (outcome.status, outcome.resumed_from) == ("ok", 0)
+    assert outcome.checkpoint_stall_s > 0
     return RunFolder(folder)
 
 
