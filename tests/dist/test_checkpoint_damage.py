@@ -25,7 +25,7 @@ from lowband.run.loop import _resume
 def save_steps(folder: str, *steps: int) -> None:
     checkpointer = lowband.Checkpointer(folder)
     for step in steps:
-        checkpointer.save(step, *bag(steps=step), {"step": step})
+        checkpointer.save(step, *bag(steps=step), {"step": step, "outside": []})
     checkpointer.wait()
 
 
@@ -241,7 +241,7 @@ def test_a_strangers_checkpoint_runs_no_code(tmp_path: Path) -> None:
 
 def resume(folder: str) -> tuple[int, int]:
     checkpointer = lowband.Checkpointer(folder)
-    return _resume(checkpointer, *bag(steps=0)), _resume(None, *bag(steps=0))
+    return _resume(checkpointer, *bag(steps=0))[0], _resume(None, *bag(steps=0))[0]
 
 
 def test_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:

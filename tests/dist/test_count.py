@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_run import command, run
+from started import begun, ended
 
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
@@ -25,8 +25,8 @@ def test_counted_at_scale_equals_closed_forms(
     spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation})
     path = tmp_path / "spec.json"
     path.write_text(RunSpec.parse(spec.model_dump(), "test").to_json())
-    done = run(command(path))
-    assert done.returncode == 0, done.stderr
+    code, error = ended(begun(path), path)
+    assert code == 0, error
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}

@@ -1,8 +1,6 @@
 """Paced computation: which products it counts, how long they take, what they compute."""
 
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 from lowband.cost.flops import model_flops_per_token
 from lowband.model.gpt import GPT
+from lowband.run.group import on_ranks
 from lowband.run.pacing import PacedDevice
 from lowband.spec.model import read_model
 
@@ -19,7 +18,6 @@ TOKENS, SEQ_LEN = 512, 64
 
 def one_step(flop_per_s: float, dtype: str) -> tuple[float, float, float]:
     """Seconds of a forward and backward, FLOP counted, gradient norm."""
-    torch.set_num_threads(1)
     model = GPT(MODEL, seed=1).to(getattr(torch, dtype))
     tokens = torch.arange(TOKENS).view(-1, SEQ_LEN) % 256
     paced = PacedDevice(flop_per_s)
@@ -31,39 +29,27 @@ def one_step(flop_per_s: float, dtype: str) -> tuple[float, float, float]:
     return took, paced._paced_s * flop_per_s, norm.item()
 
 
-def elsewhere(*arguments: float | str) -> tuple[float, float, float]:
-    """In a process of its own: the one that runs the tests must never run autograd (ranks.py)."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(one_step, *arguments).result(timeout=100)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_counts_the_model_flop_and_takes_their_time(dtype: str) -> None:
     model_flop = model_flops_per_token(MODEL, SEQ_LEN) * TOKENS
     rate = model_flop / 1.5
-    took, counted, norm = elsewhere(rate, dtype)
+    [(took, counted, norm)] = on_ranks(1, one_step, rate, dtype)
     # The formula counts norms' and biases' weights as if they multiplied; products are all but 2 % of it.
     assert counted == pytest.approx(model_flop, rel=0.02)
     assert took >= 0.99 * counted / rate
     # How exactly it keeps the rate is measured in a benchmark: a loaded machine may take any time.
-    _, unpaced_counted, unpaced_norm = elsewhere(1e15, dtype)
+    [(_, unpaced_counted, unpaced_norm)] = on_ranks(1, one_step, 1e15, dtype)
     assert (unpaced_counted, unpaced_norm) == (pytest.approx(counted), norm)
 
 
 def test_bf16_products_are_those_of_bf16_inputs() -> None:
     """Against torch's own bf16 kernels, which also sum in fp32: equal but for the order of sums."""
-    _, _, norm = elsewhere(1e15, "bfloat16")
-    torch_norm = _unpaced_norm()
+    [(_, _, norm)] = on_ranks(1, one_step, 1e15, "bfloat16")
+    [torch_norm] = on_ranks(1, unpaced)
     assert norm == pytest.approx(torch_norm, rel=0.02)
 
 
-def _unpaced_norm() -> float:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(unpaced).result(timeout=100)
-
-
 def unpaced() -> float:
-    torch.set_num_threads(1)
     model = GPT(MODEL, seed=1).bfloat16()
     tokens = torch.arange(TOKENS).view(-1, SEQ_LEN) % 256
     model(tokens, tokens).backward()

@@ -1,5 +1,7 @@
 """Every scheme on 1, 2, 4 and 8 ranks trains exactly as a single process does."""
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +42,15 @@ def part_of_batch(step: int, micro: int, rank: int, ranks: int, accumulation: in
     return tuple(torch.from_numpy(part) for part in parts)
 
 
-def train_sharded(scheme_name: str, accumulation: int, inner: dict[str, int]):
+Case = tuple[str, int]  # scheme, accumulation
+Trained = tuple[list[float], list[float], dict[str, torch.Tensor]]  # losses, gradient norms, final weights
+ACCUMULATIONS = (1, 2)
+ON_POWERS_OF_TWO = (*((name, n) for name in EXACT for n in ACCUMULATIONS), *((name, 1) for name in QUANTIZED))
+
+
+def train_sharded(scheme_name: str, accumulation: int, topology: lowband.Topology) -> Trained:
     scheme = read_scheme(SCHEMES_FILE, scheme_name)
-    model = lowband.shard(
-        GPT(SPEC, seed=7), scheme, lowband.Topology(inner), wrap=Block, compute_dtype=torch.float32
-    )
+    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, wrap=Block, compute_dtype=torch.float32)
     optimizer = optimizer_of(model.parameters())
     losses, norms = [], []
     for step in range(STEPS):
@@ -63,29 +69,52 @@ def train_sharded(scheme_name: str, accumulation: int, inner: dict[str, int]):
     return losses, norms, lowband.full_state_dict(model)
 
 
-def train_single(scheme_name: str, ranks: int, accumulation: int, inner: dict[str, int]):
-    """On one forked process, so that the test process stays free of autograd."""
-    return reference.train(
-        GPT(SPEC, seed=7),
-        lambda model, inputs, targets: model(inputs, targets),
-        lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, accumulation),
-        read_scheme(SCHEMES_FILE, scheme_name),
-        Levels.fit(inner, ranks),
-        STEPS,
-        accumulation,
-        CLIP,
-        optimizer_of,
-    )
+def train_all(cases: Sequence[Case], inner: dict[str, int]) -> dict[Case, Trained]:
+    topology = lowband.Topology(inner)
+    return {case: train_sharded(*case, topology) for case in cases}
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@cache
+def sharded(ranks: int, cases: Sequence[Case] = ON_POWERS_OF_TWO, **inner: int) -> dict[Case, Trained]:
+    """Every case, in one process group."""
+    return on_ranks(ranks, train_all, cases, inner or INNER, time_limit_s=400)[0]
+
+
+def train_references(cases: Sequence[Case], ranks: int, inner: dict[str, int]) -> dict[Case, Trained]:
+    """Of a scheme only the order of sums matters: one reference for each grads level."""
+    by_order: dict[tuple[str, int], Trained] = {}  # grads level, accumulation
+    found: dict[Case, Trained] = {}
+    for name, accumulation in cases:
+        scheme = read_scheme(SCHEMES_FILE, name)
+        order = (scheme.grads, accumulation)
+        if order not in by_order:
+            by_order[order] = reference.train(
+                GPT(SPEC, seed=7),
+                lambda model, inputs, targets: model(inputs, targets),
+                lambda step, micro, rank, n=accumulation: part_of_batch(step, micro, rank, ranks, n),
+                scheme,
+                Levels.fit(inner, ranks),
+                STEPS,
+                accumulation,
+                CLIP,
+                optimizer_of,
+            )
+        found[name, accumulation] = by_order[order]
+    return found
+
+
+@cache
+def single(ranks: int, cases: Sequence[Case] = ON_POWERS_OF_TWO, **inner: int) -> dict[Case, Trained]:
+    """The same by one process, forked, so that the test process stays free of autograd."""
+    return on_ranks(1, train_references, cases, ranks, inner or INNER, time_limit_s=400)[0]
+
+
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("scheme", EXACT)
 def test_bit_equal_to_single_process(scheme: str, ranks: int, accumulation: int) -> None:
-    losses, norms, weights = on_ranks(ranks, train_sharded, scheme, accumulation, INNER)[0]
-    [(expected_losses, expected_norms, expected_weights)] = on_ranks(
-        1, train_single, scheme, ranks, accumulation, INNER
-    )
+    losses, norms, weights = sharded(ranks)[scheme, accumulation]
+    expected_losses, expected_norms, expected_weights = single(ranks)[scheme, accumulation]
     # Losses are summed over ranks by gloo's all-reduce, in another order than the reference's.
     assert losses == pytest.approx(expected_losses, rel=1e-6)
     assert norms == pytest.approx(expected_norms, rel=1e-12)
@@ -98,8 +127,9 @@ def test_bit_equal_to_single_process(scheme: str, ranks: int, accumulation: int)
 @pytest.mark.parametrize("inner", [{"package": 3, "node": 6}, {"package": 1, "node": 3}])
 def test_bit_equal_on_six_ranks(scheme: str, inner: dict[str, int]) -> None:
     """Level sizes that are no powers of two, a level of one rank, a level as large as the world."""
-    _, _, weights = on_ranks(6, train_sharded, scheme, 1, inner)[0]
-    [(_, _, expected)] = on_ranks(1, train_single, scheme, 6, 1, inner)
+    cases = (("zero3", 1), ("hpz", 1), ("hier3-exact", 1))
+    _, _, weights = sharded(6, cases, **inner)[scheme, 1]
+    _, _, expected = single(6, cases, **inner)[scheme, 1]
     for name in expected:
         assert torch.equal(weights[name], expected[name]), name
 
@@ -119,13 +149,18 @@ def train_in_one_backward() -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
+@cache
+def in_one_backward() -> tuple[list[float], dict[str, torch.Tensor]]:
+    return on_ranks(1, train_in_one_backward)[0]
+
+
 @pytest.mark.parametrize("scheme", EXACT)
 def test_close_to_one_backward_of_the_global_batch(scheme: str) -> None:
     """The sums' order differs inside the matrix products, so only a bound holds: fp32 rounds to 6e-8, the
     gradients differ by about 1e-7 of their size, and Adam's first steps (which divide by their size) turn
     that into a like share of the learning rate where a gradient is not close to zero."""
-    losses, _, weights = on_ranks(8, train_sharded, scheme, 1, INNER)[0]
-    [(expected_losses, expected)] = on_ranks(1, train_in_one_backward)
+    losses, _, weights = sharded(8)[scheme, 1]
+    expected_losses, expected = in_one_backward()
     assert losses == pytest.approx(expected_losses, rel=1e-5)
     for name in expected:
         assert torch.allclose(weights[name], expected[name], rtol=0, atol=3e-4), name  # 0.1 x learning rate
@@ -136,8 +171,8 @@ def test_close_to_one_backward_of_the_global_batch(scheme: str) -> None:
 def test_quantized_schemes_stay_near(scheme: str, ranks: int) -> None:
     """INT8 weights are off by up to 1/254 of their block's largest, INT4 gradients by up to 1/14: the loss of
     each of the first steps moves by far less than a percent. test_wires.py holds every hop to its bits."""
-    losses, norms, _ = on_ranks(ranks, train_sharded, scheme, 1, INNER)[0]
-    [(expected_losses, expected_norms, _)] = on_ranks(1, train_single, scheme, ranks, 1, INNER)
+    losses, norms, _ = sharded(ranks)[scheme, 1]
+    expected_losses, expected_norms, _ = single(ranks)[scheme, 1]
     assert losses == pytest.approx(expected_losses, rel=2e-3)
     assert losses != pytest.approx(expected_losses, rel=1e-7)  # it did quantize
     assert norms == pytest.approx(expected_norms, rel=0.1)
@@ -146,14 +181,14 @@ def test_quantized_schemes_stay_near(scheme: str, ranks: int) -> None:
 def test_quantized_schemes_are_exact_on_one_rank() -> None:
     """Nothing is sent, so nothing is quantized."""
     for scheme in QUANTIZED:
-        _, _, weights = on_ranks(1, train_sharded, scheme, 1, INNER)[0]
-        [(_, _, expected)] = on_ranks(1, train_single, scheme, 1, 1, INNER)
+        _, _, weights = sharded(1)[scheme, 1]
+        _, _, expected = single(1)[scheme, 1]
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 def test_quantization_does_not_depend_on_placement() -> None:
     """zeropp and hier3 send on the same wires from shards of different sizes. Blocks never mix parameters and
     start where parameters do, so both train to the same bits."""
-    zeropp, hier3 = (on_ranks(8, train_sharded, scheme, 1, INNER)[0] for scheme in ("zeropp", "hier3"))
+    zeropp, hier3 = (sharded(8)[scheme, 1] for scheme in ("zeropp", "hier3"))
     assert zeropp[0] == hier3[0]
     assert all(torch.equal(zeropp[2][name], hier3[2][name]) for name in zeropp[2])

@@ -6,31 +6,23 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from started import ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file, wait_for
 
+from lowband.__main__ import main
 from lowband.errors import UserError
+from lowband.run import loop
+from lowband.run.ending import exit_code
+from lowband.run.environment import code_version
 from lowband.run.group import on_ranks
 from lowband.run.ranks import Rank
-from lowband.run.train import _device, device_type
+from lowband.run.train import _device, device_type, train
 from lowband.spec.records import Outcome, RunFolder
-from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
-
-ROOT = Path(__file__).parents[2]
-SMOKE = {spec.run_id: spec for spec in expand(ROOT, ["smoke"])}
-
-
-def spec_file(folder: Path, run_id: str = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1", **changes) -> Path:
-    spec = RunSpec.parse({**SMOKE[run_id].model_dump(), **changes}, "test")
-    path = folder / "spec.json"
-    path.write_text(spec.to_json())
-    return path
 
 
 def command(path: Path) -> list[str]:
@@ -103,7 +95,7 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     run_id = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1"
     local, launched = spec_file(tmp_path / "local", run_id), spec_file(tmp_path / "torchrun", run_id)
-    assert run(command(local)).returncode == 0
+    assert train(local).status == "ok"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = run([*torchrun, "-m", "lowband", "train", str(launched)], OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
@@ -116,25 +108,13 @@ def test_slurm_variables_make_a_rank(tmp_path: Path) -> None:
     path = spec_file(tmp_path, "smoke-gpt-200k-zero3-n0001-b8-s64-r1")
     variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571"}
-    assert run(command(path), **variables, **address).returncode == 0
-    wrong = run(command(path), **{**variables, "SLURM_NTASKS": "2"}, **address)
-    assert wrong.returncode == 2
-    assert "srun started 2 ranks (allowed: 1, as the spec says)" in wrong.stderr
+    assert ended(begun(path, **variables, **address), path) == (0, "")
+    code, error = ended(begun(path, **{**variables, "SLURM_NTASKS": "2"}, **address), path)
+    assert code == 2
+    assert "srun started 2 ranks (allowed: 1, as the spec says)" in error
 
 
 ENDLESS = {"ranks": 2, "steps": 100_000}
-
-
-def launched(path: Path, port: int, arguments: Sequence[str] | None = None) -> list[subprocess.Popen[str]]:
-    """Two ranks as torchrun starts them, and nobody who watches them."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **address} for rank in range(2)]
-    return [
-        subprocess.Popen(
-            arguments or command(path), env={**os.environ, **rank}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in ranks
-    ]
 
 
 def test_git_is_run_by_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,35 +124,38 @@ def test_git_is_run_by_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     git.write_text(f'#!/bin/sh\necho "$RANK" >> {asked}\n[ "$RANK" = 0 ] && echo abc\n')
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(git.parent), prepend=os.pathsep)
-    ranks = launched(spec_file(tmp_path, ranks=2), 29577)
-    said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    path = spec_file(tmp_path, ranks=2)
+    codes, errors = both_ended(launched(path, 29577, code_version.cache_clear), path)
+    assert codes == [0, 0], errors
     assert set(asked.read_text().split()) == {"0"}
     assert json.loads((tmp_path / "env.json").read_text())["commit"] == "abc"
 
 
-@pytest.mark.parametrize(("checkpoint_every", "code"), [(0, 0), (1, 1)])
-def test_launched_ranks_keep_the_time_limit(tmp_path: Path, checkpoint_every: int, code: int) -> None:
+def test_launched_ranks_keep_the_time_limit(tmp_path: Path) -> None:
     """A row of the table; a failed job, if a rerun can go on from a checkpoint."""
-    path = spec_file(tmp_path, **ENDLESS, time_limit_s=8, checkpoint_every=checkpoint_every)
-    ranks = launched(path, 29573)
-    said = [rank.communicate(timeout=100)[1] for rank in ranks]
-    outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
-    assert (outcome.status, outcome.cause) == ("timeout", "the run took longer than its time_limit_s of 8")
-    assert [rank.returncode for rank in ranks] == [code, code], said
+    begun_jobs = []
+    for checkpoint_every, port in ((0, 29572), (1, 29573)):  # both at once: each waits for its limit
+        folder = tmp_path / str(checkpoint_every)
+        folder.mkdir()
+        path = spec_file(folder, **ENDLESS, time_limit_s=8, checkpoint_every=checkpoint_every)
+        begun_jobs.append((path, launched(path, port)))
+    for code, (path, ranks) in enumerate(begun_jobs):
+        codes, errors = both_ended(ranks, path)
+        outcome = Outcome.read_json(RunFolder(path.parent).outcome)
+        assert (outcome.status, outcome.cause) == (
+            "timeout",
+            "the run took longer than its time_limit_s of 8",
+        )
+        assert codes == [code, code], errors
 
 
 def test_a_launched_rank_that_is_ordered_to_end_says_so(tmp_path: Path) -> None:
     path = spec_file(tmp_path, **ENDLESS)
     ranks = launched(path, 29574)
-    deadline = time.monotonic() + 100
-    while not _has_steps(RunFolder(tmp_path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: _has_steps(RunFolder(tmp_path)))
     ranks[1].terminate()
-    for rank in ranks:
-        rank.communicate(timeout=30)
-    assert all(rank.returncode != 0 for rank in ranks)
+    codes, errors = both_ended(ranks, path)
+    assert all(code not in (0, None) for code in codes), errors
     outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
     assert (outcome.status, outcome.cause) == (
         "error",
@@ -192,20 +175,16 @@ def _child_ranks(parent: int) -> list[int]:
 def test_a_killed_rank_ends_the_run(tmp_path: Path, victim: int) -> None:
     path = spec_file(tmp_path, steps=100_000)
     folder = RunFolder(tmp_path)
-    process = subprocess.Popen(command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = begun(path)
     try:
-        deadline = time.monotonic() + 60
-        while not _has_steps(folder) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: _has_steps(folder))
         ranks = _child_ranks(process.pid)
         assert len(ranks) == 4
         os.kill(ranks[victim], signal.SIGKILL)
-        killed = time.monotonic()
-        process.wait(30)
-        assert time.monotonic() - killed < 30
+        code, error = ended(process, path)
     finally:
-        process.kill()
-    assert process.returncode == 1
+        killed(process)
+    assert code == 1, error
     outcome = Outcome.read_json(folder.outcome)
     assert (outcome.status, outcome.cause) == ("error", f"rank {victim} was killed by SIGKILL")
     assert outcome.steps >= 1
@@ -215,93 +194,63 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, victim: int) -> None:
 @pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGKILL])
 def test_ranks_do_not_outlive_their_launcher(tmp_path: Path, order: signal.Signals) -> None:
     path = spec_file(tmp_path, steps=100_000)
-    process = subprocess.Popen(command(path), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not _has_steps(RunFolder(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    ranks = _child_ranks(process.pid)
-    assert len(ranks) == 4
-    process.send_signal(order)
-    process.wait(30)
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    process = begun(path)
+    try:
+        wait_for(lambda: _has_steps(RunFolder(tmp_path)))
+        ranks = _child_ranks(process.pid)
+        assert len(ranks) == 4
+        os.kill(process.pid, order)
+        assert ended(process, path)[0] not in (0, None)
+        wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+    finally:
+        killed(process)
 
 
 def test_a_rank_that_raises_says_why(tmp_path: Path) -> None:
     path = spec_file(tmp_path)
-    program = (
-        "import sys, torch.distributed as dist\n"
-        "from pathlib import Path\n"
-        "from lowband.run import loop, train\n"
-        "whole = loop._backward\n"
-        "def broken(spec, corpus, model, step, device):\n"
-        "    if dist.get_rank() == 3 and step == 2:\n"
-        "        raise ValueError('a broken rank')\n"
-        "    return whole(spec, corpus, model, step, device)\n"
-        "loop._backward = broken\n"
-        "print(train.train(Path(sys.argv[1])).status)\n"
-    )
-    start = time.monotonic()
-    done = run([sys.executable, "-c", program, str(path)])
-    assert time.monotonic() - start < 30
-    assert done.stdout.strip().endswith("error")
-    assert Outcome.read_json(tmp_path / "outcome.json").cause == "rank 3: ValueError: a broken rank"
-    assert "a broken rank" in done.stderr
+
+    def prepare() -> None:
+        backward = loop._backward
+
+        def broken(spec, corpus, trainer, step: int, device) -> torch.Tensor:
+            if dist.get_rank() == 3 and step == 2:
+                raise ValueError("a broken rank")
+            return backward(spec, corpus, trainer, step, device)
+
+        loop._backward = broken
+
+    code, error = ended(begun(path, prepare), path)
+    assert code == 1
+    outcome = Outcome.read_json(tmp_path / "outcome.json")
+    assert (outcome.status, outcome.cause) == ("error", "rank 3: ValueError: a broken rank")
+    assert "a broken rank" in error
 
 
 def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
-    done = run(command(spec_file(tmp_path, steps=100_000, time_limit_s=4)))
-    assert done.returncode == 0
-    assert Outcome.read_json(tmp_path / "outcome.json").status == "timeout"
+    assert train(spec_file(tmp_path, steps=100_000, time_limit_s=4)).status == "timeout"
+    outcome = Outcome.read_json(tmp_path / "outcome.json")
+    assert (outcome.status, exit_code(outcome, RunFolder(tmp_path))) == ("timeout", 0)
 
 
 def test_nan_is_an_outcome(tmp_path: Path) -> None:
-    done = run(command(spec_file(tmp_path, learning_rate=1e30, steps=20)))
-    assert done.returncode == 0
+    path = spec_file(tmp_path, learning_rate=1e30, steps=20)
+    assert ended(begun(path), path)[0] == 0
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     assert outcome.status == "nan"
     assert f"at step {outcome.steps + 1}" in outcome.cause
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    whole = spec_file(tmp_path / "whole", steps=60, checkpoint_every=10)
-    killed = spec_file(tmp_path / "killed", steps=60, checkpoint_every=10)
-    assert run(command(whole)).returncode == 0
-    folder = RunFolder(killed.parent)
-    process = subprocess.Popen(command(killed), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while not list(folder.checkpoints.glob("*/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(_child_ranks(process.pid)[1], signal.SIGKILL)
-        assert process.wait(30) == 1
-    finally:
-        process.kill()
-    assert run(command(killed)).returncode == 0
-    outcomes = [Outcome.read_json(path.parent / "outcome.json") for path in (whole, killed)]
-    assert outcomes[0].resumed_from == 0
-    assert outcomes[1].resumed_from >= 10
-    assert outcomes[0].checkpoint_stall_s > 0
-    assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256
-    losses = [[s.loss for s in RunFolder(path.parent).read_steps()] for path in (whole, killed)]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 60
-
-
-def test_bad_input_writes_nothing(tmp_path: Path) -> None:
+def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = spec_file(tmp_path, text=str(tmp_path / "none.txt"))
-    done = run(command(path))
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "no text file" in done.stderr
+    assert main(["train", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "no text file" in error
     path.write_text(path.read_text().replace('"seed"', '"sed"'))
-    done = run(command(path))
-    assert done.returncode == 2
-    assert "unknown key 'sed'" in done.stderr
-    assert "seed" in done.stderr.partition("allowed")[2]
+    assert main(["train", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "unknown key 'sed'" in error
+    assert "seed" in error.partition("allowed")[2]
     assert [p.name for p in tmp_path.iterdir()] == ["spec.json"]
 
 

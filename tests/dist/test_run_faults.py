@@ -1,67 +1,25 @@
 """Runs that end badly and are run again: nothing is lost, nothing is wrong, and the cause is known."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.context import ForkProcess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_run import launched, spec_file
+import torch
+import torch.distributed as dist
+from started import begun, both_ended, ended, killed, launched, spec_file, wait_for
 
-from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.run import loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
 from lowband.spec.records import Outcome, RunFolder, StepRecord
 
-PROMPT_S = 60
 STEPS = {"steps": 20, "checkpoint_every": 5}
-
-
-def begun(path: Path, prepare: Callable[[], object] = lambda: None) -> ForkProcess:
-    """`lowband train` in a process and a session of its own, forked from this one, which has imported torch.
-
-    Its stderr goes to `path` with the suffix .stderr. prepare: called before
-    """
-
-    def command() -> None:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell ignores
-        os.dup2(os.open(path.with_suffix(".stderr"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-        sys.stderr = os.fdopen(2, "w")
-        prepare()
-        sys.exit(main(["train", str(path)]))
-
-    process = multiprocessing.get_context("fork").Process(target=command)
-    process.start()
-    return process
-
-
-def ended(process: ForkProcess, path: Path) -> tuple[int | None, str]:
-    """Exit code and stderr."""
-    process.join(2 * PROMPT_S)
-    if process.exitcode is None:
-        process.kill()
-    return process.exitcode, path.with_suffix(".stderr").read_text()
-
-
-def killed(process: ForkProcess) -> None:
-    process.kill()
-    process.join(PROMPT_S)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PROMPT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def records(folder: RunFolder) -> list[tuple[object, ...]]:
@@ -202,30 +160,25 @@ def test_an_order_to_end_is_one_line_and_an_outcome(
     assert (outcome.status, outcome.cause, outcome.steps > 2) == ("error", cause, True)
 
 
-OUT_OF_MEMORY = """
-import sys, torch.distributed as dist
-from lowband.__main__ import main
-from lowband.errors import UserError
-from lowband.run import loop
-whole = loop._backward
-def full(spec, corpus, model, step, device):
-    if dist.get_rank() == 1 and step == 2:
-        raise RuntimeError("NCCL error\\nunhandled cuda error\\nCuda failure 2 'out of memory'")
-    if step == 2:
-        import time
-        time.sleep(1000)  # NCCL would wait as long: no connection breaks
-    return whole(spec, corpus, model, step, device)
-loop._backward = full
-sys.exit(main(["train", sys.argv[1]]))
-"""
+def out_of_memory() -> None:
+    """Rank 1 fails in step 2, and rank 0 goes on waiting, as NCCL would: no connection breaks."""
+    backward = loop._backward
+
+    def full(spec, corpus, trainer, step: int, device) -> torch.Tensor:
+        if dist.get_rank() == 1 and step == 2:
+            raise RuntimeError("NCCL error\nunhandled cuda error\nCuda failure 2 'out of memory'")
+        if step == 2:
+            time.sleep(1000)
+        return backward(spec, corpus, trainer, step, device)
+
+    loop._backward = full
 
 
 def test_all_launched_ranks_end_when_one_is_out_of_memory(tmp_path: Path) -> None:
     """Its exit code is 0, as it is a result: no launcher would end the others."""
     path = spec_file(tmp_path, ranks=2, steps=100)
-    ranks = launched(path, 29575, [sys.executable, "-c", OUT_OF_MEMORY, str(path)])
-    errors = [rank.communicate(timeout=2 * PROMPT_S)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    codes, errors = both_ended(launched(path, 29575, out_of_memory), path)
+    assert codes == [0, 0], errors
     outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
     assert (outcome.status, outcome.cause) == ("oom", "rank 1: RuntimeError: NCCL error")
     assert "rank 0 ends because of another: rank 1: RuntimeError: NCCL error" in errors[0]
@@ -237,12 +190,11 @@ def test_launched_ranks_leave_another_jobs_folder_alone(tmp_path: Path) -> None:
     try:
         wait_for(lambda: folder.count_steps() > 2)
         second = launched(path, 29576)
-        _, error = second[0].communicate(timeout=2 * PROMPT_S)
-        assert second[0].returncode == 2
+        code, error = ended(second[0], path, RANK="0")
+        assert code == 2
         assert f"is being run by process {first.pid} on" in error
         second[1].terminate()  # as a launcher does then
-        second[1].communicate(timeout=2 * PROMPT_S)
-        assert second[1].returncode != 0
+        assert ended(second[1], path, RANK="1")[0] not in (0, None)
         assert first.exitcode is None
         assert not folder.outcome.exists()
         assert folder.env.exists()

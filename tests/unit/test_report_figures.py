@@ -20,32 +20,41 @@ from lowband.report.predicted.write import PREDICTED
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_drawn_twice_gives_the_same_bytes(name: str, tables: Path, tmp_path: Path) -> None:
-    for folder in ("once", "again"):
-        write_figure(name, tables, tmp_path / folder)
+@pytest.fixture(scope="module", params=FIGURES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def drawn(name: str, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one figure, drawn from the tables."""
+    folder = tmp_path_factory.mktemp(name)
+    write_figure(name, tables, folder)
+    return folder
+
+
+def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, tables: Path, tmp_path: Path) -> None:
+    write_figure(name, tables, tmp_path)
     for kind in ("pdf", "svg", "png", "csv"):
-        first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("once", "again"))
+        first, second = (folder / f"{name}.{kind}" for folder in (drawn, tmp_path))
         assert first.read_bytes() == second.read_bytes(), kind
-    pdf = (tmp_path / "once" / f"{name}.pdf").read_bytes()
+    pdf = (drawn / f"{name}.pdf").read_bytes()
     assert b"/Type3" not in pdf  # fonts that publishers refuse
     assert pdf.count(b"/FontFile2") > 0  # fonts are in the file
-    [points] = re.findall(r'<svg[^>]* width="([\d.]+)pt"', (tmp_path / "once" / f"{name}.svg").read_text())
+    [points] = re.findall(r'<svg[^>]* width="([\d.]+)pt"', (drawn / f"{name}.svg").read_text())
     assert float(points) / 72 in (pytest.approx(ONE_COLUMN), pytest.approx(TWO_COLUMNS))
     assert b"/CreationDate" not in pdf
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_says_what_it_was_drawn_from(name: str, tables: Path, tmp_path: Path) -> None:
-    write_figure(name, tables, tmp_path)
-    origin = json.loads((tmp_path / f"{name}.json").read_text())
+def test_says_what_it_was_drawn_from(name: str, drawn: Path, tables: Path) -> None:
+    origin = json.loads((drawn / f"{name}.json").read_text())
     table = tables / f"{FIGURES[name].table}.csv"
     assert origin["table_sha256"] == hashlib.sha256(table.read_bytes()).hexdigest()
     assert f"figure {name}" in origin["command"]
     assert origin["commit"]
-    drawn, source = read_table(tmp_path / f"{name}.csv"), read_table(table)
-    assert 0 < len(drawn) <= len(source)
-    assert set(drawn) <= set(source)
+    shown, source = read_table(drawn / f"{name}.csv"), read_table(table)
+    assert 0 < len(shown) <= len(source)
+    assert set(shown) <= set(source)
 
 
 def test_nothing_measured_is_said_in_the_figure(tables: Path, tmp_path: Path) -> None:

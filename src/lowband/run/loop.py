@@ -1,8 +1,10 @@
 """The training loop of one rank."""
 
 import hashlib
+import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from lowband.box.links import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint import Checkpointer
+from lowband.engine.meeting import Meeting, Tick
 from lowband.model.data import Corpus, batch
 from lowband.peers.trainer import Trainer
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
@@ -19,7 +22,10 @@ from lowband.run.outside import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.run.prepare import prepare
 from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
-from lowband.spec.run import RunSpec
+from lowband.spec.run import OPTIONS, RunSpec
+
+# Options that change neither what is computed nor its times; of the text, its content counts, not its path.
+_NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text"}
 
 
 class Diverged(Exception):
@@ -40,8 +46,9 @@ def train_rank(
     engine = engine_of(model) if spec.engine == "lowband" else None
     outside = Outside(spec.levels, engine.lanes if engine else None)
     clock = StepClock(engine.lanes if engine else None, device)
-    checkpointer = _checkpointer(spec, folder)
-    resumed_from, stall_s = _resume(checkpointer, model, optimizer), 0.0
+    checkpointer = _checkpointer(spec, corpus, folder)
+    resumed_from, outside_sent = _resume(checkpointer, model, optimizer)
+    stall_s = 0.0
     if is_first:
         folder.go_back_to(resumed_from)
     paced = _paced_device(spec)
@@ -54,6 +61,7 @@ def train_rank(
             with paced or nullcontext():
                 loss = _backward(spec, corpus, trainer, step, device)
             grad_norm = trainer.step(spec.grad_clip)
+        outside_sent = outside.sent or outside_sent
         times = clock.stop()
         real_share = paced.take_real_share() if paced else math.nan
         sent = engine.ledger.take() if engine else []
@@ -72,7 +80,8 @@ def train_rank(
         if is_first:
             folder.append_step(line)
         if checkpointer is not None and step % spec.checkpoint_every == 0:
-            checkpointer.save(step, model, optimizer, {"step": step})
+            extra = {"step": step, "outside": [sent.model_dump() for sent in outside_sent]}
+            checkpointer.save(step, model, optimizer, extra)
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
@@ -87,7 +96,7 @@ def train_rank(
             ),
             "checkpoint_stall_s": stall_s,
             "sent": steps[-1].sent if steps else (),
-            "outside": outside.sent,
+            "outside": outside_sent,
             "interface_bytes": _total([step.interface_bytes for step in steps]),
         }
     )
@@ -99,19 +108,25 @@ def _paced_device(spec: RunSpec) -> PacedDevice | None:
     return PacedDevice(box.tflops * 1e12 / box.scale) if box is not None else None
 
 
-def _checkpointer(spec: RunSpec, folder: RunFolder) -> Checkpointer | None:
-    if spec.checkpoint_every == 0:
-        return None
-    # By the spec's content, limits of time aside: a changed spec never goes on from another one's checkpoint.
-    numbers = spec.model_dump_json(exclude={"time_limit_s", "peer_timeout_s"})
-    digest = hashlib.sha256(numbers.encode()).hexdigest()[:12]
-    return Checkpointer(folder.checkpoints / digest)
+def _checkpointer(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Checkpointer | None:
+    return Checkpointer(_checkpoints(spec, corpus, folder)) if spec.checkpoint_every else None
 
 
-def _resume(checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step of the newest whole checkpoint, loaded; 0 if there is none."""
+def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
+    """Where a run's checkpoints are: a changed spec or text never goes on from another one's checkpoint."""
+    options = spec.model_dump(mode="json", include=set(OPTIONS) - _NOT_OF_THE_TRAINING)
+    content = json.dumps({**options, "text_sha256": corpus.facts["sha256"]}, sort_keys=True)
+    return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _resume(
+    checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, tuple[Sent, ...]]:
+    """The step of the newest whole checkpoint, loaded, and what was counted from outside; (0, ()) if none."""
     extra = checkpointer.load_newest(model, optimizer) if checkpointer is not None else None
-    return 0 if extra is None else int(extra["step"])
+    if extra is None:
+        return 0, ()
+    return int(extra["step"]), tuple(Sent.model_validate(sent) for sent in extra["outside"])
 
 
 def _backward(
@@ -183,11 +198,14 @@ def _total(counts: list[int | None]) -> int | None:
 def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
     """has_stepped: whether this attempt took a step; memory of one that did not is no measurement."""
     memory = _memory(spec, trainer, device) if has_stepped else {}
+    state = trainer.full_state()
+    # Rank 0 may hash for longer than the others wait for a message.
+    meeting = Meeting(spec.peer_timeout_s)
     return Outcome(
         status="ok",
         steps=spec.steps,
         notes=trainer.notes,
-        weights_sha256=_sha256(trainer.full_state()),
+        weights_sha256=meeting.first("hashing the final weights", lambda tick: _sha256(state, tick)),
         **memory,
     )
 
@@ -222,8 +240,9 @@ def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     return dict(sorted(peaks.items()))
 
 
-def _sha256(state: dict[str, torch.Tensor]) -> str:
+def _sha256(state: dict[str, torch.Tensor], tick: Tick) -> str:
     digest = hashlib.sha256()
     for tensor in state.values():
         digest.update(tensor.contiguous().numpy().tobytes())
+        tick()
     return digest.hexdigest()

@@ -28,6 +28,12 @@ def create_whole(path: Path, text: str) -> bool:
     return True
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed. Nobody may be writing into `folder`."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_if_changed(path: Path, text: str) -> None:
     """Write a file whole unless it holds this text already, so that its time tells when it last changed."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:

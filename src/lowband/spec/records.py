@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from lowband.errors import UserError
-from lowband.spec.files import create_whole, naming, write_whole
+from lowband.spec.files import create_whole, naming, remove_unfinished, write_whole
 from lowband.spec.strict import Strict, read_text
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
@@ -142,6 +142,7 @@ class RunFolder:
         ended = self.read_outcome()
         if ended is not None and ended.status in ("ok", "nan"):
             shutil.rmtree(self.checkpoints, ignore_errors=True)
+        remove_unfinished(self.path)
         self.env.unlink(missing_ok=True)
         self.outcome.unlink(missing_ok=True)
         recorded = len(self.whole_steps())

@@ -1,0 +1,88 @@
+"""`lowband train` in processes of their own, forked from this one, which has imported torch."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from lowband.__main__ import main
+from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+SMOKE = {spec.run_id: spec for spec in expand(ROOT, ["smoke"])}
+TEXT = str(ROOT / "README.md")  # reading the default text, all of the standard library, takes half a second
+PROMPT_S = 60
+
+
+def spec_file(folder: Path, run_id: str = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1", **changes) -> Path:
+    spec = RunSpec.parse({**SMOKE[run_id].model_dump(), "text": TEXT, **changes}, "test")
+    path = folder / "spec.json"
+    path.write_text(spec.to_json())
+    return path
+
+
+def begun(path: Path, prepare: Callable[[], object] = lambda: None, **variables: str) -> ForkProcess:
+    """`lowband train` in a process and a session of its own.
+
+    prepare:   called before
+    variables: of its environment
+    """
+
+    def command() -> None:
+        os.setsid()
+        os.environ.update(variables)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell ignores
+        os.dup2(os.open(stderr_of(path, **variables), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.stderr = os.fdopen(2, "w")
+        prepare()
+        sys.exit(main(["train", str(path)]))
+
+    process = multiprocessing.get_context("fork").Process(target=command)
+    process.start()
+    return process
+
+
+def killed(process: ForkProcess) -> None:
+    """With its ranks; nothing if all have ended."""
+    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join(PROMPT_S)
+
+
+def stderr_of(path: Path, **variables: str) -> Path:
+    return path.with_suffix(f".stderr{variables.get('RANK', '')}")
+
+
+def ended(process: ForkProcess, path: Path, **variables: str) -> tuple[int | None, str]:
+    """Exit code and stderr."""
+    process.join(2 * PROMPT_S)
+    if process.exitcode is None:
+        killed(process)
+    return process.exitcode, stderr_of(path, **variables).read_text()
+
+
+def launched(path: Path, port: int, prepare: Callable[[], object] = lambda: None) -> list[ForkProcess]:
+    """Two ranks as torchrun starts them, and nobody who watches them."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return [begun(path, prepare, RANK=str(rank), LOCAL_RANK=str(rank), **address) for rank in range(2)]
+
+
+def both_ended(ranks: list[ForkProcess], path: Path) -> tuple[list[int | None], list[str]]:
+    """Exit codes and stderr of ranks that were `launched`."""
+    codes, errors = zip(*(ended(process, path, RANK=str(rank)) for rank, process in enumerate(ranks)))
+    return list(codes), list(errors)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PROMPT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,157 @@
+"""A run that is killed anywhere is whole once it is started again.
+
+Killed at every step boundary, while a checkpoint is written, in the final gathering, and in a restart.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from started import SMOKE, begun, ended, spec_file
+from test_run_faults import assert_same
+
+from lowband.engine import checkpoint, checkpoint_folder
+from lowband.engine.collectives import Collectives
+from lowband.run import loop
+from lowband.run.train import train
+from lowband.spec import records
+from lowband.spec.records import Outcome, RunFolder, Sent
+
+STEPS, EVERY = 6, 2
+MODEL = SMOKE["smoke-gpt-200k-zero3-n0001-b8-s64-r1"].model.model_dump() | {"layers": 1, "hidden": 32}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """All processes of a run are killed at the `call`th call of a function in any of them.
+
+    is_after: once the function has returned; else before its first line
+    counts:   whether a call with these arguments is counted
+    """
+
+    owner: Any
+    name: str
+    call: int = 1
+    is_after: bool = False
+    counts: Callable[..., bool] = lambda *_, **__: True
+
+    def __str__(self) -> str:
+        return f"{'after' if self.is_after else 'before'}-{self.name}-{self.call}"
+
+    def arm(self) -> None:
+        """In the process that will fork the ranks: each of them counts its own calls."""
+        function, calls = getattr(self.owner, self.name), 0
+
+        def deadly(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += self.counts(*arguments, **named)
+            if calls == self.call and not self.is_after:
+                os.killpg(0, signal.SIGKILL)
+            result = function(*arguments, **named)
+            if calls == self.call:
+                os.killpg(0, signal.SIGKILL)
+            return result
+
+        setattr(self.owner, self.name, deadly)
+
+
+def both(owner: Any, name: str, calls: int = 1) -> list[Kill]:
+    """Before and after each of the first `calls` calls."""
+    return [Kill(owner, name, call, is_after) for call in range(1, calls + 1) for is_after in (False, True)]
+
+
+SAVES = STEPS // EVERY
+STEP_BOUNDARIES = both(RunFolder, "append_step", STEPS)
+IN_CHECKPOINTS = [
+    *both(checkpoint, "begin", SAVES),
+    *both(checkpoint, "write_rank_file", SAVES),
+    *both(checkpoint_folder, "write_manifest", SAVES),  # before the rename
+    *(Kill(checkpoint, "finish", call, is_after=True) for call in range(1, SAVES + 1)),
+    # The last one is whole, the first one not yet removed: two calls a save came before, for other folders.
+    Kill(checkpoint_folder, "_remove", 2 * SAVES + 1),
+    Kill(Path, "unlink", 2, counts=lambda path, **_: path.parent.name == "step-00000002"),
+]
+AT_THE_END = [
+    Kill(Collectives, "gather", 2, counts=lambda *_, **named: named.get("name") == "state_dict"),
+    *both(loop, "_sha256"),
+    *both(loop, "_outcome"),
+    Kill(Path, "hardlink_to", counts=lambda path, _: path.name == "outcome.json"),
+    Kill(records, "create_whole", is_after=True),
+]
+RESTARTS = [
+    Kill(RunFolder, "start", is_after=True),
+    Kill(checkpoint, "overwrite"),
+    Kill(RunFolder, "_remove_checkpoints", 2),  # the second of a start: records are cut, checkpoints not yet
+    *both(RunFolder, "go_back_to"),
+]
+
+
+def short_run(folder: Path) -> Path:
+    return spec_file(folder, ranks=2, steps=STEPS, checkpoint_every=EVERY, model=MODEL)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """An undisturbed run, for comparison."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome = train(short_run(folder))
+    assert (outcome.status, outcome.resumed_from) == ("ok", 0)
+    assert outcome.checkpoint_stall_s > 0
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        *([kill] for kill in chain(STEP_BOUNDARIES, IN_CHECKPOINTS, AT_THE_END)),
+        *([Kill(RunFolder, "append_step", 5, is_after=True), kill] for kill in RESTARTS),
+        [Kill(RunFolder, "append_step", call, is_after=True) for call in (3, 3, 2)],  # steps 3, 5 and 6
+    ],
+    ids=lambda kills: "-then-".join(map(str, kills)),
+)
+def test_a_killed_run_comes_to_its_end(tmp_path: Path, whole: RunFolder, kills: list[Kill]) -> None:
+    folder, path = RunFolder(tmp_path), short_run(tmp_path)
+    for kill in kills:
+        assert ended(begun(path, kill.arm), path) == (-signal.SIGKILL, ""), "it was not killed"
+    path.with_suffix(".stderr").unlink()
+    assert train(path).status == "ok"
+    assert_same(folder, whole)
+    assert outside(folder) == outside(whole) != ()
+    assert [step.step for step in folder.whole_steps()] == list(range(1, STEPS + 1))
+    assert files(folder) == files(whole)
+
+
+def outside(folder: RunFolder) -> tuple[Sent, ...]:
+    return Outcome.read_json(folder.outcome).outside
+
+
+def files(folder: RunFolder) -> list[Path]:
+    """Of the checkpoints, too: nothing that a killed attempt left stays."""
+    return sorted(path.relative_to(folder.path) for path in folder.path.rglob("*"))
+
+
+def test_hashing_may_outlast_the_peer_timeout(tmp_path: Path) -> None:
+    """The other ranks wait for rank 0, which hashes all weights at the end: minutes of a large model."""
+    path = spec_file(tmp_path, ranks=2, steps=3, model=MODEL, peer_timeout_s=4)
+
+    def prepare() -> None:
+        sha256 = loop._sha256
+
+        def slow(state: dict[str, torch.Tensor], *tick: Callable[[], None]) -> str:
+            for _ in range(8 if state else 0):
+                time.sleep(1)
+                for call in tick:
+                    call()
+            return sha256(state, *tick)
+
+        loop._sha256 = slow
+
+    assert ended(begun(path, prepare), path) == (0, "")
+    assert Outcome.read_json(tmp_path / "outcome.json").status == "ok"
