@@ -50,7 +50,7 @@ def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
     one = job(scheme)
     numels = stage_numels(one.model, one.levels, 1, 1)
     total = sum(
-        t.sent_bytes * (1 if t.once_per_step else 4)
+        t.sent_bytes * (1 if t.collective.every == "step" else 4)
         for i, n in enumerate(numels)
         for t in transfers(n, i == 0, one.scheme, one.levels, "bf16", "bf16")
     )

@@ -102,7 +102,7 @@ class Network:
 
     def collective_s(self, parts: Sequence[Transfer]) -> Num:
         """The hops of one collective of one unit. A quantized reduction is never flat."""
-        gathers = parts[0].collective.endswith("_gather")
+        gathers = parts[0].collective.kind == "gather"
         if self.is_flat and len(parts) > 1 and (gathers or parts[0].quantized_values == 0):
             hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
             return self.ring_s(hops, sum(part.sent_bytes for part in parts))

@@ -39,6 +39,7 @@ from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.machine import SELF, WORLD
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import NORM_GATHER
 
 MOST_REDUCING = 2
 
@@ -314,7 +315,7 @@ class Engine:
         messages.submit(
             "norm",
             messages.inwards(SELF, WORLD),
-            lambda call: messages.gather(call, mine, everyones, SELF, WORLD, "norm_gather"),
+            lambda call: messages.gather(call, mine, everyones, SELF, WORLD, NORM_GATHER),
         ).wait()
         return everyones.sum()
 

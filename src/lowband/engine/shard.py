@@ -29,6 +29,7 @@ from lowband.engine.states import UnitState
 from lowband.errors import UserError
 from lowband.spec.machine import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
 
 Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
 
@@ -241,13 +242,13 @@ class Unit:
                 yield from self._refresh(call)
             # The master shard itself serves where no copy is kept of it.
             source, level = (self.master if self.weights is None else self.weights), self.scheme.weights
-        purpose = "backward_gather" if backward else "forward_gather"
-        yield from self.collectives.gather(call, source, self.flat, SELF, level, purpose)
+        row = BACKWARD_GATHER if backward else FORWARD_GATHER
+        yield from self.collectives.gather(call, source, self.flat, SELF, level, row.name)
 
     def _refresh(self, call: Call) -> Work:
         """Carry the master weights from the optimizer's level in to the weights' level. [Note: stale]"""
         if self.weights is not None:
             weights, optim = self.scheme.weights, self.scheme.optim
             yield from self.collectives.gather(
-                call, self.master, self.weights, weights, optim, "update_gather"
+                call, self.master, self.weights, weights, optim, UPDATE_GATHER.name
             )
