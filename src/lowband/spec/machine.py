@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -12,7 +12,8 @@ from lowband.errors import UserError
 from lowband.spec.fact import Fact
 from lowband.spec.strict import Strict, read_yaml
 
-SELF, WORLD = "self", "world"  # the level of one rank; the level of all ranks
+SELF: Final = "self"  # the level of one rank
+WORLD: Final = "world"  # the level of all ranks
 
 
 class Link(Strict):
