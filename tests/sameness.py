@@ -23,7 +23,8 @@ from lowband.cost.predict import predict
 from lowband.errors import UserError
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.shipped import write_shipped_tables
-from lowband.spec.machine import Levels, read_machine
+from lowband.spec.machine import read_machine
+from lowband.spec.mesh import Levels
 from lowband.spec.model import read_model
 from lowband.spec.scheme import read_scheme
 from lowband.spec.strict import read_yaml

@@ -23,7 +23,8 @@ from lowband.cost.plan import WIRES  # noqa: E402
 from lowband.cost.time import ITEMS, step_time  # noqa: E402
 from lowband.engine.api import engine_of  # noqa: E402
 from lowband.run.group import on_ranks  # noqa: E402
-from lowband.spec.machine import Levels, read_machine  # noqa: E402
+from lowband.spec.machine import read_machine  # noqa: E402
+from lowband.spec.mesh import Levels  # noqa: E402
 from lowband.spec.model import read_model  # noqa: E402
 from lowband.spec.scheme import Scheme  # noqa: E402
 

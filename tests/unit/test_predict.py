@@ -19,7 +19,8 @@ from lowband.cost.predict import predict
 from lowband.cost.scale_model import box_step_s
 from lowband.cost.time import step_time
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD, Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.strict import read_yaml
 from lowband.spec.suites import expand
 

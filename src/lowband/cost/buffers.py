@@ -13,7 +13,7 @@ A gather on an encoded wire holds its message and all it receives; on a plain wi
 
 from collections.abc import Sequence
 
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP, Collective
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes

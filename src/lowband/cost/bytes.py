@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lowband.spec.machine import SELF, WORLD, Hop, Levels
+from lowband.spec.mesh import SELF, WORLD, Hop, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme

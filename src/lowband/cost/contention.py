@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 from lowband.cost.bytes import Transfer, transfers, unit_numels
 from lowband.cost.collectives import Network
 from lowband.errors import UserError
-from lowband.spec.machine import Levels, Machine, Stack
+from lowband.spec.machine import Machine, Stack
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 

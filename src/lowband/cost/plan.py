@@ -24,7 +24,8 @@ from lowband.cost.job import Job
 from lowband.cost.numbers import Num
 from lowband.cost.time import step_time
 from lowband.errors import UserError
-from lowband.spec.machine import Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP

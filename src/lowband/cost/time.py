@@ -32,7 +32,7 @@ from lowband.cost.collectives import Case, Network, seconds, share
 from lowband.cost.compute import Computer, work
 from lowband.cost.job import Job
 from lowband.cost.numbers import Num, join
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import STEP
 
 ITEMS = (
@@ -154,7 +154,7 @@ def _all_reduce_s(job: Job, network: Network) -> Num:
     """One all-reduce of a micro-batch's activations, 16-bit, over the tensor-parallel ranks: a flat ring."""
     if job.tp == 1:
         return 0.0
-    hops = Levels.fit(job.machine.sizes, job.tp).hops(SELF, WORLD)
+    hops = job.mesh.levels("tp").hops(SELF, WORLD)
     sent = 2 * (job.tp - 1) / job.tp * 2 * job.micro_batch * job.seq_len * job.model.hidden
     return network.ring_s(hops, sent)
 
@@ -166,7 +166,7 @@ def _exchange_s(job: Job, network: Network) -> Num:
     """
     if job.pp == 1:
         return 0.0
-    level = job.stage_level()
+    level = job.mesh.along("pp")[0].level  # the links to the next stage
     moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.tp
     one = network.base_s + network.latency_s(level) + moved / network.rate(level)
     return 2 * job.interleave * one

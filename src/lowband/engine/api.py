@@ -11,7 +11,7 @@ from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.machine import SELF
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme, read_scheme
 
 

@@ -25,7 +25,7 @@ from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.spec.machine import SELF
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective
 from lowband.spec.wire import Wire

@@ -37,7 +37,7 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Unit
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import NORM_GATHER
 

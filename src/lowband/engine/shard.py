@@ -27,7 +27,7 @@ from lowband.engine.gradients import Gradients
 from lowband.engine.lane import Handle, Work
 from lowband.engine.states import UnitState
 from lowband.errors import UserError
-from lowband.spec.machine import SELF
+from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
 

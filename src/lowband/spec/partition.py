@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lowband.spec.machine import SELF, Levels
+from lowband.spec.mesh import SELF, Levels
 
 # Elements. Every parameter and every shard starts on such a boundary, so that a block of up to that many
 # values never mixes parameters: next to a norm's weights of 1.0 a bias of 0.001 would share their scale and

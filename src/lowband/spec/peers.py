@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, Levels
+from lowband.spec.mesh import SELF, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, create_model
 
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import STEP, Place
 from lowband.spec.strict import Strict, read_named

@@ -6,7 +6,7 @@ the rows.
 from dataclasses import dataclass
 from typing import Literal
 
-from lowband.spec.machine import SELF, WORLD
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.wire import Wire
 
 # A level of the machine, by what lies there: a state of the scheme, or one rank, or all of them.
