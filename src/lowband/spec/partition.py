@@ -66,6 +66,13 @@ def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int,
     return start, start + length
 
 
+def shard_ranks(levels: Levels, level: str, rank: int) -> list[int]:
+    """The ranks that hold a buffer sharded over `level` together with `rank`, in order of their shards."""
+    size = levels.size(level)
+    first = rank // size * size
+    return sorted(range(first, first + size), key=lambda r: shard_range(size, levels, level, r))
+
+
 def intersect(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     """Common part of two ranges; empty (start == stop) if there is none."""
     start = max(a[0], b[0])
