@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 
 Batches = Callable[[int, int, int], tuple[torch.Tensor, ...]]  # step, micro-batch, rank -> arguments

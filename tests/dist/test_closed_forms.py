@@ -15,18 +15,11 @@ from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
 from lowband.run.group import on_ranks
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import STEP
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
-COLLECTIVES = (
-    "forward_gather",
-    "backward_gather",
-    "grad_reduce",
-    "boundary_reduce",
-    "replica_reduce",
-    "update_gather",
-)
 WIRES = st.sampled_from(["native", "fp32", "bf16", "int8", "int4"])
 
 
@@ -48,7 +41,7 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
         optim=names[optim],
         secondary=None if secondary is None else names[secondary],
         block_size=draw(st.integers(1, 600)),
-        **{name: draw(WIRES) for name in COLLECTIVES},
+        **{row.name: draw(WIRES) for row in STEP},
     )
     return inner, world, scheme
 

@@ -13,7 +13,7 @@ from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.group import on_ranks
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import read_scheme
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}

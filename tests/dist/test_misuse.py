@@ -340,13 +340,13 @@ def test_weights_written_in_place_are_seen() -> None:
 def decayed_by_shape() -> list[str]:
     """Names of the parameters that were matrices, found as docs/library.md says."""
     model = sharded()
-    matrices = {name: p for name, p in model.named_parameters() if len(p.logical_shape) >= 2}
+    matrices = {name: p for name, p in model.named_parameters() if len(p.shard_of.shape) >= 2}
     others = [p for name, p in model.named_parameters() if name not in matrices]
     groups = [{"params": [*matrices.values()], "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     train(model, torch.optim.AdamW(groups))
     return list(matrices)
 
 
-def test_groups_by_logical_shape() -> None:
+def test_groups_by_whole_shape() -> None:
     expected = [name for name, p in Choosing().named_parameters() if p.ndim >= 2]
     assert on_ranks(4, decayed_by_shape) == [expected] * 4

@@ -8,7 +8,8 @@ from lowband.cost.peers import peer_sent_bytes
 from lowband.run.outside import level_of
 from lowband.run.peer_faults import qgz_scale
 from lowband.run.train import train
-from lowband.spec.machine import Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import CONTROL, Outcome, RunFolder
 from lowband.spec.run import RunSpec

@@ -13,7 +13,7 @@ from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.group import on_ranks
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 
 STEPS = 2

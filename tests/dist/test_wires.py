@@ -10,7 +10,7 @@ from lowband.engine.topology import Topology
 from lowband.engine.wire import decode, decode_sum, encode, sum_encode
 from lowband.kernels.block_quant import dequantize, quantize
 from lowband.run.group import on_ranks
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES, MESSAGE_ALIGN, WIRE_BITS, message_bytes
 

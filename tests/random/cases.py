@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 
 Kind = Literal["mlp", "norm", "scale", "branch", "aux"]

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from tests.random.cases import Case, Kind, Net, Part, gets_gradients_in_pieces
 from tests.random.programs import program_of

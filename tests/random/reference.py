@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from lowband.kernels.block_quant import dequantize, quantize
-from lowband.spec.machine import SELF, WORLD
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.wire import WIRE_BITS
 from tests.random.cases import Backward, BrokenBackward, Case, Clip, Forward, LostForward, State, Step, Zero
 from tests.random.model import DTYPE, Blown, Chain, Fuse, is_unit, nets_of, optimizers_of, run_nets

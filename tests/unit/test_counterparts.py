@@ -9,7 +9,7 @@ import yaml
 from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.spec.exchange import scheme_of_deepspeed
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.peers import FORMS, PEERS, TABLE, form_of, peer_arguments
 from lowband.spec.scheme import read_scheme
 

@@ -4,7 +4,7 @@ import pytest
 
 from lowband.engine.hosts import check_hosts
 from lowband.errors import UserError
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 
 INNER = {"package": 2, "node": 4}
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
 
 # Sizes of 1 to 4 levels of any ratios.

@@ -19,7 +19,8 @@ from lowband.cost.predict import predict
 from lowband.cost.scale_model import box_step_s
 from lowband.cost.time import step_time
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD, Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.strict import read_yaml
 from lowband.spec.suites import expand
 
@@ -50,7 +51,7 @@ def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
     one = job(scheme)
     numels = stage_numels(one.model, one.levels, 1, 1)
     total = sum(
-        t.sent_bytes * (1 if t.once_per_step else 4)
+        t.sent_bytes * (1 if t.collective.every == "step" else 4)
         for i, n in enumerate(numels)
         for t in transfers(n, i == 0, one.scheme, one.levels, "bf16", "bf16")
     )

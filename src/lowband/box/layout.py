@@ -12,7 +12,8 @@ so a rank alone may use what its neighbours leave, and all together get what the
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lowband.spec.machine import SELF, Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import SELF, Levels
 
 HEAD_ADDRESS = "10.77.0.254"  # of Slurm's controller; traffic to and from it is not shaped
 PREFIX = "lowband-"  # of every namespace that a box makes, and of nothing else

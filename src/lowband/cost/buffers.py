@@ -13,8 +13,9 @@ A gather on an encoded wire holds its message and all it receives; on a plain wi
 
 from collections.abc import Sequence
 
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import STEP, Collective
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -36,16 +37,11 @@ def buffer_bytes(
     peak = 0
     for numel in unit_numels:
         unit = _Unit(scheme, levels, numel, backend)
-        peak = max(
-            peak,
-            unit.gather("forward_gather", SELF, scheme.weights, compute_dtype),
-            unit.gather("backward_gather", SELF, scheme.backward_level, compute_dtype),
-            unit.gather("update_gather", scheme.weights, scheme.optim, compute_dtype),
-            unit.reduce("grad_reduce", SELF, scheme.grads, reduce_dtype),
-            unit.reduce("boundary_reduce", scheme.grads, scheme.optim, reduce_dtype),
-            unit.reduce("replica_reduce", scheme.optim, WORLD, reduce_dtype),
-            unit.gather_back("replica_reduce", scheme.optim, WORLD, reduce_dtype),
-        )
+        for row in STEP:
+            dtype = row.dtype(compute_dtype, reduce_dtype)
+            gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
+            back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0
+            peak = max(peak, gathered, back)
     return peak
 
 
@@ -55,22 +51,23 @@ class _Unit:
     def __init__(self, scheme: Scheme, levels: Levels, numel: int, backend: str) -> None:
         self._scheme, self._levels, self._numel, self._backend = scheme, levels, numel, backend
 
-    def gather(self, name: str, inner: str, outer: str, dtype: str) -> int:
-        wire: Wire = getattr(self._scheme, name)
+    def gather(self, row: Collective, dtype: str) -> int:
+        wire, (inner, outer) = self._scheme.wire(row.name), self._levels_of(row)
         if is_plain(wire, dtype) or not self._levels.hops(inner, outer):
             return 0
         message = self._message(self._numel // self._levels.size(outer), wire, dtype)
         return message * (1 + self._levels.size(outer) // self._levels.size(inner))
 
-    def gather_back(self, name: str, inner: str, outer: str, dtype: str) -> int:
+    def gather_back(self, row: Collective, dtype: str) -> int:
         """The second half of an all-reduce: with its input and its result."""
+        inner, outer = self._levels_of(row)
         if not self._levels.hops(inner, outer):
             return 0
         numels = sum(self._numel // self._levels.size(level) for level in (inner, outer))
-        return DTYPE_BYTES[dtype] * numels + self.gather(name, inner, outer, dtype)
+        return DTYPE_BYTES[dtype] * numels + self.gather(row, dtype)
 
-    def reduce(self, name: str, inner: str, outer: str, dtype: str) -> int:
-        wire: Wire = getattr(self._scheme, name)
+    def reduce(self, row: Collective, dtype: str) -> int:
+        wire, (inner, outer) = self._scheme.wire(row.name), self._levels_of(row)
         size = DTYPE_BYTES[dtype]
         numel = self._numel // self._levels.size(inner)
         peak = size * numel
@@ -86,6 +83,9 @@ class _Unit:
             peak = max(peak, *stages)
             numel = part
         return peak
+
+    def _levels_of(self, row: Collective) -> tuple[str, str]:
+        return self._scheme.level(row.inner), self._scheme.level(row.outer)
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:
         return message_bytes(numel, wire, dtype, self._scheme.block_size)

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lowband.cost.memory import keeps_secondary, keeps_weights_copy
-from lowband.spec.machine import SELF, WORLD, Hop, Levels
+from lowband.spec.mesh import SELF, WORLD, Hop, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import NORM_GATHER, STEP, Collective
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -53,15 +53,13 @@ class Transfer:
 
     sent_bytes:       what it sends, to hop.count - 1 partners together
     quantized_values: values that it encodes and decodes around the hop
-    once_per_step:    at the accumulation boundary; else in every micro-batch
     """
 
-    collective: str
+    collective: Collective
     hop: Hop
     wire: Wire
     sent_bytes: int
     quantized_values: int
-    once_per_step: bool
 
 
 def sent_bytes(
@@ -82,13 +80,12 @@ def sent_bytes(
     counts: Counter[tuple[str, str, str]] = Counter()
     for unit, numel in enumerate(units):
         for t in transfers(numel, unit == 0, scheme, levels, compute_dtype, reduce_dtype):
-            counts[t.hop.level, t.collective, t.wire] += t.sent_bytes * (
-                1 if t.once_per_step else accumulation
-            )
+            times = accumulation if t.collective.every == "pass" else 1
+            counts[t.hop.level, t.collective.name, t.wire] += t.sent_bytes * times
     if is_clipped:
         held = NORM_BYTES
         for hop in reversed(levels.hops(SELF, WORLD)):
-            counts[hop.level, "norm_gather", "native"] += (hop.count - 1) * held
+            counts[hop.level, NORM_GATHER, "native"] += (hop.count - 1) * held
             held *= hop.count
     return dict(counts)
 
@@ -101,17 +98,16 @@ def transfers(
     numel: elements of the unit, padding included
     The root stays gathered from forward to backward, so it is not gathered again.
     """
-    backward = scheme.secondary if keeps_secondary(scheme, levels) and scheme.secondary else scheme.weights
     unit = _Unit(scheme, levels, numel)
-    hops = [*unit.gather("forward_gather", SELF, scheme.weights, compute_dtype)]
-    if not is_root:
-        hops += unit.gather("backward_gather", SELF, backward, compute_dtype)
-    hops += unit.reduce("grad_reduce", SELF, scheme.grads, reduce_dtype)
-    hops += unit.reduce("boundary_reduce", scheme.grads, scheme.optim, reduce_dtype, once=True)
-    hops += unit.reduce("replica_reduce", scheme.optim, WORLD, reduce_dtype, once=True)
-    hops += unit.gather("replica_reduce", scheme.optim, WORLD, reduce_dtype, once=True)
-    if keeps_weights_copy(scheme, levels, compute_dtype == "fp32"):
-        hops += unit.gather("update_gather", scheme.weights, scheme.optim, compute_dtype, once=True)
+    hops: list[Transfer] = []
+    for row in STEP:
+        if is_root and not row.of_root:
+            continue
+        dtype = row.dtype(compute_dtype, reduce_dtype)
+        if row.kind != "gather":
+            hops += unit.reduce(row, dtype)
+        if row.kind != "reduce":
+            hops += unit.gather(row, dtype)
     return hops
 
 
@@ -121,9 +117,13 @@ class _Unit:
     def __init__(self, scheme: Scheme, levels: Levels, numel: int) -> None:
         self._scheme, self._levels, self._numel = scheme, levels, numel
 
-    def gather(self, name: str, inner: str, outer: str, dtype: str, once: bool = False) -> Iterator[Transfer]:
+    def gather(self, row: Collective, dtype: str) -> Iterator[Transfer]:
         """Outermost hop first; encoded by its owner before it, decoded by everyone after the last."""
-        wire = self._wire(name, dtype)
+        wire, inner, outer = (
+            self._wire(row, dtype),
+            self._scheme.level(row.inner),
+            self._scheme.level(row.outer),
+        )
         values = self._numel // self._levels.size(outer)
         held = self._message(values, wire, dtype)
         hops = list(reversed(self._levels.hops(inner, outer)))
@@ -131,21 +131,25 @@ class _Unit:
             touched = values if i == 0 else 0
             touched += self._numel // self._levels.size(inner) if i == len(hops) - 1 else 0
             quantized = touched if wire in WIRE_BITS else 0
-            yield Transfer(name, hop, wire, (hop.count - 1) * held, quantized, once)
+            yield Transfer(row, hop, wire, (hop.count - 1) * held, quantized)
             held *= hop.count
 
-    def reduce(self, name: str, inner: str, outer: str, dtype: str, once: bool = False) -> Iterator[Transfer]:
+    def reduce(self, row: Collective, dtype: str) -> Iterator[Transfer]:
         """Innermost hop first; each hop encodes what it sends and decodes what it receives."""
-        wire = self._wire(name, dtype)
+        wire, inner, outer = (
+            self._wire(row, dtype),
+            self._scheme.level(row.inner),
+            self._scheme.level(row.outer),
+        )
         numel = self._numel // self._levels.size(inner)
         for hop in self._levels.hops(inner, outer):
             quantized = 2 * numel if wire in WIRE_BITS else 0
             numel //= hop.count
             sent = (hop.count - 1) * self._message(numel, wire, dtype)
-            yield Transfer(name, hop, wire, sent, quantized, once)
+            yield Transfer(row, hop, wire, sent, quantized)
 
-    def _wire(self, name: str, dtype: str) -> Wire:
-        wire: Wire = getattr(self._scheme, name)
+    def _wire(self, row: Collective, dtype: str) -> Wire:
+        wire = self._scheme.wire(row.name)
         return "native" if is_plain(wire, dtype) else wire
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:

@@ -21,7 +21,8 @@ import numpy as np
 from lowband.cost.bytes import Transfer
 from lowband.cost.numbers import Num
 from lowband.spec.fact import Bound, Fact
-from lowband.spec.machine import Hop, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Hop
 
 Case = Literal["slow", "value", "fast"]  # every constant at the end of its interval that makes it so
 MICRO, GIGA = 1e-6, 1e9
@@ -102,7 +103,7 @@ class Network:
 
     def collective_s(self, parts: Sequence[Transfer]) -> Num:
         """The hops of one collective of one unit. A quantized reduction is never flat."""
-        gathers = parts[0].collective.endswith("_gather")
+        gathers = parts[0].collective.kind == "gather"
         if self.is_flat and len(parts) > 1 and (gathers or parts[0].quantized_values == 0):
             hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
             return self.ring_s(hops, sum(part.sent_bytes for part in parts))

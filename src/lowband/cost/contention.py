@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 from lowband.cost.bytes import Transfer, transfers, unit_numels
 from lowband.cost.collectives import Network
 from lowband.errors import UserError
-from lowband.spec.machine import Levels, Machine, Stack
+from lowband.spec.machine import Machine, Stack
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
@@ -76,7 +77,7 @@ def _cases(machine: Machine, model: ModelSpec, scheme: Scheme, levels: Levels) -
     numel = unit_numels(model, levels)[1]
     parts: dict[str, list[Transfer]] = {}
     for t in transfers(numel, False, scheme, levels, "bf16", "bf16"):
-        parts.setdefault(t.collective, []).append(t)
+        parts.setdefault(t.collective.name, []).append(t)
     hops, flat = Network(_bare(machine, "hops")), Network(_bare(machine, "flat"))
     for name, collective in parts.items():
         time = float(hops.collective_s(collective))

@@ -10,7 +10,8 @@ import numpy as np
 from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
-from lowband.spec.machine import Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
@@ -22,7 +23,7 @@ class Job:
     """One point, or a grid: micro_batch, seq_len, accumulation and `faster` may be arrays that broadcast.
 
     Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage. The scheme is placed
-    over the data-parallel ranks: their levels are the machine's, divided by tp.
+    over the data-parallel ranks.
 
     micro_batch:  sequences per data-parallel group and pass; accumulation: passes per optimizer step, which
                   are a pipeline's micro-batches
@@ -77,27 +78,16 @@ class Job:
         return self.ranks // (self.tp * self.pp)
 
     @cached_property
+    def mesh(self) -> Mesh:
+        """Ranks by axis, tensor-parallel first."""
+        return Mesh.fit(self.machine.sizes, {"tp": self.tp, "dp": self.dp, "pp": self.pp})
+
+    @cached_property
     def levels(self) -> Levels:
         """Levels of the data-parallel ranks."""
-        inner = {}
-        for name, size in self.machine.sizes.items():
-            if size > self.tp and size % self.tp:
-                raise UserError(
-                    f"tp {self.tp} does not divide level '{name}' of {size}",
-                    where=f"slurm/{self.machine.name}/machine.yaml",
-                )
-            inner[name] = max(1, size // self.tp)
-        return Levels.fit(inner, self.dp)
+        return self.mesh.levels("dp")
 
     @property
     def tokens(self) -> Num:
         """Per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * self.dp
-
-    def stage_level(self) -> str:
-        """The level whose links join a rank to its like in the next pipeline stage."""
-        stride = self.tp * self.dp
-        for name, size in self.machine.sizes.items():
-            if size >= 2 * stride:
-                return name
-        return "world"

@@ -16,7 +16,7 @@ each state on a level of its own.
 from collections.abc import Sequence
 
 from lowband.cost.buffers import buffer_bytes
-from lowband.spec.machine import SELF, Levels
+from lowband.spec.mesh import SELF, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES
 

@@ -24,18 +24,15 @@ from lowband.cost.job import Job
 from lowband.cost.numbers import Num
 from lowband.cost.time import step_time
 from lowband.errors import UserError
-from lowband.spec.machine import Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import STEP
 from lowband.spec.wire import Wire
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
-WIRES: dict[str, tuple[Wire, Wire]] = {
-    "forward_gather": ("native", "int8"),
-    "backward_gather": ("native", "int8"),
-    "grad_reduce": ("native", "int4"),
-    "boundary_reduce": ("native", "int4"),
-}
+WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MOST_STAGES = 16
 KNOBS = (
     "weights", "secondary", "grads", "optim", *WIRES, "micro_batch", "recompute", "tp", "pp",
@@ -174,7 +171,7 @@ def schemes(levels: Levels) -> Iterator[Scheme]:
     for weights, grads, optim in itertools.combinations_with_replacement(names, 3):
         for secondary in (None, *names[: names.index(weights)]):
             placed = Scheme(name="plan", weights=weights, secondary=secondary, grads=grads, optim=optim)
-            used = {t.collective for t in transfers(levels.world, False, placed, levels, "bf16", "bf16")}
+            used = {t.collective.name for t in transfers(levels.world, False, placed, levels, "bf16", "bf16")}
             choices = [wires if name in used else wires[:1] for name, wires in WIRES.items()]
             for wires in itertools.product(*choices):
                 update = dict(zip(WIRES, wires, strict=True))

@@ -29,7 +29,7 @@ def report(plan: Plan) -> str:
 def _line(c: Candidate) -> str:
     job, s = c.job, c.job.scheme
     secondary = f"/{s.secondary}" if s.secondary else ""
-    wires = ", ".join(f"{w} {getattr(s, w)}" for w in WIRES if getattr(s, w) != "native") or "all native"
+    wires = ", ".join(f"{w} {s.wire(w)}" for w in WIRES if s.wire(w) != "native") or "all native"
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
         f"micro-batch {c.micro_batch} x {c.accumulation}, recompute {job.recompute}, tp {job.tp}, pp {job.pp}"

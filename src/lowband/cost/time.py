@@ -22,7 +22,7 @@ activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) run
 stage in turn, so a unit is gathered and reduced once a step, not once a micro-batch.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +32,12 @@ from lowband.cost.collectives import Case, Network, seconds, share
 from lowband.cost.compute import Computer, work
 from lowband.cost.job import Job
 from lowband.cost.numbers import Num, join
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.step import STEP
 
-EVERY_PASS = ("forward_gather", "backward_gather", "grad_reduce")
-ONCE = ("boundary_reduce", "replica_reduce", "update_gather")
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "host", "tensor_parallel", "pipeline_exchange", "bubble",
-    *(f"exposed_{name}" for name in (*EVERY_PASS, *ONCE)),
+    *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
 
 Lane = dict[str, Num]  # collective -> seconds in the lane, of one unit
@@ -75,7 +74,8 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
 
-    def forward(gathers: Iterable[str], times: Num) -> None:
+    def forward(every: Collection[str], times: Num) -> None:
+        gathers = _names("forward", "weights", every)
         g, g_root = _sum(block, gathers), _sum(root, gathers)
         busy = w.forward + 2 * tp_s + host
         exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
@@ -85,20 +85,21 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
             {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in gathers},
         )
 
-    def backward(reductions: Iterable[str], times: Num) -> None:
-        g, r, r_root = block.get("backward_gather", 0.0), _sum(block, reductions), _sum(root, reductions)
+    def backward(every: Collection[str], times: Num) -> None:
+        gathers, reductions = (_names("backward", what, every) for what in ("weights", "gradients"))
+        g, r, r_root = _sum(block, gathers), _sum(block, reductions), _sum(root, reductions)
         busy = w.backward + w.recompute + 2 * tp_s + tp_again + host
         exposed = join(w.head_backward, g, overlap) - w.head_backward
         exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
-        lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in reductions}
-        _tell(add, exposed * times, {"backward_gather": blocks * g, **lane})
+        lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
+        _tell(add, exposed * times, lane)
 
-    # The first forward of a step gathers updated weights, the last backward carries gradients out.
-    forward(["forward_gather", "update_gather"], 1)
-    backward(["grad_reduce", "boundary_reduce", "replica_reduce"], 1)
+    # The first forward of a step gathers updated weights, the last backward reduces to the optimizer's level.
+    forward(("pass", "step"), 1)
+    backward(("pass", "step"), 1)
     if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once a step
-        forward(["forward_gather"], passes - 1)
-        backward(["grad_reduce"], passes - 1)
+        forward(("pass",), passes - 1)
+        backward(("pass",), passes - 1)
     add("forward", passes * (blocks * w.forward + w.head_forward))
     add("backward", passes * (blocks * w.backward + w.head_backward))
     add("recompute", passes * blocks * w.recompute)
@@ -113,9 +114,7 @@ def step_time(job: Job, case: Case = "value") -> StepTime:
     total: Num = 0.0
     for item in items.values():
         total = total + item
-    often = {
-        name: passes if name in EVERY_PASS and job.schedule == "1f1b" else 1 for name in (*EVERY_PASS, *ONCE)
-    }
+    often = {row.name: passes if row.every == "pass" and job.schedule == "1f1b" else 1 for row in STEP}
     lane = {n: often[n] * (root.get(n, 0.0) + blocks * block.get(n, 0.0)) for n in often}
     return StepTime(total, items, lane)
 
@@ -124,11 +123,16 @@ def _lane(job: Job, network: Network, computer: Computer, numel: int, is_root: b
     """Seconds of each collective of one unit: messages and quantization."""
     parts: dict[str, list[Transfer]] = {}
     for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
-        parts.setdefault(t.collective, []).append(t)
+        parts.setdefault(t.collective.name, []).append(t)
     return {
         name: network.collective_s(hops) + computer.quantize_s(sum(hop.quantized_values for hop in hops))
         for name, hops in parts.items()
     }
+
+
+def _names(during: str, carries: str, every: Collection[str]) -> list[str]:
+    """Collectives of a pass, in order."""
+    return [r.name for r in STEP if (r.during, r.carries) == (during, carries) and r.every in every]
 
 
 def _sum(lane: Lane, names: Iterable[str]) -> Num:
@@ -150,7 +154,7 @@ def _all_reduce_s(job: Job, network: Network) -> Num:
     """One all-reduce of a micro-batch's activations, 16-bit, over the tensor-parallel ranks: a flat ring."""
     if job.tp == 1:
         return 0.0
-    hops = Levels.fit(job.machine.sizes, job.tp).hops(SELF, WORLD)
+    hops = job.mesh.levels("tp").hops(SELF, WORLD)
     sent = 2 * (job.tp - 1) / job.tp * 2 * job.micro_batch * job.seq_len * job.model.hidden
     return network.ring_s(hops, sent)
 
@@ -162,7 +166,7 @@ def _exchange_s(job: Job, network: Network) -> Num:
     """
     if job.pp == 1:
         return 0.0
-    level = job.stage_level()
+    level = job.mesh.along("pp")[0].level  # the links to the next stage
     moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.tp
     one = network.base_s + network.latency_s(level) + moved / network.rate(level)
     return 2 * job.interleave * one

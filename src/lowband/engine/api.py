@@ -1,5 +1,6 @@
 """The library: shard a module in place, clip, and get the whole state back."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.machine import SELF
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme, read_scheme
 
 
@@ -23,6 +24,7 @@ def shard(
     compute_dtype: torch.dtype = torch.bfloat16,
     reduce_dtype: torch.dtype = torch.float32,
     overlap: bool = True,
+    placement_of: Callable[[str, nn.Module], Scheme | str | None] | None = None,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -33,6 +35,8 @@ def shard(
     compute_dtype: of weights and activations; floating-point inputs of each unit are cast to it
     reduce_dtype:  of gradients on their way and while they are summed
     overlap:       communication runs behind the computation; False, to measure what that saves
+    placement_of:  of a unit's name and module: a scheme of its own, as `scheme`, or None for `scheme`. Units
+                   are named after their module; the rest is "root", frozen parameters "... (frozen)"
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks. Raises UserError for a scheme that the levels cannot hold, and, on
@@ -40,10 +44,20 @@ def shard(
     """
     if hasattr(module, "_lowband"):
         raise UserError("the module is sharded already", where=type(module).__name__)
-    if isinstance(scheme, str):
-        scheme = read_scheme(Path.cwd() / "config" / "schemes.yaml", scheme)
-    module._lowband = Engine(module, scheme, topology, wrap, compute_dtype, reduce_dtype, overlap)  # type: ignore[assignment]
+    placed = _scheme(scheme)
+
+    def scheme_of(unit: str, owner: nn.Module) -> Scheme:
+        own = placement_of(unit, owner) if placement_of is not None else None
+        return placed if own is None else _scheme(own)
+
+    module._lowband = Engine(  # type: ignore[assignment]
+        module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, scheme_of
+    )
     return module
+
+
+def _scheme(scheme: Scheme | str) -> Scheme:
+    return read_scheme(Path.cwd() / "config" / "schemes.yaml", scheme) if isinstance(scheme, str) else scheme
 
 
 def engine_of(module: nn.Module) -> Engine:
@@ -69,15 +83,19 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """
     engine = engine_of(module)
     engine.put_shards()
-    present = (p.grad for p in module.parameters() if p.grad is not None and p.grad.numel())
-    grads = [grad.as_subclass(torch.Tensor) for grad in present]
-    mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
-    if grads:
-        mine += torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).square().sum()
-    total = engine.sum_over_ranks(mine)
     levels = engine.topology.levels
-    replicas = levels.world // levels.size(engine.scheme.optim)
-    norm = (total / replicas).sqrt()
+    copied: dict[int, list[torch.Tensor]] = {}  # gradients by the number of ranks that hold each of them
+    for unit in engine.units:
+        present = [p.grad for p in unit.shards if p.grad is not None and p.grad.numel()]
+        replicas = levels.world // levels.size(unit.scheme.optim)
+        copied.setdefault(replicas, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
+    mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
+    for replicas, part in copied.items():
+        if part:
+            squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
+            mine += squares / replicas
+    norm = engine.sum_over_ranks(mine).sqrt()
+    grads = [grad for part in copied.values() for grad in part]
     if grads:
         # Without asking the device whether it must be: a factor of 1 changes nothing.
         factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
@@ -92,7 +110,7 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine.put_shards()
     for unit in engine.units:
         whole = unit.master.new_empty(unit.layout.numel)
-        messages, optim = engine.collectives, engine.scheme.optim
+        messages, optim = unit.collectives, unit.scheme.optim
         gather = partial(
             messages.gather, shard=unit.master, out=whole, inner=SELF, outer=optim, name="state_dict"
         )

@@ -131,7 +131,7 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
         raise UserError(
             f"param group {groups.index([])} is empty: shards are 1D, whatever p.ndim was before",
             where=type(optimizer).__name__,
-            allowed="groups chosen by name, or by len(p.logical_shape)",
+            allowed="groups chosen by name, or by len(p.shard_of.shape)",
         )
 
 

@@ -25,8 +25,9 @@ from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.spec.machine import SELF
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Collective
 from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
@@ -103,10 +104,6 @@ class Collectives:
             handle.wait()
         return handle
 
-    def _wire(self, name: str) -> Wire:
-        wire: Wire = getattr(self.scheme, name, "native")  # what is no part of a step has no wire of its own
-        return wire
-
     def outwards(self, inner: str, outer: str) -> list[str]:
         """The levels of a reduction's hops, in order. A gather's are the same in reverse."""
         return [hop.level for hop in self.topology.levels.hops(inner, outer)]
@@ -114,6 +111,25 @@ class Collectives:
     def inwards(self, inner: str, outer: str) -> list[str]:
         """The levels of a gather's hops, in order."""
         return self.outwards(inner, outer)[::-1]
+
+    def levels_of_reduction(self, row: Collective) -> list[str]:
+        """The levels of the hops of `reduce`, in order."""
+        inner, outer = self.scheme.level(row.inner), self.scheme.level(row.outer)
+        back = self.inwards(inner, outer) if row.kind == "all_reduce" else []
+        return [*self.outwards(inner, outer), *back]
+
+    def reduce(self, call: Call, full: torch.Tensor, row: Collective) -> Reduction:
+        """A row of the step that carries gradients: `reduce_scatter`, of an all-reduce with a gather back.
+
+        full: this rank's shard of the row's inner level; otherwise as in `reduce_scatter`
+        """
+        inner, outer = self.scheme.level(row.inner), self.scheme.level(row.outer)
+        moving = [full]
+        del full
+        moving.append((yield from self.reduce_scatter(call, moving.pop(), inner, outer, row.name)))
+        if row.kind == "all_reduce":
+            moving.append((yield from self.gather_whole(call, moving.pop(), inner, outer, row.name)))
+        return moving.pop()
 
     def gather(
         self, call: Call, shard: torch.Tensor, out: torch.Tensor, inner: str, outer: str, name: str
@@ -123,7 +139,7 @@ class Collectives:
         shard: 1D, no part of `out`
         out:   1D, shard.numel() x (size of outer / size of inner) elements, in the native dtype
         """
-        hops, wire = self.topology.hops(inner, outer), self._wire(name)
+        hops, wire = self.topology.hops(inner, outer), self.scheme.wire(name)
         if hops:
             yield hops[-1].hop.level, [shard, out]
         if is_plain(wire, out.dtype) or not hops:
@@ -168,7 +184,7 @@ class Collectives:
         Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype, counted
         as a buffer.
         """
-        hops, wire, dtype = self.topology.hops(inner, outer), self._wire(name), full.dtype
+        hops, wire, dtype = self.topology.hops(inner, outer), self.scheme.wire(name), full.dtype
         if hops and not is_plain(wire, dtype):
             yield hops[0].hop.level, [full]
             rows = full.view(hops[0].hop.count, -1)

@@ -37,8 +37,9 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Unit
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import NORM_GATHER
 
 MOST_REDUCING = 2
 
@@ -80,18 +81,24 @@ class Engine:
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
         overlap: bool,
+        scheme_of: Callable[[str, nn.Module], Scheme],
     ) -> None:
-        scheme.check(topology.levels)
+        """scheme_of: of a unit's name and its owner; `scheme` is for collectives of no unit"""
         check_unsharded(module)
         groups = divide(module, wrap)
+        schemes = [scheme_of(name, owner) for owner, name, _ in groups]
+        for each in (scheme, *schemes):
+            each.check(topology.levels)
         if not is_alone():
             said = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
+            own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
+            said["units with a placement of their own"] = own
             dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
             check_same({**said, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
-        self.module, self.scheme, self.topology = module, scheme, topology
+        self.module, self.topology = module, topology
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
         self.device = first.device
@@ -109,8 +116,15 @@ class Engine:
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
         self._units_of: dict[nn.Module, list[Unit]] = {}
-        for owner, name, slots in groups:
-            unit = Unit(name, slots, self.collectives, compute_dtype, reduce_dtype)
+        collectives = {scheme: self.collectives}
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        for (owner, name, slots), placed in zip(groups, schemes, strict=True):
+            if placed not in collectives:
+                collectives[placed] = Collectives(
+                    placed, topology, self.ledger, self.meter, self.device, overlap
+                )
+            named = [names[getattr(*places[0])] for places in slots]
+            unit = Unit(name, slots, named, collectives[placed], compute_dtype, reduce_dtype)
             unit.grads.watch(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)
@@ -314,7 +328,7 @@ class Engine:
         messages.submit(
             "norm",
             messages.inwards(SELF, WORLD),
-            lambda call: messages.gather(call, mine, everyones, SELF, WORLD, "norm_gather"),
+            lambda call: messages.gather(call, mine, everyones, SELF, WORLD, NORM_GATHER),
         ).wait()
         return everyones.sum()
 

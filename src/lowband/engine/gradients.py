@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowband.engine.collectives import Call
 from lowband.engine.lane import Handle, Work
 from lowband.engine.shard_grad import ShardGrad
-from lowband.spec.machine import SELF, WORLD
 from lowband.spec.partition import intersect
+from lowband.spec.step import reductions
 
 if TYPE_CHECKING:
     from lowband.engine.shard import Unit
@@ -95,17 +95,16 @@ class Gradients:
             reducing.wait()
 
     def _levels_of_reduction(self, at_boundary: bool) -> list[str]:
-        grads, optim, outwards = self._scheme.grads, self._scheme.optim, self._collectives.outwards
-        levels = outwards(SELF, grads)
-        if at_boundary:
-            levels += (
-                outwards(grads, optim) + outwards(optim, WORLD) + self._collectives.inwards(optim, WORLD)
-            )
-        return levels
+        rows = reductions("pass") + (reductions("step") if at_boundary else [])
+        return [level for row in rows for level in self._collectives.levels_of_reduction(row)]
 
     def _reduce(self, call: Call, grads: list[torch.Tensor | None], at_boundary: bool) -> Work:
-        reduce_scatter, scheme, meter = self._collectives.reduce_scatter, self._scheme, self._meter
-        part = yield from reduce_scatter(call, self._flatten(call, grads), SELF, scheme.grads, "grad_reduce")
+        meter = self._meter
+        # A list, so that only the collective refers to the gradient while it is on its way.
+        moving = [self._flatten(call, grads)]
+        for row in reductions("pass"):
+            moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
+        part = moving.pop()
         if self._accumulated is not None:
             self._accumulated += part
         elif not at_boundary:
@@ -117,14 +116,12 @@ class Gradients:
         if self._accumulated is not None:
             meter.release("grads", self._accumulated.nbytes)
             part, self._accumulated = call.hold(self._accumulated.to(self._dtype)), None
-        # Out to the optimizer's level, averaged over all ranks. A list, to refer to the gradient only there.
-        moving = [part]
+        # Out to the optimizer's level, averaged over all ranks.
+        moving.append(part)
         del part
-        outer = scheme.optim
-        moving.append((yield from reduce_scatter(call, moving.pop(), scheme.grads, outer, "boundary_reduce")))
-        moving.append((yield from reduce_scatter(call, moving.pop(), outer, WORLD, "replica_reduce")))
-        gather_whole = self._collectives.gather_whole
-        part = yield from gather_whole(call, moving.pop(), outer, WORLD, "replica_reduce")
+        for row in reductions("step"):
+            moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
+        part = moving.pop()
         call.release(part)
         part = part.float()
         world = self._unit.levels.world

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from lowband.errors import UserError
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 
 MENDED_BY = "ranks that fill host after host: srun --distribution=block, or torchrun's own numbering"
 

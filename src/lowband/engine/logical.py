@@ -14,8 +14,8 @@ from torch import nn
 
 from lowband.engine.api import engine_of
 from lowband.engine.manifest import Content, Group, Number, Saved
+from lowband.engine.shard import ShardOf
 from lowband.errors import UserError
-from lowband.spec.partition import intersect
 
 
 @dataclass(frozen=True)
@@ -128,17 +128,18 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
     """(name, optimizer shard, this rank's piece) for every parameter."""
     engine = engine_of(module)
     engine.put_shards()
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
     levels = engine.topology.levels
-    # Beyond the optimizer's level ranks hold copies: those of the first group write.
-    writes = engine.topology.rank < levels.size(engine.scheme.optim)
     for unit in engine.units:
-        for shard, shape, (start, stop) in zip(
-            unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True
-        ):
-            a, b = intersect((start, stop), unit.optim_range)
-            local = shard.detach()[: b - a]  # without the padding behind
-            yield names[id(shard)], shard, Piece(local, a - start, shape, sharded=True, writes=writes)
+        # Beyond the optimizer's level ranks hold copies: those of the first group write.
+        writes = engine.topology.rank < levels.size(unit.scheme.optim)
+        for shard in unit.shards:
+            whole: ShardOf = shard.shard_of
+            local = shard.detach()[: whole.stop - whole.start]  # without the padding behind
+            yield (
+                whole.name,
+                shard,
+                Piece(local, whole.start, tuple(whole.shape), sharded=True, writes=writes),
+            )
 
 
 def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece) -> Piece:

@@ -15,6 +15,7 @@ element by element works on them.
 from the optimizer's level to the weights' level.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,10 +28,27 @@ from lowband.engine.gradients import Gradients
 from lowband.engine.lane import Handle, Work
 from lowband.engine.states import UnitState
 from lowband.errors import UserError
-from lowband.spec.machine import SELF
-from lowband.spec.partition import UnitLayout, intersect, shard_range
+from lowband.spec.mesh import SELF
+from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
 
 Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
+
+
+@dataclass(frozen=True)
+class ShardOf:
+    """The whole parameter of which an optimizer's parameter is this rank's shard: its attribute `shard_of`.
+
+    name, shape: of the whole, in the module as it was
+    start, stop: this rank's range of the flattened whole; behind it the shard has padding
+    ranks:       whose shards make up the whole, in their order
+    """
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+    ranks: tuple[int, ...]
 
 
 class Unit:
@@ -40,11 +58,15 @@ class Unit:
         self,
         name: str,
         slots: list[list[Slot]],
+        names: list[str],
         collectives: Collectives,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
-        """Take over the parameters at `slots`: per parameter, all places where it is registered."""
+        """Take over the parameters at `slots`: per parameter, all places where it is registered.
+
+        names: of the parameters in the module that is sharded
+        """
         self.name, self.slots = name, slots
         self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
         self.levels, self.rank = collectives.topology.levels, collectives.topology.rank
@@ -53,7 +75,7 @@ class Unit:
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
-        self._hold_shards(originals)
+        self._hold_shards(originals, names)
         self._make_leaves(originals)
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
@@ -82,15 +104,18 @@ class Unit:
             part[a - start : b - start] = original.detach().reshape(-1)[a - place[0] : b - place[0]]
         return part
 
-    def _hold_shards(self, originals: list[nn.Parameter]) -> None:
+    def _hold_shards(self, originals: list[nn.Parameter], names: list[str]) -> None:
         hold, dtype = self.meter.hold, self.compute_dtype
         start, stop = self.optim_range
         self.master = hold("optim", self._part(originals, self.scheme.optim, torch.float32))  # 1D
         self.shards: list[nn.Parameter] = []
-        for span, original in zip(self.layout.spans(), originals, strict=True):
+        ranks = tuple(shard_ranks(self.levels, self.scheme.optim, self.rank))
+        places = zip(self.layout.spans(), self.layout.ranges(), originals, names, strict=True)
+        for span, place, original, name in places:
             a, b = intersect(span, (start, stop))
             shard = nn.Parameter(self.master[a - start : b - start], self.requires_grad)
-            shard.logical_shape = original.shape  # type: ignore[attr-defined]
+            first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
+            shard.shard_of = ShardOf(name, original.shape, first, last, ranks)  # type: ignore[attr-defined]
             self.shards.append(shard)
         self.changes = Changes(self.name, self.master, self.shards)
         self._seen_version = self.changes.version
@@ -241,13 +266,13 @@ class Unit:
                 yield from self._refresh(call)
             # The master shard itself serves where no copy is kept of it.
             source, level = (self.master if self.weights is None else self.weights), self.scheme.weights
-        purpose = "backward_gather" if backward else "forward_gather"
-        yield from self.collectives.gather(call, source, self.flat, SELF, level, purpose)
+        row = BACKWARD_GATHER if backward else FORWARD_GATHER
+        yield from self.collectives.gather(call, source, self.flat, SELF, level, row.name)
 
     def _refresh(self, call: Call) -> Work:
         """Carry the master weights from the optimizer's level in to the weights' level. [Note: stale]"""
         if self.weights is not None:
             weights, optim = self.scheme.weights, self.scheme.optim
             yield from self.collectives.gather(
-                call, self.master, self.weights, weights, optim, "update_gather"
+                call, self.master, self.weights, weights, optim, UPDATE_GATHER.name
             )

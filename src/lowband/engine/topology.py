@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from lowband.engine.agree import check_same, is_alone
 from lowband.engine.gloo import exchange
 from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes
 from lowband.engine.order import Order
-from lowband.spec.machine import Hop, Levels, read_machine
+from lowband.spec.machine import read_machine
+from lowband.spec.mesh import Hop, Levels
 
 _TOPOLOGIES = itertools.count()
 
@@ -72,6 +74,25 @@ class Topology:
     def hops(self, inner: str, outer: str) -> list[BoundHop]:
         """The steps from one level out to another, inner first, with this rank's groups."""
         return [self._groups[hop.level] for hop in self.levels.hops(inner, outer)]
+
+    def device_mesh(self, device_type: str) -> DeviceMesh:
+        """torch's view of the same ranks and groups, for DTensor and what is built on it.
+
+        One dimension per level with more than one partner, named after it, outermost first; ["world"] alone
+        for a single rank. Its groups are this topology's: code that sends on them takes turns with the engine
+        (not between a forward and the end of its backward).
+        """
+        hops = self.levels.hops("self", "world")[::-1]
+        if not hops:
+            return init_device_mesh(device_type, (1,), mesh_dim_names=("world",))
+        ranks = torch.arange(self.levels.world).view([hop.count for hop in hops])
+        groups = [self._groups[hop.level].group for hop in hops]
+        return DeviceMesh.from_group(
+            groups if len(groups) > 1 else groups[0],
+            device_type,
+            ranks,
+            mesh_dim_names=tuple(hop.level for hop in hops),
+        )
 
     def lanes(self, device: torch.device) -> Lanes:
         """The lanes for tensors on a device; the same ones at every call."""

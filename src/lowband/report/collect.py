@@ -26,7 +26,7 @@ from lowband.cost.scale_model import box_step_s
 from lowband.errors import UserError
 from lowband.report.files import write_csv
 from lowband.report.points import NO_CONDITION, POINT, identity
-from lowband.spec.machine import SELF, WORLD
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
 from lowband.spec.run import RunSpec
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lowband.engine.lane import Lanes
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.records import CONTROL, Sent
 
 CONTROL_BYTES = 4096  # up to here an all-reduce or a broadcast is of norms or flags, not of a state

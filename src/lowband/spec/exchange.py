@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, WORLD, Levels, read_machine
+from lowband.spec.machine import read_machine
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.peers import QUANTIZED, peer_arguments
 from lowband.spec.scheme import Scheme, read_scheme
 from lowband.spec.strict import read_text

@@ -1,8 +1,5 @@
-"""A machine as data (levels, links, device) and the arithmetic of its levels."""
+"""A machine as data: levels, links, device."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +7,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from lowband.errors import UserError
 from lowband.spec.fact import Fact
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.strict import Strict, read_yaml
-
-SELF, WORLD = "self", "world"  # the level of one rank; the level of all ranks
 
 
 class Link(Strict):
@@ -189,81 +185,3 @@ def read_machine(root: Path, cluster: str, alike: tuple[str, ...] = ()) -> Machi
             raise UserError(f"like: {' -> '.join((*chain, like))} is a circle", where=path)
         text = read_machine(root, like, chain).model_dump(exclude_none=True) | text
     return Machine.parse(text | {"name": cluster}, path)
-
-
-@dataclass(frozen=True)
-class Hop:
-    """One collective's step between two neighbouring levels.
-
-    level:  the outer of the two; the hop's messages travel on that level's links
-    count:  partners in a group
-    stride: ranks between neighbouring partners
-    """
-
-    level: str
-    count: int
-    stride: int
-
-    def partners(self, rank: int) -> list[int]:
-        """The group of `rank`, in order of coordinate."""
-        block = self.stride * self.count
-        base = rank // block * block + rank % self.stride
-        return [base + i * self.stride for i in range(self.count)]
-
-    def coordinate(self, rank: int) -> int:
-        """The place of `rank` in its group."""
-        return rank // self.stride % self.count
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Level names and sizes (ranks in one group), from `self` (1) out to `world` (all ranks)."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def fit(cls, inner: Mapping[str, int], world: int) -> "Levels":
-        """Levels of `world` ranks. A level larger than the world is cut to it: 4 ranks fill half a node of 8.
-
-        inner: sizes of the levels inside the world, inner to outer
-        Raises UserError if the ranks do not fill whole groups.
-        """
-        if world < 1:
-            raise UserError(f"{world} ranks", allowed="1 or more")
-        if any(size < 1 for size in inner.values()) or {SELF, WORLD} & set(inner):
-            raise UserError(
-                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names but self and world"
-            )
-        names = (SELF, *inner, WORLD)
-        sizes = (1, *(min(size, world) for size in inner.values()), world)
-        for (name_in, in_), (name_out, out) in pairwise(zip(names, sizes, strict=True)):
-            if out % in_:
-                raise UserError(
-                    f"{world} ranks do not fit the levels: '{name_out}' ({out}) is no multiple of "
-                    f"'{name_in}' ({in_})",
-                    allowed=f"rank counts that fill whole groups of {dict(inner)}",
-                )
-        return cls(names, sizes)
-
-    @property
-    def world(self) -> int:
-        return self.sizes[-1]
-
-    def index(self, level: str) -> int:
-        """Position of a level, 0 for `self`. Raises UserError for a level that is not there."""
-        if level not in self.names:
-            raise UserError(f"no level '{level}'", allowed=self.names)
-        return self.names.index(level)
-
-    def size(self, level: str) -> int:
-        return self.sizes[self.index(level)]
-
-    def hops(self, inner: str, outer: str) -> Sequence[Hop]:
-        """The steps from one level out to another, inner first; steps among one partner are left out."""
-        first, last = self.index(inner), self.index(outer)
-        steps = (
-            Hop(self.names[i], self.sizes[i] // self.sizes[i - 1], self.sizes[i - 1])
-            for i in range(first + 1, last + 1)
-        )
-        return [hop for hop in steps if hop.count > 1]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lowband.spec.machine import SELF, Levels
+from lowband.spec.mesh import SELF, Levels
 
 # Elements. Every parameter and every shard starts on such a boundary, so that a block of up to that many
 # values never mixes parameters: next to a norm's weights of 1.0 a bias of 0.001 would share their scale and
@@ -64,6 +64,13 @@ def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int,
         length //= hop.count
         start += hop.coordinate(rank) * length
     return start, start + length
+
+
+def shard_ranks(levels: Levels, level: str, rank: int) -> list[int]:
+    """The ranks that hold a buffer sharded over `level` together with `rank`, in order of their shards."""
+    size = levels.size(level)
+    first = rank // size * size
+    return sorted(range(first, first + size), key=lambda r: shard_range(size, levels, level, r))
 
 
 def intersect(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lowband.errors import UserError
-from lowband.spec.machine import SELF, Levels
+from lowband.spec.mesh import SELF, Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import STEP
 
 Engine = Literal["lowband", "ddp", "fsdp2", "deepspeed"]
 PEERS = ("ddp", "fsdp2", "deepspeed")
@@ -91,9 +92,6 @@ QUANTIZED: dict[str, dict[str, str]] = {
     "zero_quantized_weights": {"forward_gather": "int8", "backward_gather": "int8"},
     "zero_quantized_gradients": {"grad_reduce": "int4"},
 }
-COLLECTIVES = (
-    "forward_gather", "backward_gather", "grad_reduce", "boundary_reduce", "replica_reduce", "update_gather",
-)  # fmt: skip
 
 
 def form_of(scheme: Scheme, levels: Levels) -> str:
@@ -143,7 +141,7 @@ def _fill(value: Any, ranks: dict[str, int]) -> Any:
 
 def _switches(peer: str, scheme: Scheme, levels: Levels, form: str, where: str) -> Arguments:
     """DeepSpeed's switches for the wires that are not native."""
-    wires = {name: getattr(scheme, name) for name in COLLECTIVES if getattr(scheme, name) != "native"}
+    wires = {row.name: scheme.wire(row.name) for row in STEP if scheme.wire(row.name) != "native"}
     if not wires:
         return {}
     if peer != "deepspeed":

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.machine import Levels, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme

@@ -1,42 +1,42 @@
 """A partition scheme: for each state the level it is sharded over, for each collective its wire."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, create_model
 
 from lowband.errors import UserError
-from lowband.spec.machine import Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
+from lowband.spec.step import STEP, Place
 from lowband.spec.strict import Strict, read_named
 from lowband.spec.wire import WIRE_BITS, Wire
 
 
-class Scheme(Strict):
-    """A row of `config/schemes.yaml`. Levels are names of the machine's levels, or `self` (not sharded).
-
-    Wires are by collective. `native` is the compute dtype for weights, the reduce dtype for gradients.
-
-        forward_gather   weights level -> self, before a unit's forward
-        backward_gather  secondary or weights level -> self, before its backward
-        grad_reduce      self -> grads level, after its backward
-        boundary_reduce  grads level -> optim level, once per optimizer step
-        replica_reduce   summed over the ranks beyond the optim level, once per optimizer step
-        update_gather    optim level -> weights level, once per optimizer step
-
-    Clipping by the global norm adds a `norm_gather` of one fp64 number from each rank; it is always native.
-    """
+class Placement(Strict):
+    """For each state the level over which it is sharded: a level of the machine, or `self` (not sharded)."""
 
     name: str
     weights: str = Field(description="level of the copy used for compute, in the compute dtype")
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
     optim: str = Field(description="level of fp32 master weights and Adam moments")
-    forward_gather: Wire = "native"
-    backward_gather: Wire = "native"
-    grad_reduce: Wire = "native"
-    boundary_reduce: Wire = "native"
-    replica_reduce: Wire = "native"
-    update_gather: Wire = "native"
+
+
+if TYPE_CHECKING:
+    _WithWires = Placement
+else:  # a field per collective
+    _WithWires = create_model(
+        "_WithWires", __base__=Placement, **{collective.name: (Wire, "native") for collective in STEP}
+    )
+
+
+class Scheme(_WithWires):
+    """A row of `config/schemes.yaml`: a placement, and by the name of each collective (spec.step) its wire.
+
+    `native` is the compute dtype for weights, the reduce dtype for gradients.
+    """
+
     block_size: PositiveInt = Field(default=ALIGN, description="values per scale of int8 and int4 wires")
     known_as: str = ""
 
@@ -62,23 +62,27 @@ class Scheme(Strict):
                 allowed=levels.names[:weights],
             )
 
+    def wire(self, collective: str) -> Wire:
+        """The wire of a collective; native for what is no part of a step."""
+        wire: Wire = getattr(self, collective, "native")
+        return wire
+
     @property
     def is_quantized(self) -> bool:
         """Whether some collective travels in fewer bits than its values have."""
-        wires = (
-            self.forward_gather,
-            self.backward_gather,
-            self.grad_reduce,
-            self.boundary_reduce,
-            self.replica_reduce,
-            self.update_gather,
-        )
-        return any(wire in WIRE_BITS for wire in wires)
+        return any(self.wire(collective.name) in WIRE_BITS for collective in STEP)
 
     @property
     def backward_level(self) -> str:
         """The level that the backward gathers weights from."""
         return self.weights if self.secondary is None else self.secondary
+
+    def level(self, place: Place) -> str:
+        """The level of a place."""
+        if place in (SELF, WORLD):
+            return place
+        level: str = self.backward_level if place == "backward" else getattr(self, place)
+        return level
 
 
 def read_scheme(path: Path, name: str) -> Scheme:

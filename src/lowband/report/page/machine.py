@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from lowband.report.page.svg import CHARACTER_PX, FONT_PX, drawing, rect, text
-from lowband.spec.machine import WORLD, Level, Machine
+from lowband.spec.machine import Level, Machine
+from lowband.spec.mesh import WORLD
 
 RANK, GAP = 26, 9  # side of a rank's square, distance between boxes
 NODES = 2  # drawn of the outermost level, one below the other: a phone is narrow

@@ -1,7 +1,7 @@
 """config/schemes.yaml -> one drawing per scheme: which slice of each state each rank holds."""
 
 from lowband.report.page.svg import FONT_PX, drawing, rect, text
-from lowband.spec.machine import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 
 STATES = {"weights": "#0173b2", "secondary": "#56b4e9", "grads": "#de8f05", "optim": "#029e73"}

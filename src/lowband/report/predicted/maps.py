@@ -10,7 +10,8 @@ from lowband.cost.predict import predict
 from lowband.report.predicted import SOURCES, Setting
 from lowband.report.predicted.frontier import ACCUMULATION, at_point
 from lowband.report.predicted.validate import with_facts
-from lowband.spec.machine import WORLD, Machine, read_machine
+from lowband.spec.machine import Machine, read_machine
+from lowband.spec.mesh import WORLD
 
 FRONTIER = SOURCES["frontier"]
 TARGETS = {  # column -> the published row it is held against

@@ -7,7 +7,8 @@ count would need more bytes per second than the link has.
 from lowband.cost.job import Job
 from lowband.cost.predict import predict
 from lowband.report.predicted import Row, Setting
-from lowband.spec.machine import WORLD, Machine
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import WORLD
 
 MODEL, RANKS, SEQ_LEN = "gpt-18b", 384, 1024
 NOTE = "sequence 1024, full recomputation, plain attention with dropout: ours; tokens per GPU as stated"

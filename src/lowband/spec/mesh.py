@@ -1,0 +1,167 @@
+"""Ranks, the axes of parallelism on which they lie, and the levels of the machine that each axis crosses.
+
+A rank is a mixed-radix number. Each digit counts along one axis and crosses the links of one level:
+
+    16 ranks, tensor 2 x data 4 x pipeline 2, on nodes of 8       rank = t + 2 d + 8 p
+    Digit(tensor, node, 2, stride 1)  Digit(data, node, 4, stride 2)  Digit(pipeline, world, 2, stride 8)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from lowband.errors import UserError
+
+SELF: Final = "self"  # the level of one rank
+WORLD: Final = "world"  # the level of all ranks
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One collective's step between two neighbouring levels.
+
+    level:  the outer of the two; the hop's messages travel on that level's links
+    count:  partners in a group
+    stride: ranks between neighbouring partners
+    """
+
+    level: str
+    count: int
+    stride: int
+
+    def partners(self, rank: int) -> list[int]:
+        """The group of `rank`, in order of coordinate."""
+        block = self.stride * self.count
+        base = rank // block * block + rank % self.stride
+        return [base + i * self.stride for i in range(self.count)]
+
+    def coordinate(self, rank: int) -> int:
+        """The place of `rank` in its group."""
+        return rank // self.stride % self.count
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Level names and sizes (ranks in one group), from `self` (1) out to `world` (all ranks).
+
+    stride: between neighbouring ranks; more than 1 where another axis of parallelism lies inside theirs
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    stride: int = 1
+
+    @classmethod
+    def fit(cls, inner: Mapping[str, int], world: int) -> "Levels":
+        """Levels of `world` ranks. A level larger than the world is cut to it: 4 ranks fill half a node of 8.
+
+        inner: sizes of the levels inside the world, inner to outer
+        Raises UserError if the ranks do not fill whole groups.
+        """
+        if world < 1:
+            raise UserError(f"{world} ranks", allowed="1 or more")
+        if any(size < 1 for size in inner.values()) or {SELF, WORLD} & set(inner):
+            raise UserError(
+                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names but self and world"
+            )
+        names = (SELF, *inner, WORLD)
+        sizes = (1, *(min(size, world) for size in inner.values()), world)
+        for (name_in, in_), (name_out, out) in pairwise(zip(names, sizes, strict=True)):
+            if out % in_:
+                raise UserError(
+                    f"{world} ranks do not fit the levels: '{name_out}' ({out}) is no multiple of "
+                    f"'{name_in}' ({in_})",
+                    allowed=f"rank counts that fill whole groups of {dict(inner)}",
+                )
+        return cls(names, sizes)
+
+    @property
+    def world(self) -> int:
+        return self.sizes[-1]
+
+    def index(self, level: str) -> int:
+        """Position of a level, 0 for `self`. Raises UserError for a level that is not there."""
+        if level not in self.names:
+            raise UserError(f"no level '{level}'", allowed=self.names)
+        return self.names.index(level)
+
+    def size(self, level: str) -> int:
+        return self.sizes[self.index(level)]
+
+    def hops(self, inner: str, outer: str) -> Sequence[Hop]:
+        """The steps from one level out to another, inner first; steps among one partner are left out."""
+        first, last = self.index(inner), self.index(outer)
+        steps = (
+            Hop(self.names[i], self.sizes[i] // self.sizes[i - 1], self.stride * self.sizes[i - 1])
+            for i in range(first + 1, last + 1)
+        )
+        return [hop for hop in steps if hop.count > 1]
+
+
+@dataclass(frozen=True)
+class Digit:
+    """count: ranks along `axis` inside one group of `level`; stride: ranks between neighbours"""
+
+    axis: str
+    level: str
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The axes of a job's ranks. names: of the levels, from `self` to `world`; digits: inner to outer."""
+
+    names: tuple[str, ...]
+    digits: tuple[Digit, ...]
+
+    @classmethod
+    def fit(cls, inner: Mapping[str, int], degrees: Mapping[str, int]) -> "Mesh":
+        """Axes laid out one after the other, each filling the levels from the inside.
+
+        inner:   sizes of the levels inside the world, inner to outer
+        degrees: axis -> ranks along it, innermost axis first
+        Raises UserError for an axis that does not fill whole groups of a level.
+        """
+        digits, stride = [], 1
+        for axis, degree in degrees.items():
+            left = degree
+            for name, size in inner.items():
+                count = min(left, max(1, size // stride))
+                if left % count or (left > 1 and size > stride and size % stride):
+                    raise UserError(
+                        f"{axis} {degree} does not fill whole groups of level '{name}' ({size} ranks)",
+                        allowed="degrees that divide the levels' sizes or are multiples of them",
+                    )
+                if count > 1:
+                    digits.append(Digit(axis, name, count, stride))
+                stride, left = stride * count, left // count
+            if left > 1:
+                digits.append(Digit(axis, WORLD, left, stride))
+            stride *= left
+        return cls((SELF, *inner, WORLD), tuple(digits))
+
+    def along(self, axis: str) -> list[Digit]:
+        """The digits of an axis, inner first; none for an axis of one rank."""
+        return [digit for digit in self.digits if digit.axis == axis]
+
+    def levels(self, axis: str) -> Levels:
+        """The levels as the ranks along an axis see them."""
+        digits, size, sizes = self.along(axis), 1, []
+        for name in self.names:
+            for digit in digits:
+                size *= digit.count if digit.level == name else 1
+            sizes.append(size)
+        return Levels(self.names, tuple(sizes), digits[0].stride if digits else 1)
+
+    def group(self, axis: str, rank: int) -> list[int]:
+        """The ranks that differ from `rank` along `axis` alone, in order."""
+        ranks = [rank]
+        for digit in self.along(axis):
+            ranks = [
+                base + (i - base // digit.stride % digit.count) * digit.stride
+                for i in range(digit.count)
+                for base in ranks
+            ]
+        return sorted(ranks)

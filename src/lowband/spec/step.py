@@ -1,0 +1,67 @@
+"""What one optimizer step sends, as data: a row per collective of a unit, in the order in which its data
+moves. Schemes name a wire for each row; bytes, buffers, time, the planner, peers and the engine iterate over
+the rows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.wire import Wire
+
+# A level of the machine, by what lies there: a state of the scheme, or one rank, or all of them.
+Place = Literal["self", "weights", "backward", "grads", "optim", "world"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One row.
+
+    kind:    gather: shards of `outer` become the shard of `inner`; reduce: the shard of `inner` becomes the
+             summed shard of `outer`; all_reduce: a reduce and a gather back
+    carries: weights travel in the compute dtype, gradients in the reduce dtype
+    every:   once per backward pass, or once per optimizer step (at the boundary of accumulation)
+    during:  the pass behind whose computation it can hide
+    of_root: whether the root unit takes part; it stays gathered from forward to backward
+    coded:   the quantized wire that the planner tries beside native; none: it tries no other
+    """
+
+    name: str
+    kind: Literal["gather", "reduce", "all_reduce"]
+    inner: Place
+    outer: Place
+    carries: Literal["weights", "gradients"]
+    every: Literal["pass", "step"]
+    during: Literal["forward", "backward"]
+    of_root: bool = True
+    coded: Wire | None = None
+
+    def dtype(self, compute_dtype: str, reduce_dtype: str) -> str:
+        """The native dtype of what it carries."""
+        return compute_dtype if self.carries == "weights" else reduce_dtype
+
+
+# fmt: off
+FORWARD_GATHER = Collective(
+    "forward_gather", "gather", SELF, "weights", "weights", "pass", "forward", coded="int8")
+BACKWARD_GATHER = Collective(  # from the secondary shard, where the scheme keeps one
+    "backward_gather", "gather", SELF, "backward", "weights", "pass", "backward", of_root=False, coded="int8")
+UPDATE_GATHER = Collective(  # new weights, on the way into the next step's first forward
+    "update_gather", "gather", "weights", "optim", "weights", "step", "forward")
+STEP: tuple[Collective, ...] = (
+    FORWARD_GATHER,
+    BACKWARD_GATHER,
+    Collective("grad_reduce", "reduce", SELF, "grads", "gradients", "pass", "backward", coded="int4"),
+    Collective("boundary_reduce", "reduce", "grads", "optim", "gradients", "step", "backward", coded="int4"),
+    Collective("replica_reduce", "all_reduce", "optim", WORLD, "gradients", "step", "backward"),
+    UPDATE_GATHER,
+)
+# fmt: on
+
+# One fp64 number from each rank, for clipping by the global norm: of no unit, and always native.
+NORM_GATHER = "norm_gather"
+
+
+def reductions(every: Literal["pass", "step"]) -> list[Collective]:
+    """The rows that a unit's gradient goes through, in order."""
+    return [row for row in STEP if row.carries == "gradients" and row.every == every]

@@ -1,0 +1,80 @@
+"""A mesh against ranks written out and sorted into groups by hand."""
+
+from math import prod
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lowband.errors import UserError
+from lowband.spec.mesh import SELF, WORLD, Digit, Levels, Mesh
+
+
+def test_the_example() -> None:
+    mesh = Mesh.fit({"node": 8}, {"tensor": 2, "data": 4, "pipeline": 2})
+    assert mesh.digits == (
+        Digit("tensor", "node", 2, 1),
+        Digit("data", "node", 4, 2),
+        Digit("pipeline", WORLD, 2, 8),
+    )
+    assert mesh.group("data", 3) == [1, 3, 5, 7]
+    assert mesh.group("pipeline", 3) == [3, 11]
+
+
+@st.composite
+def layouts(draw) -> tuple[dict[str, int], dict[str, int]]:
+    """Level sizes and degrees of up to three axes, powers of two; the outermost perhaps times three."""
+    inner, size = {}, 1
+    for i in range(draw(st.integers(0, 3))):
+        size *= 2 ** draw(st.integers(0, 2))
+        inner[f"level{i}"] = size
+    degrees = {axis: 2 ** draw(st.integers(0, 2)) for axis in ("a", "b")}
+    return inner, {**degrees, "c": draw(st.sampled_from([1, 2, 4, 3 * size]))}
+
+
+def coordinates(rank: int, degrees: dict[str, int]) -> dict[str, int]:
+    found = {}
+    for axis, degree in degrees.items():
+        found[axis], rank = rank % degree, rank // degree
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts())
+def test_groups_levels_and_hops(layout: tuple[dict[str, int], dict[str, int]]) -> None:
+    inner, degrees = layout
+    try:
+        mesh = Mesh.fit(inner, degrees)
+    except UserError:
+        assume(False)  # an axis that ends inside a group
+    ranks = prod(degrees.values())
+    for axis, degree in degrees.items():
+        others = [name for name in degrees if name != axis]
+        levels = mesh.levels(axis)
+        assert levels.world == degree
+        for rank in range(ranks):
+            place = coordinates(rank, degrees)
+            alike = [r for r in range(ranks) if all(coordinates(r, degrees)[o] == place[o] for o in others)]
+            assert mesh.group(axis, rank) == alike
+            for name, size in inner.items():  # as many of them share the rank's group of a level
+                shared = [r for r in alike if r // size == rank // size]
+                assert levels.size(name) == len(shared), (axis, name)
+            chained = [rank]
+            for hop in levels.hops(SELF, WORLD):  # hop by hop the whole group
+                chained = [partner for r in chained for partner in hop.partners(r)]
+            assert sorted(chained) == alike
+
+
+def test_one_axis_is_the_levels_of_all_ranks() -> None:
+    for ranks in (1, 2, 4, 8, 24):
+        inner = {"package": 2, "node": 8}
+        assert Mesh.fit(inner, {"data": ranks}).levels("data") == Levels.fit(inner, ranks)
+
+
+@pytest.mark.parametrize(
+    ("inner", "degrees"),
+    [({"node": 8}, {"tp": 3}), ({"node": 8}, {"tp": 1, "dp": 12}), ({"node": 6}, {"tp": 4, "dp": 3})],
+)
+def test_an_axis_that_ends_inside_a_group_is_refused(inner: dict[str, int], degrees: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="does not fill whole groups of level 'node'"):
+        Mesh.fit(inner, {**degrees, "pp": 2})
