@@ -2,7 +2,7 @@
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       the same path as reproduce on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
-# make check       lint, format, types
+# make check       lint, format, types, the order of imports
 # make install     the set-up alone
 # make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
 # make box-deps    what a box needs, from Debian's packages (root; installs outside this folder), and what further
@@ -61,6 +61,7 @@ check: install
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 box: install
 	$(BIN)/lowband box up

@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from lowband.cost.bytes import sent_bytes, stage_numels
-from lowband.cost.job import Job
 from lowband.cost.memory import state_bytes
-from lowband.cost.predict import predict
 from lowband.errors import UserError
+from lowband.predict.prediction import predict
+from lowband.predict.workload import Workload
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.shipped import write_shipped_tables
 from lowband.spec.machine import read_machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import read_model
 from lowband.spec.scheme import read_scheme
-from lowband.spec.strict import read_yaml
 from lowband.spec.suites import expand
+from lowband.spec.yaml_model import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PREDICTIONS = 10_000
@@ -91,7 +91,7 @@ def _predictions() -> str:
             "reduce_dtype": one(["bf16", "fp32"]), "faster": {"world": float(one([1.0, 2.0, 8.0]))},
         }  # fmt: skip
         try:
-            total.update(_exact(vars(predict(Job(**arguments)))).encode())
+            total.update(_exact(vars(predict(Workload(**arguments)))).encode())
             predicted += 1
         except UserError as error:
             refused += 1

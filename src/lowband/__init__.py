@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Checkpointer": "lowband.engine.checkpoint",
+    "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",
     "clip_grad_norm_": "lowband.engine.api",

@@ -145,7 +145,7 @@ def _collect(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
-    from lowband.report.derive import write_table
+    from lowband.report.build_tables import write_table
 
     write_table(options.name, options.tables, options.out or options.tables)
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from commands import ROOT, lowband
 
-from lowband.box.layout import WIRE_BYTES_PER_BYTE
+from lowband.cost.tcp import WIRE_BYTES_PER_BYTE
 from lowband.spec.records import Environment, Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand

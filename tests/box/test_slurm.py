@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, lowband
 
-from lowband.report.files import read_table
+from lowband.spec.csv_tables import read_table
 
 pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
 

@@ -18,11 +18,11 @@ step.STEP = (*step.STEP, ROW)
 import lowband  # noqa: E402
 from lowband.cost.buffers import buffer_bytes  # noqa: E402
 from lowband.cost.bytes import sent_bytes  # noqa: E402
-from lowband.cost.job import Job  # noqa: E402
-from lowband.cost.plan import WIRES  # noqa: E402
-from lowband.cost.time import ITEMS, step_time  # noqa: E402
 from lowband.engine.api import engine_of  # noqa: E402
-from lowband.run.group import on_ranks  # noqa: E402
+from lowband.predict.plan import WIRES  # noqa: E402
+from lowband.predict.time import ITEMS, step_time  # noqa: E402
+from lowband.predict.workload import Workload  # noqa: E402
+from lowband.run.on_ranks import on_ranks  # noqa: E402
 from lowband.spec.machine import read_machine  # noqa: E402
 from lowband.spec.mesh import Levels  # noqa: E402
 from lowband.spec.model import read_model  # noqa: E402
@@ -56,7 +56,7 @@ def main() -> None:
     without = SCHEME.model_copy(update={"again_reduce": "native"})
     machine = read_machine(ROOT, "frontier")
     model = read_model(ROOT / "config" / "models.yaml", "gpt-10b")
-    job = Job(machine, model, on_frontier(SCHEME), ranks=16, micro_batch=1, seq_len=2048)
+    job = Workload(machine, model, on_frontier(SCHEME), ranks=16, micro_batch=1, seq_len=2048)
     print(
         json.dumps(
             {

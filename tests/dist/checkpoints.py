@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowband
-from lowband.engine.manifest import MANIFEST
+from lowband.engine.checkpoint.manifest import MANIFEST
 from lowband.spec.scheme import Scheme
 
 ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")

@@ -7,7 +7,7 @@ from torch import nn
 
 import lowband
 from lowband.errors import UserError
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
 SAME = {"seed": 1, "weights": "world", "wrap": nn.Linear, "dtype": torch.float32, "inner": {}, "width": 8}

@@ -10,7 +10,7 @@ from torch import nn
 
 import lowband
 from lowband.model.gpt import GPT, Block
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import read_scheme
 
 INNER = {"package": 2, "node": 4}

@@ -15,11 +15,20 @@ import torch.distributed as dist
 from checkpoints import bag, change_manifest, everything
 
 import lowband
-from lowband.engine import checkpoint as checkpoint_module
-from lowband.engine.manifest import MANIFEST, Content, Damaged, File, Group, Manifest, Saved, write_manifest
+from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint_module
+from lowband.engine.checkpoint.manifest import (
+    MANIFEST,
+    Content,
+    Damaged,
+    File,
+    Group,
+    Manifest,
+    Saved,
+    write_manifest,
+)
 from lowband.errors import UserError
-from lowband.run.group import on_ranks
-from lowband.run.loop import _resume
+from lowband.run.on_ranks import on_ranks
+from lowband.run.training_loop import _resume
 
 
 def save_steps(folder: str, *steps: int) -> None:

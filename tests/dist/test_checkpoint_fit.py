@@ -8,9 +8,9 @@ import torch.distributed as dist
 from checkpoints import SHAPES, adamw, bag, change_manifest, everything
 
 import lowband
-from lowband.engine import checkpoint as checkpoint_module
+from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint_module
 from lowband.errors import UserError
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 
 
 def in_two_groups(names: set[str]):

@@ -16,11 +16,11 @@ from checkpoints import bag
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
-from lowband.engine import checkpoint as checkpoint_module
-from lowband.engine.manifest import MANIFEST, Manifest
-from lowband.engine.rank_file import verify_rank_file
-from lowband.run.group import on_ranks
+from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint_module
+from lowband.engine.checkpoint.manifest import MANIFEST, Manifest
+from lowband.engine.checkpoint.rank_file import verify_rank_file
 from lowband.run.launch import RankFailure
+from lowband.run.on_ranks import on_ranks
 
 HERE = Path(__file__).parent
 

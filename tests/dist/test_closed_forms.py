@@ -14,7 +14,7 @@ import lowband
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP

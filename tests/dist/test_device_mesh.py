@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lowband
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 
 INNER = {"package": 2, "node": 4}
 

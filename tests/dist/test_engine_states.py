@@ -17,8 +17,8 @@ from lowband.engine.api import engine_of
 from lowband.engine.gloo import PeerLost
 from lowband.engine.states import UnitState
 from lowband.engine.topology import world_timeout
-from lowband.run.group import on_ranks
 from lowband.run.launch import RankFailure
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
 

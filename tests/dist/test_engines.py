@@ -16,7 +16,7 @@ from torch import nn
 
 import lowband
 from lowband.engine import gloo, topology
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
 ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")

@@ -7,7 +7,7 @@ import torch
 from alike import train
 from test_parity import SCHEMES
 
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lowband
 from lowband.errors import UserError
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import lowband
 from lowband.cost.bytes import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.states import UnitState
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
 

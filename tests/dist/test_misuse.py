@@ -13,7 +13,7 @@ from modules import Tower, inputs, is_layer
 from torch import nn
 
 import lowband
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
 TIMEOUT_S = 5

@@ -8,7 +8,7 @@ import torch
 
 from lowband.cost.flops import model_flops_per_token
 from lowband.model.gpt import GPT
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.run.pacing import PacedDevice
 from lowband.spec.model import read_model
 

@@ -15,7 +15,7 @@ import lowband
 from lowband.engine.api import engine_of
 from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import read_scheme

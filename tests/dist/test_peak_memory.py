@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from lowband.model.data import read_corpus
-from lowband.peers.trainer import Trainer
-from lowband.run import clock, loop
-from lowband.run.group import on_ranks
+from lowband.run import clock
+from lowband.run import training_loop as loop
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.records import RunFolder
 from lowband.spec.suites import expand
+from lowband.trainers.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 

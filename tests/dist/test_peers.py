@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.cost.peers import peer_sent_bytes
-from lowband.run.outside import level_of
+from lowband.run.count_calls import level_of
 from lowband.run.peer_faults import qgz_scale
 from lowband.run.train import train
 from lowband.spec.machine import Machine

@@ -12,7 +12,7 @@ import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 

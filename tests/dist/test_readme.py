@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lowband
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

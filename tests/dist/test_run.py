@@ -15,10 +15,10 @@ from started import ROOT, SMOKE, begun, both_ended, ended, killed, launched, spe
 
 from lowband.__main__ import main
 from lowband.errors import UserError
-from lowband.run import loop
+from lowband.run import training_loop as loop
 from lowband.run.ending import exit_code
 from lowband.run.environment import code_version
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.run.ranks import Rank
 from lowband.run.train import _device, device_type, train
 from lowband.spec.records import Outcome, RunFolder

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from started import begun, both_ended, ended, killed, launched, spec_file, wait_for
 
 from lowband.errors import UserError
-from lowband.run import loop
+from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
 from lowband.spec.records import Outcome, RunFolder, StepRecord

@@ -17,9 +17,10 @@ import torch
 from started import SMOKE, begun, ended, spec_file
 from test_run_faults import assert_same
 
-from lowband.engine import checkpoint, checkpoint_folder
+from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint
+from lowband.engine.checkpoint.checkpointer import folder as checkpoint_folder
 from lowband.engine.collectives import Collectives
-from lowband.run import loop
+from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec import records
 from lowband.spec.records import Outcome, RunFolder, Sent

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import lowband
 from lowband.engine import lane
 from lowband.model.gpt import GPT, Block
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import read_scheme
 
 RANK, RANKS, STEPS = 3, 8, 4

@@ -12,7 +12,7 @@ import lowband
 from lowband.cost.bytes import transfers
 from lowband.engine.api import engine_of
 from lowband.errors import UserError
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 

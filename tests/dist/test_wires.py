@@ -9,7 +9,7 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.topology import Topology
 from lowband.engine.wire import decode, decode_sum, encode, sum_encode
 from lowband.kernels.block_quant import dequantize, quantize
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES, MESSAGE_ALIGN, WIRE_BITS, message_bytes

@@ -17,7 +17,7 @@ from test_parity import CLIP, EXACT, INNER, QUANTIZED, SCHEMES_FILE, SPEC, STEPS
 import lowband
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import read_scheme
 
 pytestmark = [

@@ -11,7 +11,7 @@ pytest.importorskip("pydantic", reason="specs are read with pydantic; the kernel
 from alike import train
 from test_parity import SCHEMES
 
-from lowband.run.group import on_ranks
+from lowband.run.on_ranks import on_ranks
 
 pytestmark = [
     pytest.mark.gpu,

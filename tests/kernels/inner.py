@@ -1,7 +1,7 @@
 """Run the cases of a kernel in a process of its own.
 
 Triton reads TRITON_INTERPRET when a kernel is defined, and the process of the other tests must never run
-autograd (lowband.run.group). So the files of cases/ are no tests to pytest's own search.
+autograd (lowband.run.on_ranks). So the files of cases/ are no tests to pytest's own search.
 """
 
 import os

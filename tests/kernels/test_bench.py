@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
+from lowband.bench.kernels.measure import RUNS, KernelCase, measure
+from lowband.bench.kernels.rows import clocks, environment, kept_rows, write_environment, write_rows
 from lowband.errors import UserError
-from lowband.report.files import read_benchmark
-from lowband.run.bench.measure import RUNS, Case, measure
-from lowband.run.bench.rows import clocks, environment, kept_rows, write_environment, write_rows
-from lowband.spec.kernel_rows import Row
+from lowband.spec.csv_tables import read_benchmark
+from lowband.spec.kernel_rows import KernelRow
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_parts_made_by_several_commands_are_one_table(tmp_path: Path) -> None:
     """Rows of other parts stay as they were written, if the same source made them on the same device."""
     # Text that looks like numbers, or like a missing value; a comma, quotes and a line's end in a cell.
     found = {**environment(CPU), "commit": "0012345", "torch": "2.10"}
-    row = Row(
+    row = KernelRow(
         part="softmax", operation="forward", implementation="x", dtype="float32", model="nan", causal=True,
         reason='a, "b"\nc', runs=5, time_s=0.1 + 0.2,
     )  # fmt: skip
@@ -110,9 +110,9 @@ def test_a_missing_gpu_is_told(tmp_path: Path) -> None:
     )
 
 
-def case(name: str, make, error: float = 0.0) -> Case:
-    row = Row(part="p", operation="o", implementation=name, dtype="float32")
-    return Case(row=row, make=make, error_of=lambda _result: error, tolerance=0.5)
+def case(name: str, make, error: float = 0.0) -> KernelCase:
+    row = KernelRow(part="p", operation="o", implementation=name, dtype="float32")
+    return KernelCase(row=row, make=make, error_of=lambda _result: error, tolerance=0.5)
 
 
 def raising(error: Exception):

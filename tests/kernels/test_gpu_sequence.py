@@ -17,9 +17,9 @@ import pytest
 import torch
 from inner import CASES
 
-from lowband.report.derive import write_table
-from lowband.report.files import read_table
-from lowband.run.bench.measure import RUNS
+from lowband.bench.kernels.measure import RUNS
+from lowband.report.build_tables import write_table
+from lowband.spec.csv_tables import read_table
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```\n(export PYTHONPATH=.*?)```", re.DOTALL)

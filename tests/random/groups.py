@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lowband.run.group import on_ranks
 from lowband.run.launch import RankFailure, TimeLimit
+from lowband.run.on_ranks import on_ranks
 from tests.random.cases import Case
 from tests.random.observed import Observed, differences
 from tests.random.reference import run_reference

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from report_runs import smoke_specs, write_run
 
+from lowband.report.build_tables import SUITE_OF, TABLES, write_table
 from lowband.report.collect import collect
-from lowband.report.derive import SUITE_OF, TABLES, write_table
-from lowband.report.predicted.write import write_predicted
+from lowband.validation.tables import write_predicted
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"

@@ -6,7 +6,7 @@ import pandas as pd
 
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
-from lowband.report.files import write_csv
+from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
 from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowband.box.layout import FRAME_BYTES, PAYLOAD_BYTES, Layout
+from lowband.box.layout import Layout
+from lowband.cost.tcp import FRAME_BYTES, PAYLOAD_BYTES
 from lowband.errors import UserError
 from lowband.spec.machine import Machine, read_machine
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_report_points import BASE, QUICK, other_by
 
 from lowband.model.data import Corpus
-from lowband.run.loop import _checkpoints
+from lowband.run.training_loop import _checkpoints
 from lowband.spec.records import RunFolder
 from lowband.spec.run import OPTIONS, RunSpec
 

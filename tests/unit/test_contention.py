@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lowband.cost.command import machine_of, model_of, scheme_of
-from lowband.cost.contention import check, missing
 from lowband.errors import UserError
+from lowband.predict.request import machine_of, model_of, scheme_of
+from lowband.validation.contention import check, missing
 
 ROOT = Path(__file__).parents[2]
 PYTHON = "/usr/bin/python3"

@@ -6,7 +6,7 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.report.suite_documents import suites
-from lowband.spec.job import Job, is_slurm_task, read_job
+from lowband.spec.job import SlurmRequest, is_slurm_task, read_job
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
 
@@ -67,7 +67,7 @@ def test_queue_limits() -> None:
 
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(UserError, match="acount"):
-        Job.parse({"tasks": "rank", "cpus_per_rank": 1, "acount": "abc"}, "job.yaml")
+        SlurmRequest.parse({"tasks": "rank", "cpus_per_rank": 1, "acount": "abc"}, "job.yaml")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lowband.peers.trainer import adamw
+from lowband.trainers.trainer import adamw
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowband.peers.quantizer import Quantizer
+from lowband.trainers.deepspeed_quantizer import Quantizer
 
 GROUPS, N = 6, 32
 

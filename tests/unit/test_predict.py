@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 
 from lowband.cost.bytes import sent_bytes, stage_numels, transfers
 from lowband.cost.collectives import Network
-from lowband.cost.command import Grid, machine_of, model_of, scheme_of
 from lowband.cost.flops import attention_flops_per_token, block_matmul_flops_per_token, head_flops_per_token
-from lowband.cost.job import Job
-from lowband.cost.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
-from lowband.cost.plan_files import write
-from lowband.cost.predict import predict
-from lowband.cost.scale_model import box_step_s
-from lowband.cost.time import step_time
 from lowband.errors import UserError
+from lowband.predict.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
+from lowband.predict.plan_files import write
+from lowband.predict.prediction import predict
+from lowband.predict.request import Grid, machine_of, model_of, scheme_of
+from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
-from lowband.spec.strict import read_yaml
 from lowband.spec.suites import expand
+from lowband.spec.yaml_model import read_yaml
+from lowband.validation.scale_model import box_step_s
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = sorted(read_yaml(ROOT / "config" / "schemes.yaml"))
 FRONTIER = machine_of(ROOT, "frontier")
 
 
-def job(scheme: str = "hier3", machine: Machine = FRONTIER, **changes: object) -> Job:
+def job(scheme: str = "hier3", machine: Machine = FRONTIER, **changes: object) -> Workload:
     given_ = {"ranks": 64, "micro_batch": 1, "seq_len": 2048, "accumulation": 4, **changes}
-    return Job(machine, model_of(ROOT, "gpt-20b"), scheme_of(ROOT, scheme), **given_)  # type: ignore[arg-type]
+    return Workload(machine, model_of(ROOT, "gpt-20b"), scheme_of(ROOT, scheme), **given_)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from lowband.report.claim_latex import latex_text
 from lowband.report.claim_views import by_kind, by_paper, read_graded
 from lowband.report.claims import KINDS, PAPERS, read_claims
 from lowband.report.experiments import read_experiments
-from lowband.report.files import read_table
 from lowband.report.grade import write_claims
 from lowband.report.needs import disk
-from lowband.report.predicted import SOURCES
 from lowband.report.summary import summary
 from lowband.run import doctor
-from lowband.spec.strict import read_yaml
+from lowband.spec.csv_tables import read_table
 from lowband.spec.suites import asked_suites
+from lowband.spec.yaml_model import read_yaml
+from lowband.validation import SOURCES
 
 CLAIMS = ROOT / "config" / "claims.yaml"
 

@@ -8,9 +8,9 @@ import pytest
 from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
+from lowband.report.build_tables import TABLES, write_table
 from lowband.report.collect import collect
-from lowband.report.derive import TABLES, write_table
-from lowband.report.files import read_table
+from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Sent
 
 

@@ -10,12 +10,12 @@ import pytest
 from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
+from lowband.report.build_tables import TABLES, write_table
 from lowband.report.collect import collect
-from lowband.report.derive import TABLES, write_table
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.figures.style import ONE_COLUMN, TWO_COLUMNS, looks
-from lowband.report.files import read_table
-from lowband.report.predicted.write import PREDICTED
+from lowband.spec.csv_tables import read_table
+from lowband.validation.tables import PREDICTED
 
 ROOT = Path(__file__).parents[2]
 

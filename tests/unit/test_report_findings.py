@@ -3,7 +3,6 @@
 import pytest
 from report_runs import ROOT
 
-from lowband.report.files import read_table
 from lowband.report.findings import (
     WITHIN,
     findings,
@@ -12,7 +11,8 @@ from lowband.report.findings import (
     published_ratios,
     read_facts,
 )
-from lowband.report.predicted.maps import frontier_map
+from lowband.spec.csv_tables import read_table
+from lowband.validation.frontier_maps import frontier_map
 
 
 def test_five_sentences_the_first_of_them_about_the_headline() -> None:

@@ -9,11 +9,11 @@ import yaml
 from report_runs import ROOT, smoke_specs, write_failure, write_run
 
 from lowband.errors import UserError
+from lowband.report.build_tables import write_table
 from lowband.report.collect import collect
-from lowband.report.derive import write_table
-from lowband.report.files import read_table
 from lowband.report.grade import write_claims
 from lowband.report.origin import origin
+from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Status
 from lowband.spec.suites import expand
 

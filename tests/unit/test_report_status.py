@@ -7,8 +7,8 @@ import pytest
 from report_runs import ROOT, smoke_specs, write_failure, write_run
 
 from lowband.__main__ import main
-from lowband.report import status as status_of
-from lowband.report.status import duration, follow, headline, read_status, report, suites_of
+from lowband.run import status as status_of
+from lowband.run.status import duration, follow, headline, read_status, report, suites_of
 from lowband.spec.lock import hold
 from lowband.spec.records import Outcome
 

@@ -14,10 +14,10 @@ from report_runs import ROOT, write_softmax
 
 from lowband.cost.softmax import ALGORITHMS, PASSES
 from lowband.kernels.softmax_cpu import ISAS, missing
-from lowband.report.derive import write_table
+from lowband.report.build_tables import write_table
 from lowband.report.figures import write_figure
-from lowband.report.files import read_table
 from lowband.report.grade import write_claims
+from lowband.spec.csv_tables import read_table
 from lowband.spec.softmax import TORCH
 
 MIB = 2**20 // 4  # elements of 1 MiB, which is the whole last cache
@@ -190,7 +190,7 @@ def lowband(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_every_round_calls_everything_once() -> None:
     result = lowband(
         "import json\n"
-        "from lowband.run.bench_softmax import measure\n"
+        "from lowband.bench.softmax import measure\n"
         "times, setups, environment = measure([1000, 4096])\n"
         "print(json.dumps([times, setups, environment]))"
     )

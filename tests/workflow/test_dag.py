@@ -13,7 +13,7 @@ import pytest
 import yaml
 from trees import ROOT, copy_tree, planned, snakemake
 
-from lowband.report.files import read_table
+from lowband.spec.csv_tables import read_table
 
 SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
 

@@ -11,8 +11,8 @@ import pytest
 from trees import ROOT, copy_tree, planned, snakemake
 
 from lowband.report.figures import FIGURES, write_figure
-from lowband.report.files import read_table
 from lowband.report.provenance import METADATA
+from lowband.spec.csv_tables import read_table
 
 pytestmark = pytest.mark.slow
 

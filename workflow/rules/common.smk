@@ -11,7 +11,7 @@ from snakemake.utils import validate
 from lowband.errors import UserError
 from lowband.report.appendix import APPENDICES
 from lowband.report.claims import read_claims, sources
-from lowband.report.derive import (
+from lowband.report.build_tables import (
     COLLECTED,
     TABLES,
     raw_dir,
@@ -20,7 +20,7 @@ from lowband.report.derive import (
 )
 from lowband.report.figures import FIGURES
 from lowband.report.needs import DISK
-from lowband.report.predicted.write import PREDICTED
+from lowband.validation.tables import PREDICTED
 from lowband.report.shipped import RAW
 from lowband.run.submit import why_not
 from lowband.spec.job import read_job

@@ -9,7 +9,8 @@ rule predict:
         code=sorted(
             [
                 *Path("src/lowband/cost").glob("*.py"),
-                *Path("src/lowband/report/predicted").glob("*.py"),
+                *Path("src/lowband/predict").glob("*.py"),
+                *Path("src/lowband/validation").glob("*.py"),
             ]
         ),
     output:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.report.build_tables import COLLECTED
 from lowband.report.collect import KEYS, run_keys
-from lowband.report.derive import COLLECTED
-from lowband.report.files import write_csv
 from lowband.report.points import identity
+from lowband.spec.csv_tables import write_csv
 from lowband.spec.suites import expand
 
 

@@ -12,6 +12,7 @@ so a rank alone may use what its neighbours leave, and all together get what the
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lowband.cost.tcp import FRAME_BYTES, PAYLOAD_BYTES
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, Levels
 
@@ -19,13 +20,6 @@ HEAD_ADDRESS = "10.77.0.254"  # of Slurm's controller; traffic to and from it is
 PREFIX = "lowband-"  # of every namespace that a box makes, and of nothing else
 NODE = "node"  # and a number from 1: the name of a node as Slurm and its host say it
 FABRIC = f"{PREFIX}fabric"  # the namespace of all bridges
-
-# A full Ethernet frame of 1514 bytes carries 1448 of a TCP stream (20 IP, 32 TCP with time stamps, 14
-# Ethernet). Queues count frames; a link's rate is what a program gets.
-FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
-ACKNOWLEDGEMENT_BYTES = 66  # a frame of its own for every two that arrive
-# What an interface sends for each byte of a long message of which as much comes back.
-WIRE_BYTES_PER_BYTE = (FRAME_BYTES + ACKNOWLEDGEMENT_BYTES / 2) / PAYLOAD_BYTES
 
 
 @dataclass(frozen=True)

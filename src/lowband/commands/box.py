@@ -55,7 +55,7 @@ def _jobs(options: argparse.Namespace) -> int:
     import pandas as pd
 
     from lowband.box.jobs import job_times
-    from lowband.report.files import write_csv
+    from lowband.spec.csv_tables import write_csv
 
     rows = pd.DataFrame(job_times(options.runs))
     write_csv(rows, options.out)
@@ -88,10 +88,10 @@ def _bench_comm(options: argparse.Namespace) -> None:
     import pandas as pd
     import torch
 
-    from lowband.report.files import write_csv
-    from lowband.run.bench_comm import time_collectives
+    from lowband.bench.comm import time_collectives
     from lowband.run.environment import describe, host
     from lowband.run.launch import RankFailure, TimeLimit
+    from lowband.spec.csv_tables import write_csv
     from lowband.spec.files import write_whole
 
     try:

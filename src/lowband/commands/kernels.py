@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 def _bench_kernel(options: argparse.Namespace) -> int:
     if options.targets is not None:
         return _compile(options)
-    from lowband.run.bench.main import PARTS, bench
+    from lowband.bench.kernels.main import PARTS, bench
 
     rows = bench(
         options.out, options.device, options.only or list(PARTS), options.limit_s,

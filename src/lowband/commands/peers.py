@@ -30,11 +30,11 @@ def add(commands: Any) -> None:
 
 
 def _import_log(options: argparse.Namespace) -> None:
-    from lowband.report.foreign import Run, import_log
+    from lowband.importers import ForeignRun, import_log
     from lowband.spec.model import read_model
 
     model = read_model(options.root / "config" / "models.yaml", options.model)
-    run = Run(model, options.seq_len, options.ranks, options.recompute)
+    run = ForeignRun(model, options.seq_len, options.ranks, options.recompute)
     for message in import_log(options.log, options.format, run, options.out):
         print(message, file=sys.stderr)
 
@@ -42,7 +42,7 @@ def _import_log(options: argparse.Namespace) -> None:
 def _faults(options: argparse.Namespace) -> None:
     import pandas as pd
 
-    from lowband.report.files import write_csv
     from lowband.run.peer_faults import find_faults
+    from lowband.spec.csv_tables import write_csv
 
     write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")

@@ -93,8 +93,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     import json
 
-    from lowband.cost import show
-    from lowband.cost.command import Grid
+    from lowband.predict import render as show
+    from lowband.predict.request import Grid
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
@@ -110,9 +110,9 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from lowband.cost import plan_files
-    from lowband.cost.command import machine_of, model_of
-    from lowband.cost.plan import plan
+    from lowband.predict import plan_files
+    from lowband.predict.plan import plan
+    from lowband.predict.request import machine_of, model_of
 
     model = model_of(options.root, options.model)
     found = plan(
@@ -128,13 +128,13 @@ def _plan(options: argparse.Namespace) -> None:
 def _bench_predict(options: argparse.Namespace) -> None:
     import json
 
-    from lowband.cost.bench import bench
+    from lowband.bench.predictor import bench
 
     print(json.dumps(bench(options.root), indent=2))
 
 
 def _validate(options: argparse.Namespace) -> None:
-    from lowband.report.predicted.write import write_predicted
+    from lowband.validation.tables import write_predicted
 
     write_predicted(options.root, options.out)
 
@@ -142,9 +142,9 @@ def _validate(options: argparse.Namespace) -> None:
 def _simulate(options: argparse.Namespace) -> None:
     import pandas as pd
 
-    from lowband.cost.command import machine_of, model_of, scheme_of
-    from lowband.cost.contention import check
-    from lowband.report.files import write_csv
+    from lowband.predict.request import machine_of, model_of, scheme_of
+    from lowband.spec.csv_tables import write_csv
+    from lowband.validation.contention import check
 
     machine, model = machine_of(options.root, options.cluster), model_of(options.root, options.model)
     schemes = [scheme_of(options.root, name) for name in options.scheme]
@@ -153,7 +153,7 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from lowband.report.predicted.validate import fit
+    from lowband.validation.validate import fit
 
     for place, value in fit(options.root, options.cluster).items():
         print(f"{place}: {value:g}")

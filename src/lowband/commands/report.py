@@ -104,7 +104,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from lowband.report.status import DEFAULT_RESULTS, follow, read_status, report, suites_of
+    from lowband.run.status import DEFAULT_RESULTS, follow, read_status, report, suites_of
     from lowband.spec.suites import asked_suites
 
     suites = options.suite

@@ -20,8 +20,8 @@ def _bench(options: argparse.Namespace) -> None:
 
     import pandas as pd
 
-    from lowband.report.files import write_csv
-    from lowband.run.bench_softmax import measure
+    from lowband.bench.softmax import measure
+    from lowband.spec.csv_tables import write_csv
     from lowband.spec.files import write_whole
     from lowband.spec.softmax import Setup, Time
 

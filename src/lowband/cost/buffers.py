@@ -36,7 +36,7 @@ def buffer_bytes(
     """
     peak = 0
     for numel in unit_numels:
-        unit = _Unit(scheme, levels, numel, backend)
+        unit = _UnitBuffers(scheme, levels, numel, backend)
         for row in STEP:
             dtype = row.dtype(compute_dtype, reduce_dtype)
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
@@ -45,7 +45,7 @@ def buffer_bytes(
     return peak
 
 
-class _Unit:
+class _UnitBuffers:
     """Peaks of one unit's collectives, in bytes."""
 
     def __init__(self, scheme: Scheme, levels: Levels, numel: int, backend: str) -> None:

@@ -98,7 +98,7 @@ def transfers(
     numel: elements of the unit, padding included
     The root stays gathered from forward to backward, so it is not gathered again.
     """
-    unit = _Unit(scheme, levels, numel)
+    unit = _UnitTraffic(scheme, levels, numel)
     hops: list[Transfer] = []
     for row in STEP:
         if is_root and not row.of_root:
@@ -111,7 +111,7 @@ def transfers(
     return hops
 
 
-class _Unit:
+class _UnitTraffic:
     """One unit's collectives."""
 
     def __init__(self, scheme: Scheme, levels: Levels, numel: int) -> None:

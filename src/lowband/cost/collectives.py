@@ -20,9 +20,9 @@ import numpy as np
 
 from lowband.cost.bytes import Transfer
 from lowband.cost.numbers import Num
-from lowband.spec.fact import Bound, Fact
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop
+from lowband.spec.sourced import Bound, Fact
 
 Case = Literal["slow", "value", "fast"]  # every constant at the end of its interval that makes it so
 MICRO, GIGA = 1e-6, 1e9

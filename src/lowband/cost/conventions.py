@@ -34,7 +34,7 @@ def flash_attention_flops_per_token(model: ModelSpec, seq_len: int) -> int:
 
 
 def flops_per_token(form: str, model: ModelSpec, seq_len: int, *, recompute: bool) -> float | None:
-    """What the TFLOPS of a log of this format (report.foreign) count; None if it prints none."""
+    """What the TFLOPS of a log of this format (importers) count; None if it prints none."""
     if form == "torchtitan":
         return torchtitan_flops_per_token(model, seq_len)
     if form == "megatron-lm":

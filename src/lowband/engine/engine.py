@@ -28,9 +28,9 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lowband.engine.agree import check_same, facts_of, is_alone
 from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
+from lowband.engine.consistency import check_same, facts_of, is_alone
 from lowband.engine.division import Wrap, divide
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter

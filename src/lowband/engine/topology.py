@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from lowband.engine.agree import check_same, is_alone
+from lowband.engine.consistency import check_same, is_alone
 from lowband.engine.gloo import exchange
 from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes

@@ -1,7 +1,7 @@
 """Softmax of one fp32 vector on one core: the three algorithms of arXiv 2001.04438, vectorised in C.
 
 `softmax_cpu.c` holds the algorithms and says how they work; compiled for AVX2 it handles 8 values at a time,
-for AVX512 16. What they cost is in `cost/softmax.py`, how they are measured in `run/bench_softmax.py`.
+for AVX512 16. What they cost is in `cost/softmax.py`, how they are measured in `bench/softmax.py`.
 """
 
 import ctypes

@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.report.claim_views import markdown_table
-from lowband.report.files import read_table
 from lowband.report.points import same_but
 from lowband.report.tables import box, box_jobs, box_links
+from lowband.spec.csv_tables import read_table
 
 _CORE, _SWEEPS = ("box", "box-dgx2"), ("box-sweep", "box-accumulation")
 _SHOWN = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3"}

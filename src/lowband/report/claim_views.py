@@ -13,8 +13,8 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.report.claims import KINDS, PAPERS
-from lowband.report.files import read_table
 from lowband.report.origin import ORIGINS
+from lowband.spec.csv_tables import read_table
 
 VERDICTS = ("pass", "short", "partial", "fit", "not run")
 TRIED = ("verdict", "claim", "about", "kind", "reported", "ours", "must be", "rows from", "note")

@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lowband.errors import UserError
-from lowband.report.derive import TABLES
+from lowband.report.build_tables import TABLES
 from lowband.report.expected import Wanted, one_of
 from lowband.report.experiments import read_experiments
-from lowband.spec.strict import Strict, read_entries
+from lowband.spec.yaml_model import Strict, read_entries
 
 Relation = Literal["<", "<=", "==", ">=", ">"]
 Evidence = Literal["measured", "predicted"]

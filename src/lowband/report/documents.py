@@ -11,17 +11,17 @@ import pandas as pd
 from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents, suite_documents
+from lowband.report.build_tables import read_sources
 from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
-from lowband.report.derive import read_sources
-from lowband.report.files import read_table
 from lowband.report.findings import findings
 from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
 from lowband.report.tables import peers, softmax
+from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
 from lowband.spec.softmax import TORCH
-from lowband.spec.strict import read_text
+from lowband.spec.yaml_model import read_text
 
 
 def write_documents(root: Path) -> None:

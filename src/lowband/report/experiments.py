@@ -7,8 +7,8 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, model_validator
 
 from lowband.errors import UserError
-from lowband.report.files import read_table
-from lowband.spec.strict import Strict, read_entries
+from lowband.spec.csv_tables import read_table
+from lowband.spec.yaml_model import Strict, read_entries
 
 
 class Measured(Strict):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lowband.report.files import read_published, read_table
 from lowband.report.tables import box_ratios
+from lowband.spec.csv_tables import read_published, read_table
 from lowband.spec.machine import read_machine
 
 WITHIN = 0.05  # of a reported ratio, to count as reproduced; as in the map of predictions

@@ -27,9 +27,9 @@ from lowband.report.claim_views import html_fragment, html_standing, markdown
 from lowband.report.claims import Claim, Query, Relation, Reported, read_claims
 from lowband.report.expected import Value, find_lack, one_of
 from lowband.report.experiments import Experiment, read_experiments
-from lowband.report.files import read_published, read_table, write_csv
 from lowband.report.origin import SHIPPED, origin
 from lowband.report.tables import EXPERIMENT
+from lowband.spec.csv_tables import read_published, read_table, write_csv
 from lowband.spec.files import write_whole
 
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lowband.report.claim_views import markdown_table, minutes
 from lowband.report.experiments import read_experiments
-from lowband.report.files import read_table
+from lowband.spec.csv_tables import read_table
 
 DISK = "results/reference/local/disk.csv"  # what `du` found: kib, path
 

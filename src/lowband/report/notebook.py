@@ -12,8 +12,8 @@ import pandas as pd
 from lowband.errors import UserError
 from lowband.report.claim_views import NOT_RUN, TRIED, markdown_table, not_run, tally_apart, tried
 from lowband.report.figures import FIGURES, write_figure
-from lowband.report.files import read_table
 from lowband.report.shipped import write_shipped_tables
+from lowband.spec.csv_tables import read_table
 
 WIDTH_PX = 900
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lowband.report.derive import TABLES, raw_dir, read_source, source_paths
-from lowband.report.files import read_table, sha256
-from lowband.report.predicted.write import PREDICTED
+from lowband.report.build_tables import TABLES, raw_dir, read_source, source_paths
+from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
+from lowband.validation.tables import PREDICTED
 
 HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lowband.spec.run import OPTIONS, RunSpec
-from lowband.spec.strict import Strict
+from lowband.spec.yaml_model import Strict
 
 # One experiment: what is compared with each other, one panel of a figure.
 EXPERIMENT = [

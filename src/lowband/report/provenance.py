@@ -16,7 +16,7 @@ from typing import Any
 
 from lowband.errors import UserError
 from lowband.report.figures import commit
-from lowband.report.files import sha256
+from lowband.spec.csv_tables import sha256
 
 METADATA = "ro-crate-metadata.json"
 PROFILES = (

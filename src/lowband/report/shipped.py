@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from lowband.report.derive import SUITE_OF, TABLES, write_table
+from lowband.report.build_tables import SUITE_OF, TABLES, write_table
 from lowband.report.grade import write_claims
-from lowband.report.predicted.write import write_predicted
+from lowband.validation.tables import write_predicted
 
 RAW = ("runs", "steps", "bytes", "states")  # what `lowband collect` wrote of the shipped reproduction
 

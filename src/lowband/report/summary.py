@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from lowband.report.claim_views import by_kind, by_origin, must_be, ours, read_graded, reported, tally
-from lowband.report.files import read_table
 from lowband.report.origin import COMPUTED, HERE, SHIPPED
+from lowband.spec.csv_tables import read_table
 
 WIDTH = 100  # columns of the screen
 

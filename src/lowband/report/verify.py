@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from lowband.errors import UserError
-from lowband.report.files import sha256
+from lowband.spec.csv_tables import sha256
 from lowband.spec.files import write_if_changed
-from lowband.spec.strict import read_text
+from lowband.spec.yaml_model import read_text
 
 SUMS = "SHA256SUMS"
 DIGITS = 64  # of a sum

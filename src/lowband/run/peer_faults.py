@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from lowband.model.gpt import GPT
-from lowband.peers.deepspeed import DeepSpeed, load
-from lowband.run.group import on_ranks
-from lowband.run.outside import Outside
+from lowband.run.count_calls import Outside
+from lowband.run.on_ranks import on_ranks
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
+from lowband.trainers.deepspeed import DeepSpeed, load
 
 TIME_LIMIT_S = 300
 _MODEL = ModelSpec(name="faults", layers=2, hidden=64, heads=4, vocab=256, seq_len=32, source="ours")

@@ -19,29 +19,29 @@ import torch._dynamo  # every optimizer's first step imports it: here once, befo
 import torch.distributed as dist
 
 from lowband.box.network import OWN, SHAPED, join
-from lowband.engine.agree import check_same
+from lowband.engine.consistency import check_same
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.model.data import Corpus, batch, read_corpus
-from lowband.peers import deepspeed
-from lowband.run.count import count
+from lowband.run.count_fake import count
 from lowband.run.ending import FAILED, exit_code, failure, ordered, out_of_time, record, report
 from lowband.run.environment import describe, host, source_sha256
-from lowband.run.last_words import last_words
+from lowband.run.exit_cause import last_words
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
-from lowband.run.loop import Diverged, train_rank
 from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment, is_first_process, job_id
+from lowband.run.training_loop import Diverged, train_rank
 from lowband.spec.lock import hold, job_of
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
+from lowband.trainers import deepspeed
 
 SEEN_S = 5.0  # a file that one process has written may take so long to be seen on another host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
-class Job:
+class RunContext:
     """What all ranks of a run are given."""
 
     spec: RunSpec
@@ -86,7 +86,7 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
             allowed=f"tokens below {spec.model.vocab}, the vocabulary of {spec.model.name}",
         )
     batch(corpus.train, spec.seed, 0, 0, 1, 1, spec.seq_len)  # raises if the text is too short
-    job = Job(spec, corpus, folder, links, on)
+    job = RunContext(spec, corpus, folder, links, on)
     with _started(folder) if is_first_process() else nullcontext():
         return _run_launched_rank(mine, job) if isinstance(mine, Rank) else _run_ranks(mine, job)
 
@@ -108,7 +108,7 @@ def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
         return folder.write_outcome(count(spec))
 
 
-def _run_ranks(mine: list[Rank] | None, job: Job) -> Outcome:
+def _run_ranks(mine: list[Rank] | None, job: RunContext) -> Outcome:
     """Fork the ranks of this node, or all where there is no launcher, and record what ends them badly."""
     spec, folder = job.spec, job.folder
     source_sha256()  # read once, before the ranks are forked
@@ -130,7 +130,7 @@ def _run_ranks(mine: list[Rank] | None, job: Job) -> Outcome:
     return folder.await_outcome(SEEN_S)
 
 
-def _run_launched_rank(rank: Rank, job: Job) -> Outcome:
+def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
     """Under an outer launcher nobody watches all ranks: whoever ends badly first records why."""
     spec, folder = job.spec, job.folder
     has_joined = Event()
@@ -168,7 +168,7 @@ def _record(outcome: Outcome, folder: RunFolder) -> Outcome:
     return record(outcome, folder)
 
 
-def _run_rank(rank: Rank, job: Job, joined: Callable[[], None] = lambda: None) -> Outcome:
+def _run_rank(rank: Rank, job: RunContext, joined: Callable[[], None] = lambda: None) -> Outcome:
     """joined: called when this rank has met all others"""
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:

@@ -11,7 +11,7 @@ from lowband.spec.machine import read_machine
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.peers import QUANTIZED, peer_arguments
 from lowband.spec.scheme import Scheme, read_scheme
-from lowband.spec.strict import read_text
+from lowband.spec.yaml_model import read_text
 
 
 def export_scheme(root: Path, name: str, cluster: str, ranks: int, peer: str) -> str:

@@ -12,10 +12,10 @@ from pydantic import Field, PositiveInt
 
 from lowband.errors import UserError
 from lowband.spec.run import RunSpec
-from lowband.spec.strict import Strict, read_yaml
+from lowband.spec.yaml_model import Strict, read_yaml
 
 
-class Job(Strict):
+class SlurmRequest(Strict):
     """What is asked of Slurm for every run on a cluster. Whole nodes are taken."""
 
     tasks: Literal["rank", "node"] = Field(
@@ -82,12 +82,12 @@ def has_slurm(root: Path, cluster: str) -> bool:
     return _path(root, cluster).exists()
 
 
-def read_job(root: Path, cluster: str) -> Job:
+def read_job(root: Path, cluster: str) -> SlurmRequest:
     """The job of `slurm/<cluster>/`; of a cluster without one, a node's ranks started by one task."""
     if not has_slurm(root, cluster):
-        return Job(tasks="node", cpus_per_rank=1)
+        return SlurmRequest(tasks="node", cpus_per_rank=1)
     path = _path(root, cluster)
-    return Job.parse(read_yaml(path), path)
+    return SlurmRequest.parse(read_yaml(path), path)
 
 
 def _path(root: Path, cluster: str) -> Path:

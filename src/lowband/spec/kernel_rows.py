@@ -6,7 +6,7 @@ STAMP = ("device", "torch", "triton", "commit", "measurement_version")  # of its
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class KernelRow:
     """One implementation of one operation on one size. What does not apply is empty.
 
     outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
@@ -41,4 +41,4 @@ class Row:
     tolerance: float | None = None
 
 
-TEXT = (*(field.name for field in dataclasses.fields(Row) if field.type is str), *STAMP[:-1])
+TEXT = (*(field.name for field in dataclasses.fields(KernelRow) if field.type is str), *STAMP[:-1])

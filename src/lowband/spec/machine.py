@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.fact import Fact
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.strict import Strict, read_yaml
+from lowband.spec.sourced import Fact
+from lowband.spec.yaml_model import Strict, read_yaml
 
 
 class Link(Strict):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lowband.spec.strict import Strict, read_named
+from lowband.spec.yaml_model import Strict, read_named
 
 AttentionKernel = Literal["sdpa", "flash2"]
 

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from lowband.errors import UserError
 from lowband.spec.files import create_whole, naming, remove_unfinished, write_whole
-from lowband.spec.strict import Strict, read_text
+from lowband.spec.yaml_model import Strict, read_text
 
 # Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
 MEASUREMENT_VERSION = 1
@@ -162,7 +162,7 @@ class RunFolder:
         return any(self._checkpoints())
 
     def _checkpoints(self) -> Iterator[tuple[int, Path]]:
-        """(step, folder) of every whole checkpoint, of any spec; `engine.checkpoint` gives the names."""
+        """(step, folder) of every whole checkpoint, of any spec. Names: `engine.checkpoint`."""
         for path in self.checkpoints.glob("*/step-*"):
             number = path.name.removeprefix("step-")
             if number.isdecimal():

@@ -10,7 +10,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
-from lowband.spec.strict import Strict
+from lowband.spec.yaml_model import Strict
 
 Dtype = Literal["fp32", "bf16"]
 

@@ -9,8 +9,8 @@ from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import STEP, Place
-from lowband.spec.strict import Strict, read_named
 from lowband.spec.wire import WIRE_BITS, Wire
+from lowband.spec.yaml_model import Strict, read_named
 
 
 class Placement(Strict):

@@ -16,7 +16,7 @@ from lowband.spec.machine import Machine, read_machine
 from lowband.spec.model import read_model
 from lowband.spec.run import RunOptions, RunSpec
 from lowband.spec.scheme import read_scheme
-from lowband.spec.strict import Strict, read_yaml
+from lowband.spec.yaml_model import Strict, read_yaml
 
 Value = bool | str | int | float
 

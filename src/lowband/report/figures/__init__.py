@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowband.errors import UserError
-from lowband.report.files import read_table, sha256, write_csv
+from lowband.spec.csv_tables import read_table, sha256, write_csv
 from lowband.spec.files import write_whole
 
 PNG_DPI = 300

@@ -12,20 +12,20 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from lowband.cost.footprint import GIB
 from lowband.errors import UserError
+from lowband.predict.footprint import GIB
+from lowband.report.build_tables import SUITE_OF, is_made_by
 from lowband.report.claim_views import by_kind, by_paper, html_fragment, html_table, read_graded, tally_apart
-from lowband.report.derive import SUITE_OF, is_made_by
 from lowband.report.figures import FIGURES, commit
-from lowband.report.files import read_table, sha256
 from lowband.report.findings import findings
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
-from lowband.report.predicted.write import PREDICTED
+from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole
 from lowband.spec.machine import read_machine
 from lowband.spec.scheme import read_scheme
-from lowband.spec.strict import read_text, read_yaml
+from lowband.spec.yaml_model import read_text, read_yaml
+from lowband.validation.tables import PREDICTED
 
 MACHINE = "frontier"  # of the paper at the core: drawn, and what "at scale" means
 PX_PER_POINT, ENLARGED, SHRUNK = 4 / 3, 1.35, 0.9  # figures are drawn for print

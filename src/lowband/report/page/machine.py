@@ -13,7 +13,7 @@ COLORS = ("#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#949494")  # of links, in
 
 
 @dataclass(frozen=True)
-class Box:
+class Frame:
     """A part of the drawing at the origin; `parts` is moved into place by its parent."""
 
     width: float
@@ -23,7 +23,7 @@ class Box:
 
 def draw_machine(machine: Machine) -> str:
     """The SVG. A link's bar is as thick as the root of its rate."""
-    box = Box(RANK, RANK, rect(0, 0, RANK, RANK, rx=4, class_="rank"))
+    box = Frame(RANK, RANK, rect(0, 0, RANK, RANK, rx=4, class_="rank"))
     inner = 1
     for place, level in enumerate(machine.levels):
         count = NODES if level.size is None else level.size // inner
@@ -32,7 +32,7 @@ def draw_machine(machine: Machine) -> str:
     return drawing(box.width, box.height, f"Levels and links of {machine.description}", [box.parts])
 
 
-def _around(child: Box, count: int, level: Level, color: str) -> Box:
+def _around(child: Frame, count: int, level: Level, color: str) -> Frame:
     """`count` children in a box, above the bar of the link that joins them."""
     columns = 1 if level.name == WORLD else ceil(sqrt(count))
     rows = ceil(count / columns)
@@ -51,7 +51,7 @@ def _around(child: Box, count: int, level: Level, color: str) -> Box:
     height = baseline + 6
     outline = rect(0.5, 0.5, width - 1, height - 1, rx=7, class_="group")
     words = text(width / 2, baseline, label, text_anchor="middle")
-    return Box(width, height, outline + "".join(copies) + bar + words)
+    return Frame(width, height, outline + "".join(copies) + bar + words)
 
 
 def _label(level: Level) -> str:

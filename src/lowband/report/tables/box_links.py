@@ -4,12 +4,12 @@ is_long                   the closed form is a second or more: what a hop's star
 time_over_closed_form, _min, _max          median, least and largest over repeats
 interface_over_ledger, _min, _max          likewise
 time_error_percent        how far the median is from 1, without its sign
-interface_error_percent   how far the median is from what TCP adds (box.layout.WIRE_BYTES_PER_BYTE), likewise
+interface_error_percent   how far the median is from what TCP adds (cost.tcp.WIRE_BYTES_PER_BYTE), likewise
 """
 
 import pandas as pd
 
-from lowband.box.layout import WIRE_BYTES_PER_BYTE
+from lowband.cost.tcp import WIRE_BYTES_PER_BYTE
 
 CASE = ["cluster", "ranks", "level", "collective", "partners", "bytes", "closed_form_s"]
 

@@ -1,0 +1,45 @@
+"""What the device reaches at best, measured in the same run: a copy and a large matrix product."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from lowband.bench.kernels.measure import KernelCase
+from lowband.spec.kernel_rows import KernelRow
+
+SIZES = {"cuda": (2**28, 8192), "cpu": (2**20, 128)}  # fp32 values copied; the matrices' side
+
+
+def groups(device: torch.device) -> Iterator[list[KernelCase]]:
+    values, side = SIZES[device.type]
+    row = KernelRow(
+        part="ceilings", operation="copy", implementation="torch copy_", dtype="float32", rows=1,
+        columns=values, bytes=8 * values, least_bytes=8 * values,
+    )  # fmt: skip
+
+    def copy() -> Callable[[], torch.Tensor]:
+        source = torch.randn(values, device=device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    yield [KernelCase(row=row, make=copy, error_of=lambda out: float(out.isnan().sum()), tolerance=0)]
+    row = KernelRow(
+        part="ceilings", operation="matmul", implementation="torch matmul", dtype="bfloat16", rows=side,
+        columns=side, flops=2 * side**3,
+    )  # fmt: skip
+
+    def factors() -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator(device).manual_seed(0)
+        a, b = (torch.randn(side, side, generator=generator, device=device).bfloat16() for _ in range(2))
+        return a, b
+
+    def matmul() -> Callable[[], torch.Tensor]:
+        a, b = factors()
+        return lambda: a @ b
+
+    def error_of(out: torch.Tensor) -> float:
+        a, b = factors()
+        expected = a[:4].double() @ b.double()
+        return float((out[:4].double() - expected).abs().max() / expected.abs().max())
+
+    yield [KernelCase(row=row, make=matmul, error_of=error_of, tolerance=1e-2)]

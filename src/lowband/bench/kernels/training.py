@@ -1,0 +1,102 @@
+"""Whole training steps of the GPTs of FlashAttention-2's table 1 (arXiv 2307.08691) on one device.
+
+fp32 weights under bf16 autocast, fused AdamW, no recomputation, blocks through torch's compiler (on a GPU);
+16k tokens a step.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lowband.bench.kernels.measure import KernelCase
+from lowband.spec.kernel_rows import KernelRow
+
+if TYPE_CHECKING:  # needs pydantic, which a GPU machine may lack
+    from lowband.spec.model import ModelSpec
+
+TOKENS = {"cuda": 16384, "cpu": 32}
+LENGTHS = {"cuda": (2048, 8192), "cpu": (32,)}
+MODELS_FILE = Path("config") / "models.yaml"
+MODELS = {"cuda": ("gpt-1.3b", "gpt-2.7b"), "cpu": ("gpt-1m",)}
+ATTENTION = ("sdpa", "flash2")
+LOSS_TOLERANCE = 0.02  # of the first loss, which fresh weights tell
+
+
+def groups(device: torch.device) -> Iterator[list[KernelCase]]:
+    for name in MODELS[device.type]:
+        for length in LENGTHS[device.type]:
+            for attention in ATTENTION:
+                try:
+                    yield [_case(device, _read(name, length), attention)]
+                except ImportError as error:
+                    yield [_missing(name, length, attention, error)]
+
+
+def _read(name: str, length: int) -> "ModelSpec":
+    from lowband.spec.model import read_model
+
+    return read_model(MODELS_FILE, name).model_copy(update={"seq_len": length})
+
+
+def _missing(name: str, length: int, attention: str, error: ImportError) -> KernelCase:
+    """A row that says what is not installed."""
+
+    def make() -> Callable[[], float]:
+        raise error
+
+    row = KernelRow(
+        part="training", operation="step", implementation=attention, dtype="bfloat16", model=name,
+        seq_len=length,
+    )  # fmt: skip
+    return KernelCase(row=row, make=make, error_of=float, tolerance=LOSS_TOLERANCE)
+
+
+def _case(device: torch.device, spec: "ModelSpec", attention: str) -> KernelCase:
+    from lowband.cost.conventions import flash_attention_flops_per_token
+    from lowband.cost.flops import model_flops_per_token
+
+    length = spec.seq_len
+    batch = TOKENS[device.type] // length
+    row = KernelRow(
+        part="training", operation="step", dtype="bfloat16", model=spec.name, batch=batch, heads=spec.heads,
+        implementation=attention, seq_len=length, head_dim=spec.hidden // spec.heads, causal=True,
+        flops=model_flops_per_token(spec, length) * batch * length,
+        paper_flops=flash_attention_flops_per_token(spec, length) * batch * length,
+    )  # fmt: skip
+
+    def make() -> Callable[[], float]:
+        from lowband.model.gpt import GPT
+
+        torch.compiler.reset()
+        with device:
+            # Billions of values: one core of the CPU would draw them for longer than the steps take.
+            model = GPT(spec, attention=attention, draw_on=device.type)  # type: ignore[arg-type]
+            torch.manual_seed(0)
+            tokens = torch.randint(0, spec.vocab, (batch, length + 1))
+        if device.type == "cuda":
+            for block in model.blocks:
+                block.compile()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+
+        def step() -> torch.Tensor:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = model(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    def error_of(loss: torch.Tensor) -> float:
+        from lowband.model.gpt import INIT_STD
+
+        # Logits of normalized states and fresh weights are normal with this variance.
+        variance = spec.hidden * INIT_STD**2
+        expected = math.log(spec.vocab) + variance / 2
+        return abs(float(loss) - expected) / expected
+
+    return KernelCase(row=row, make=make, error_of=error_of, tolerance=LOSS_TOLERANCE)

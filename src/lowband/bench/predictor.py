@@ -1,0 +1,65 @@
+"""How fast the predictor is on this machine, as `lowband bench-predict` measures it."""
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowband.predict.plan import plan
+from lowband.predict.prediction import predict
+from lowband.predict.request import machine_of, model_of, scheme_of
+from lowband.predict.workload import Workload
+
+SCHEMES = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "hsdp", "hier3-exact", "hier3")
+RANKS = (8, 64, 384, 1024)
+REPEATS = 3
+
+
+def bench(root: Path) -> dict[str, Any]:
+    """Time and memory of gpt-20b on Frontier over a grid, and a plan of gpt-175b on 512 GPUs; best of 3.
+
+    Rates are per second of processor time of the one thread: other work on the machine does not count.
+    """
+    machine, model = machine_of(root, "frontier"), model_of(root, "gpt-20b")
+    schemes = [scheme_of(root, name) for name in SCHEMES]
+    micro_batch, accumulation, faster = np.meshgrid(
+        np.arange(1, 17), 2 ** np.arange(8), np.linspace(0.1, 2, 20), indexing="ij"
+    )
+    points = 0
+    seconds, wall = [], []
+    for _ in range(REPEATS):
+        start, start_wall, points = time.process_time(), time.perf_counter(), 0
+        for scheme in schemes:
+            for ranks in RANKS:
+                job = Workload(
+                    machine, model, scheme, ranks, micro_batch, 2048, accumulation, faster={"world": faster}
+                )
+                points += np.size(predict(job, interval=False).step_time_s)
+        seconds.append(time.process_time() - start)
+        wall.append(time.perf_counter() - start_wall)
+    one = Workload(machine, model, schemes[-1], 384, 1, 2048, 4)
+    start = time.process_time()
+    for _ in range(200):
+        predict(one, interval=False)
+    single = (time.process_time() - start) / 200
+    start, start_wall = time.process_time(), time.perf_counter()
+    found = plan(machine_of(root, "selene-2021"), model_of(root, "gpt-175b"), 512, 2048, 1024)
+    return {
+        "provenance": "measured",
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cores": 1,
+        "grid_points": points,
+        "grid_predictions_per_s": points / min(seconds),
+        "grid_predictions_per_wall_s": points / min(wall),
+        "load_average": os.getloadavg()[0],
+        "single_predictions_per_s": 1 / single,
+        "plan": "gpt-175b on 512 GPUs of selene-2021, sequence 2048, global batch 1024",
+        "plan_candidates": len(found.candidates),
+        "plan_cpu_s": time.process_time() - start,
+        "plan_wall_s": time.perf_counter() - start_wall,
+    }

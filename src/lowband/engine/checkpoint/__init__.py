@@ -1,0 +1,1 @@
+"""Checkpoints in their own format: no pickles, every file verified."""

@@ -1,0 +1,239 @@
+"""Checkpoints that fit any scheme, rank count and level sizes.
+
+A checkpoint holds logical tensors. Each rank writes the ranges that it owns into its own file, and reads the
+ranges that it owns under the scheme and rank count of the load. Only rank 0's persistent buffers (running
+statistics and the like) are saved, and every rank gets them. The states of the random number generators, of
+the CPU and of the rank's device, belong to ranks: they are restored only if the number of ranks is the same.
+
+A checkpoint is a folder `step-00000010` (see `lowband.engine.checkpoint.manifest`). It is written as
+`.step-00000010.writing` and renamed when it is whole: an interrupted write never harms an earlier one.
+"""
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.api import engine_of
+from lowband.engine.checkpoint.fit import check_fit
+from lowband.engine.checkpoint.folder import begin, finish, newest_first
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, random_states
+from lowband.engine.checkpoint.manifest import MOST_STEPS, Content, Damaged, Manifest, folder_name
+from lowband.engine.checkpoint.meeting import Meeting, Tick
+from lowband.engine.checkpoint.rank_file import read_range, verify_rank_file, write_rank_file
+from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges
+from lowband.engine.topology import world_timeout
+from lowband.errors import UserError
+
+
+class Checkpointer:
+    """Saves and loads a sharded module and its optimizer. Every rank must make the same calls.
+
+        checkpointer = lowband.Checkpointer("checkpoints")
+        extra = checkpointer.load_newest(model, optimizer)  # None: there is no checkpoint yet
+        checkpointer.save(step, model, optimizer, {"scheduler": scheduler.state_dict()})  # now and then
+        checkpointer.wait()  # at the end
+
+    folder:    on a file system that all ranks see; made when the first checkpoint is written
+    timeout_s: seconds without a sign of life or of progress from a rank before the others give up, however
+               long the whole write takes; default: the timeout of the job's default process group
+
+    Every error is raised on all ranks.
+    """
+
+    def __init__(self, folder: str | Path, timeout_s: float | None = None) -> None:
+        self.folder = Path(folder)
+        self._meeting = Meeting(world_timeout().total_seconds() if timeout_s is None else timeout_s)
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.stall_s = 0.0  # time that the last `save` kept its caller
+        self.skipped: tuple[str, ...] = ()  # lines on what the last `load_newest` skipped, newest first
+
+    def save(
+        self,
+        step: int,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """Copy the state, then write it in the background; `wait` returns when it is whole.
+
+        extra: anything that JSON can hold, e.g. the place in the data; rank 0's is kept
+        Raises what the last save failed with, and UserError for a state that cannot be saved.
+        """
+        start = time.perf_counter()
+        self.wait()
+        snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
+        sums = self._meeting.everyone(snapshot.content.sum())
+        other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
+        if other is not None:
+            raise UserError(f"rank {other} saves another step or state than rank 0", where=self.folder)
+        # Not a daemon: a process that exits without `wait` exits once the checkpoint is whole.
+        self._writer = threading.Thread(target=self._write, args=(snapshot,))
+        self._writer.start()
+        self.stall_s = time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Return when the last save is whole. Raises what it failed with."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            _unraised.remove(failure)
+            raise failure
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint in the folder, which may be damaged: see `load_newest`."""
+        return next(iter(newest_first(self.folder)), None)
+
+    def load(self, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Fill module and optimizer in place; returns the `extra` that was saved.
+
+        The optimizer may be new: its states are made as the checkpoint has them. No code from the checkpoint
+        is run, whoever made it.
+        Raises UserError, naming the file or tensor, if a file is missing or damaged, or if the checkpoint
+        does not fit the module or the optimizer. In that case nothing is changed, on any rank.
+        """
+        self.wait()
+        path = self._meeting.everyone(Path(path))[0]  # a shared file system may show ranks different folders
+        return self._fill(path, self._verify(path), module, optimizer)
+
+    def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Load the newest checkpoint that is whole; returns its `extra`, or None if there is no checkpoint.
+
+        Each damaged one is reported in one line on stderr, by rank 0, and listed in `skipped`.
+        Raises UserError if all are damaged, naming the newest, or if the newest whole one does not fit.
+        """
+        self.wait()
+        self.skipped = ()
+        damage = None
+        for path in self._meeting.first("looking for checkpoints", lambda _: newest_first(self.folder)):
+            try:
+                manifest = self._verify(path)
+            except Damaged as error:
+                damage = damage or error
+                self.skipped += (str(error),)
+                if dist.get_rank() == 0:
+                    sys.stderr.write(f"lowband: checkpoint skipped: {error}\n")
+                continue
+            return self._fill(path, manifest, module, optimizer)
+        if damage is not None:
+            raise UserError(f"{damage.what}; no checkpoint here is whole", where=damage.where)
+        return None
+
+    # ---- writing, in a thread
+
+    def _write(self, snapshot: "_Snapshot") -> None:
+        try:
+            meeting, rank, step = self._meeting, dist.get_rank(), snapshot.content.step
+            writing = self.folder / f".{folder_name(step)}.writing"
+            what = f"writing {writing}"
+            meeting.first(what, lambda tick: begin(writing, tick))
+            written = meeting.together(
+                what, lambda tick: write_rank_file(writing, rank, snapshot.pieces, tick)
+            )
+            everyones = meeting.collect(written)
+            meeting.first(
+                what, lambda tick: finish(writing, snapshot.content, snapshot.extra, everyones, tick)
+            )
+        except BaseException as error:  # raised by the next `wait`
+            self._failure = error
+            _unraised.append(error)
+
+    # ---- loading
+
+    def _verify(self, path: Path) -> Manifest:
+        """The manifest, after every file has been verified by one of the ranks. Raises Damaged."""
+        what = f"verifying {path}"
+        manifest = self._meeting.first(what, lambda _: Manifest.read(path))
+
+        def verify(tick: Tick) -> None:
+            for rank in range(dist.get_rank(), len(manifest.files), dist.get_world_size()):
+                verify_rank_file(path, rank, manifest.files[rank], tick)
+
+        self._meeting.together(what, verify)
+        return manifest
+
+    def _fill(
+        self, path: Path, manifest: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Any]:
+        device = engine_of(module).device
+
+        def check() -> tuple[Logical, dict[str, Piece]]:
+            here = Logical.of(module, optimizer)
+            random = random_states(module) if len(manifest.files) == dist.get_world_size() else {}
+            if f"rng.cuda.{dist.get_rank()}" not in manifest.tensors:  # saved on the CPU
+                random.pop(f"rng.cuda.{dist.get_rank()}", None)
+            check_fit(manifest, path, here, random)
+            return here, random
+
+        def read(tick: Tick) -> dict[str, torch.Tensor]:
+            values = {
+                name: read_range(path, manifest.tensors[name], start, count, tick)
+                for name, (start, count) in ranges(manifest, here, random).items()
+            }
+            check_random(values, random, device, path)
+            return values
+
+        here, random = self._meeting.agree(check)
+        values = self._meeting.together(f"reading {path}", read)
+        made = self._meeting.agree(lambda: new_states(manifest, here))
+        with torch.no_grad():
+            overwrite(manifest, values, made, here, random, module, optimizer, device)
+        return manifest.extra
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A copy of the pieces that this rank writes, and the content that all ranks must agree on."""
+
+    content: Content
+    extra: dict[str, Any]
+    pieces: dict[str, Piece]
+
+    @classmethod
+    def of(
+        cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
+    ) -> "_Snapshot":
+        if not 0 <= step <= MOST_STEPS:
+            raise UserError(f"step is {step}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
+        here = Logical.of(module, optimizer)
+        _check_json("extra", extra)
+        for i, group in enumerate(here.groups):
+            _check_json(f"param group {i}", group.options)
+        written = {name: piece for name, piece in here.pieces.items() if piece.writes}
+        pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
+        # Through JSON, so that what the caller changes later is not saved.
+        return cls(here.content(step), json.loads(json.dumps(extra)), pieces)
+
+
+def _check_json(where: str, value: dict[str, Any]) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot be saved: {error}", where=where, allowed="what JSON can hold") from None
+
+
+_unraised: list[BaseException] = []  # failures of background writes that no `wait` has raised yet
+
+
+@atexit.register
+def _end_with_unraised_failure() -> None:
+    """Fail a process that exits without `wait` if its last checkpoint was not written."""
+    if _unraised:
+        sys.stdout.flush()
+        for failure in _unraised:
+            cause = next(iter(str(failure).splitlines()), type(failure).__name__)
+            sys.stderr.write(f"lowband: the last checkpoint was not written: {cause}\n")
+        sys.stderr.flush()
+        os._exit(2 if isinstance(_unraised[0], UserError) else 1)

@@ -1,0 +1,91 @@
+"""Check that a checkpoint fits a module and its optimizer, completely, before anything is overwritten."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, state_of
+from lowband.engine.checkpoint.manifest import Group, Manifest, Saved
+from lowband.errors import UserError
+
+
+def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str, Piece]) -> None:
+    """Raise UserError, naming the checkpoint and the tensor or param group, unless everything fits.
+
+    random: states of this rank's random number generators; empty if they will not be restored
+    """
+    kinds = {"model", "optimizer", "buffer", "rng"}
+    for name in [*manifest.tensors, *manifest.numbers]:
+        if name.partition(".")[0] not in kinds or (name in manifest.numbers and state_of(name) is None):
+            raise UserError(f"'{name}' is not known", where=folder, allowed=sorted(kinds))
+    for kind in ("model.", "buffer."):
+        mine = [name for name in here.pieces if name.startswith(kind)]
+        _check_names("", mine, [name for name in manifest.tensors if name.startswith(kind)], folder)
+        for name in mine:
+            _check_same(name, here.pieces[name].saved, manifest.tensors[name], folder)
+    for name, piece in random.items():
+        if name not in manifest.tensors:
+            raise UserError(f"'{name}' is not in the checkpoint", where=folder)
+        _check_same(name, piece.saved, manifest.tensors[name], folder)
+    if manifest.optimizer != here.optimizer:
+        raise UserError(f"is of optimizer {manifest.optimizer}", where=folder, allowed=here.optimizer)
+    _check_groups(here.groups, manifest.groups, folder)
+    _check_states(manifest, folder, here)
+
+
+def _check_groups(mine: tuple[Group, ...], theirs: tuple[Group, ...], folder: Path) -> None:
+    if len(mine) != len(theirs):
+        raise UserError(
+            f"the optimizer has {len(mine)} param groups, in the checkpoint {len(theirs)}", where=folder
+        )
+    for i, (group, saved) in enumerate(zip(mine, theirs, strict=True)):
+        _check_names(f" in param group {i}", group.parameters, saved.parameters, folder)
+        _check_names(f" among the options of param group {i}", group.options, saved.options, folder)
+
+
+def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
+    """A parameter without optimizer states takes those of the checkpoint; existing ones must be the same."""
+    mine, theirs = _keys([*here.pieces, *here.numbers]), _keys([*manifest.tensors, *manifest.numbers])
+    for parameter, keys in theirs.items():
+        if parameter not in here.parameters:
+            raise UserError(f"has optimizer states of '{parameter}', which is not a parameter", where=folder)
+        if parameter in mine:
+            _check_names(f" among the optimizer states of '{parameter}'", mine[parameter], keys, folder)
+    for name, saved in manifest.tensors.items():
+        state = state_of(name)
+        if state is None:
+            continue
+        if saved.sharded and saved.shape != here.parameters[state[1]].shape:
+            raise UserError(f"'{name}' does not have the shape of its parameter", where=folder)
+        if name in here.numbers:
+            raise UserError(f"'{name}' is a number, in the checkpoint a tensor", where=folder)
+        if name in here.pieces:
+            _check_same(name, here.pieces[name].saved, saved, folder)
+    for name in manifest.numbers:
+        if name in here.pieces:
+            raise UserError(f"'{name}' is a tensor, in the checkpoint a number", where=folder)
+
+
+def _keys(names: list[str]) -> dict[str, list[str]]:
+    """The states' keys by parameter."""
+    keys: dict[str, list[str]] = {}
+    for key, parameter in filter(None, map(state_of, names)):
+        keys.setdefault(parameter, []).append(key)
+    return keys
+
+
+def _check_names(place: str, mine: Collection[str], theirs: Collection[str], folder: Path) -> None:
+    missing, unknown = sorted(set(mine) - set(theirs)), sorted(set(theirs) - set(mine))
+    if missing:
+        raise UserError(f"'{missing[0]}'{place} is not in the checkpoint", where=folder)
+    if unknown:
+        raise UserError(f"'{unknown[0]}'{place} is in the checkpoint only", where=folder)
+
+
+def _check_same(name: str, mine: Saved, saved: Saved, folder: Path) -> None:
+    for what, here, there in (
+        ("shape", list(mine.shape), list(saved.shape)),
+        ("dtype", mine.dtype, saved.dtype),
+        ("sharding", mine.sharded, saved.sharded),
+    ):
+        if here != there:
+            raise UserError(f"'{name}' has {what} {here}, in the checkpoint {there}", where=folder)

@@ -1,0 +1,71 @@
+"""The folder of checkpoints: which ones exist, and how one is begun and finished. Only rank 0 changes it."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lowband.engine.checkpoint.manifest import MANIFEST, Content, File, Saved, folder_name, write_manifest
+from lowband.engine.checkpoint.meeting import Tick
+from lowband.engine.checkpoint.rank_file import naming
+
+KEPT = 2  # the newest checkpoints; older ones are removed
+_NAME = re.compile(r"step-[0-9]{8}")
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints, without what an interrupted write left and without copies under other names."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def begin(writing: Path, tick: Tick) -> None:
+    """Make an empty folder to write into; what earlier writes left unfinished is removed to make room."""
+    with naming(writing):
+        writing.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in writing.parent.glob(".step-*.writing"):
+            _remove(left_over, tick)
+        writing.mkdir()
+
+
+def finish(
+    writing: Path,
+    content: Content,
+    extra: dict[str, Any],
+    written: list[tuple[File, dict[str, Saved]]],
+    tick: Tick,
+) -> None:
+    """Make a checkpoint of what all ranks have written, and remove those that are too old.
+
+    written: by rank, what `write_rank_file` returned
+    """
+    tensors = dict(content.tensors)
+    for _, entries in written:
+        for name, entry in entries.items():
+            before = tensors[name].chunks if name in tensors else ()
+            tensors[name] = entry.model_copy(update={"chunks": (*before, *entry.chunks)})
+    files = [file for file, _ in written]
+    final = writing.parent / folder_name(content.step)
+    replaced = writing.parent / f".{final.name}.replaced"
+    with naming(writing / MANIFEST):
+        write_manifest(writing, content.model_copy(update={"tensors": tensors}), extra, files)
+    with naming(final):
+        _remove(replaced, tick)
+        if final.exists():
+            final.replace(replaced)
+        writing.replace(final)
+    # Later steps do not count: training did not resume from them, they may be damaged.
+    older = [path for path in newest_first(writing.parent) if path.name <= final.name]
+    for path in (replaced, *older[KEPT:]):
+        with suppress(OSError):  # e.g. a file still open on NFS: the new checkpoint is whole all the same
+            _remove(path, tick)
+
+
+def _remove(folder: Path, tick: Tick) -> None:
+    """Remove a checkpoint file by file: with thousands of ranks this takes a while."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            path.unlink()
+            tick()
+        folder.rmdir()

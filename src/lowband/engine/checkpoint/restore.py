@@ -1,0 +1,115 @@
+"""Put a checkpoint's values in place, after all of them are known to fit and have been read."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, buffers, state_of
+from lowband.engine.checkpoint.manifest import Manifest
+from lowband.errors import UserError
+
+
+def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[str, tuple[int, int]]:
+    """(first element, number of elements) that this rank needs of each tensor, by name."""
+    needed = {}
+    for name, saved in manifest.tensors.items():
+        if saved.sharded:
+            state = state_of(name)
+            piece = here.parameters[state[1] if state else name.removeprefix("model.")]
+            needed[name] = (piece.start, piece.local.numel())
+        elif not name.startswith("rng.") or name in random:
+            needed[name] = (0, saved.numel)
+    return needed
+
+
+def check_random(
+    values: dict[str, torch.Tensor], random: dict[str, Piece], device: torch.device, folder: Path
+) -> None:
+    """Raise UserError if a state is not one that its random number generator takes."""
+    for name in random:
+        try:
+            torch.Generator(device if _is_of_device(name) else "cpu").set_state(values[name])
+        except RuntimeError:
+            raise UserError(f"'{name}' is not a generator's state", where=folder) from None
+
+
+def new_states(manifest: Manifest, here: Logical) -> dict[str, torch.Tensor]:
+    """Tensors for the states that only the checkpoint has, by name in the manifest; zeros in the padding."""
+    options = {name: group.options for group in manifest.groups for name in group.parameters}
+    made = {}
+    for full, saved in manifest.tensors.items():
+        state = state_of(full)
+        if state is None or full in here.pieces:
+            continue
+        shard, dtype = here.shards[state[1]], saved.torch_dtype
+        if saved.sharded:
+            made[full] = torch.zeros_like(shard, dtype=dtype, requires_grad=False)
+        else:
+            # A step count, which fused and capturable optimizers keep on the device.
+            of_group = options.get(state[1], {})
+            is_on_device = of_group.get("fused") or of_group.get("capturable")
+            made[full] = torch.empty(saved.shape, dtype=dtype, device=shard.device if is_on_device else "cpu")
+    return made
+
+
+def overwrite(
+    manifest: Manifest,
+    values: dict[str, torch.Tensor],
+    made: dict[str, torch.Tensor],
+    here: Logical,
+    random: dict[str, Piece],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> None:
+    """Fill everything in place.
+
+    values: 1D, on the CPU, the `ranges` of each tensor
+    made:   the `new_states`
+    """
+    for name, piece in here.parameters.items():
+        piece.local.copy_(values[f"model.{name}"])
+    for name, buffer in buffers(module).items():
+        buffer.copy_(values[name].view(buffer.shape))
+    for group, saved in zip(optimizer.param_groups, manifest.groups, strict=True):
+        for key, value in saved.options.items():
+            group[key] = tuple(value) if isinstance(group[key], tuple) else value
+    _overwrite_states(manifest, values, made, here, optimizer)
+    for name in random:
+        if _is_of_device(name):
+            torch.cuda.set_rng_state(values[name], device)
+        else:
+            torch.set_rng_state(values[name])
+
+
+def _overwrite_states(
+    manifest: Manifest,
+    values: dict[str, torch.Tensor],
+    made: dict[str, torch.Tensor],
+    here: Logical,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Give the optimizer the states that the checkpoint has, and no others."""
+    states: dict[str, dict[str, Any]] = {name: {} for name in here.shards}
+    for full, saved in manifest.tensors.items():
+        state = state_of(full)
+        if state is None:
+            continue
+        key, name = state
+        value = made[full] if full in made else optimizer.state[here.shards[name]][key]
+        part = value[: values[full].numel()] if saved.sharded else value  # without the padding behind
+        part.copy_(values[full].view(part.shape))
+        states[name][key] = value
+    for full, number in manifest.numbers.items():
+        key, name = state_of(full) or ("", "")
+        states[name][key] = number
+    for name, shard in here.shards.items():
+        optimizer.state.pop(shard, None)
+        if states[name]:
+            optimizer.state[shard] = states[name]
+
+
+def _is_of_device(name: str) -> bool:
+    return name.startswith("rng.cuda.")

@@ -1,0 +1,123 @@
+"""Logs of other projects -> one tidy table. A format is a file here and a line in FORMATS.
+
+A line that is no metric line of its format is passed over; one that is, and does not parse, is reported with
+its number and left out: nothing is guessed.
+
+Columns are empty where the log does not tell. Rates of all formats are brought to tokens first, so that
+FLOP/s of different conventions become comparable:
+
+    model_flop_per_s_per_rank  in our convention (cost.flops)
+    reported_over_convention   the log's TFLOPS over its own convention's, from the same tokens: 1 if the log
+                               counts as we think it does
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lowband.cost.conventions import flops_per_token
+from lowband.cost.flops import MODEL_CONVENTION, model_flops_per_token
+from lowband.errors import UserError
+from lowband.spec.csv_tables import write_csv
+from lowband.spec.model import ModelSpec
+from lowband.spec.yaml_model import read_text
+
+FORMATS = {
+    "megatron-lm": "megatron",
+    "megatron-deepspeed": "megatron",
+    "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "mllog": "mllog",
+}
+
+
+class Malformed(Exception):
+    """A metric line that does not parse. The text says what is wrong."""
+
+
+@dataclass(frozen=True)
+class ForeignRun:
+    """What a log does not tell of its run. recompute: activations were recomputed."""
+
+    model: ModelSpec
+    seq_len: int
+    ranks: int
+    recompute: bool = False
+
+
+# What a format's `parser()` returns: line -> the step's values, None for a line of another kind.
+Parser = Callable[[str], dict[str, Any] | None]
+
+COLUMNS = [
+    "format", "line", "step", "loss", "grad_norm", "learning_rate", "step_time_s", "samples_per_step",
+    "samples_per_s", "tokens_per_s", "peak_memory_bytes", "reported_tflops_per_rank",
+    "reported_over_convention", "model_flop_per_s_per_rank", "flop_convention",
+]  # fmt: skip
+
+
+def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
+    """Write the log's steps as a CSV; returns a message for each malformed line.
+
+    Raises UserError if the log has no line that parses.
+    """
+    parse: Parser = import_module(f"lowband.importers.{FORMATS[form]}").parser()
+    rows: list[dict[str, Any]] = []
+    messages = []
+    for found in _read(read_text(path).splitlines(), parse):
+        if isinstance(found, str):
+            messages.append(f"{path}:{found}")
+        else:
+            rows.append({"format": form, **found, **_rates(found, form, run)})
+    if not rows:
+        raise UserError(f"no step of a {form} log in {len(messages)} metric lines", where=path)
+    write_csv(pd.DataFrame(rows, columns=COLUMNS), out)
+    return messages
+
+
+def _read(lines: Iterable[str], parse: Parser) -> Iterator[dict[str, Any] | str]:
+    """The values of each metric line; for a malformed one its number and what is wrong."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = parse(line)
+        except Malformed as error:
+            yield f"{number}: malformed, skipped: {error}"
+            continue
+        if values is not None:
+            yield {"line": number, **values}
+
+
+def _rates(values: dict[str, Any], form: str, run: ForeignRun) -> dict[str, Any]:
+    """Samples, tokens and FLOP per second, from whichever the log tells."""
+    samples_per_s = values.get("samples_per_s")
+    if samples_per_s is None and values.get("step_time_s") and values.get("samples_per_step"):
+        samples_per_s = values["samples_per_step"] / values["step_time_s"]
+    if samples_per_s is not None:
+        tokens_per_s = samples_per_s * run.seq_len
+    elif values.get("tokens_per_s_per_rank") is not None:
+        tokens_per_s = values["tokens_per_s_per_rank"] * run.ranks
+    else:
+        return {"flop_convention": MODEL_CONVENTION}
+    tokens_per_rank = tokens_per_s / run.ranks
+    reported = values.get("reported_tflops_per_rank")
+    theirs = flops_per_token(form, run.model, run.seq_len, recompute=run.recompute)
+    return {
+        "samples_per_s": samples_per_s,
+        "tokens_per_s": tokens_per_s,
+        "reported_over_convention": reported * 1e12 / (tokens_per_rank * theirs)
+        if reported and theirs
+        else None,
+        "model_flop_per_s_per_rank": tokens_per_rank * model_flops_per_token(run.model, run.seq_len),
+        "flop_convention": MODEL_CONVENTION,
+    }
+
+
+def number(text: str, what: str) -> float:
+    """A number as logs print it (1,234.5). Raises Malformed with the name of what it should be."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise Malformed(f"{what} is {text.strip()!r}") from None

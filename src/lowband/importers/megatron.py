@@ -1,0 +1,45 @@
+"""Megatron-LM and Megatron-DeepSpeed: ` iteration 10/ 100 | key: value | ... |`."""
+
+import re
+from typing import Any
+
+from lowband.importers import Malformed, Parser, number
+
+_ITERATION = re.compile(r"\biteration\s+(\S+?)\s*/\s*\S+\s*\|")
+_KEYS = {
+    "elapsed time per iteration (ms)": "step_time_s",
+    "global batch size": "samples_per_step",
+    "learning rate": "learning_rate",
+    "lm loss": "loss",
+    "grad norm": "grad_norm",
+    "throughput per GPU (TFLOP/s/GPU)": "reported_tflops_per_rank",  # Megatron-LM
+    "TFLOPs": "reported_tflops_per_rank",  # Megatron-DeepSpeed
+}
+_REQUIRED = ("step_time_s", "samples_per_step")  # loss and norm are missing where an iteration was skipped
+
+
+def parser() -> Parser:
+    return _parse
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    start = _ITERATION.search(line)
+    if start is None:
+        return None
+    if not start.group(1).isdigit():
+        raise Malformed(f"iteration is {start.group(1)!r}")
+    values: dict[str, Any] = {"step": int(start.group(1))}
+    for part in line[start.end() :].split("|"):
+        key, colon, text = part.partition(":")
+        name = _KEYS.get(key.strip())
+        if name is not None:
+            if not colon:
+                raise Malformed(f"no value of '{key.strip()}'")
+            values[name] = number(text, key.strip())
+    if not line.rstrip().endswith("|"):
+        raise Malformed("is cut off")
+    missing = [name for name in _REQUIRED if name not in values]
+    if missing:
+        raise Malformed(f"no '{next(key for key, name in _KEYS.items() if name == missing[0])}'")
+    values["step_time_s"] /= 1e3
+    return values

@@ -1,0 +1,1 @@
+"""The performance model of a job: time, memory and plans, predicted."""

@@ -1,0 +1,183 @@
+"""The search of `lowband plan`: every placement x wires x micro-batch x recomputation x tp x pp that fits.
+
+Covered, and nothing else:
+
+    placements  every order weights <= grads <= optim of the levels, with every secondary inside weights
+    wires       native or int8 for the two gathers, native or int4 for the reductions in and out of the grads
+                level; a wire of a collective that sends nothing, or of one rank, is left native
+    batches     every micro-batch that divides a data-parallel group's share of the global batch; the rest is
+                accumulation
+    recompute   none, full
+    tp, pp      those given (or every power of two to the node's size, and to 16 stages) that divide the model
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lowband.cost.activations import Recompute
+from lowband.cost.bytes import transfers
+from lowband.cost.numbers import Num
+from lowband.errors import UserError
+from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.step import STEP
+from lowband.spec.wire import Wire
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
+WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
+MOST_STAGES = 16
+KNOBS = (
+    "weights", "secondary", "grads", "optim", *WIRES, "micro_batch", "recompute", "tp", "pp",
+)  # fmt: skip
+
+MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "recompute", "tp", "pp")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the search. `short_by` bytes are missing to fit; 0 if it fits."""
+
+    knobs: tuple[object, ...]  # by KNOBS
+    batches: Workload  # with all micro-batches
+    micro_batch: int
+    accumulation: int
+    step_time_s: float
+    short_by: float
+
+    @property
+    def job(self) -> Workload:
+        return replace(self.batches, micro_batch=self.micro_batch, accumulation=self.accumulation)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """ranked: what fits, fastest first; candidates: all of them, by their knobs."""
+
+    ranked: list[Candidate]
+    candidates: dict[tuple[object, ...], Candidate]
+
+    def reasons(self, best: Candidate) -> list[str]:
+        """What each knob's best other value would cost, all else equal."""
+        lines = []
+        for i, knob in enumerate(KNOBS):
+            others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, i)]
+            fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
+            if fitting:
+                slower = 100 * (fitting[0].step_time_s / best.step_time_s - 1)
+                effect = f"{fitting[0].knobs[i]} would be {slower:.1f} % slower"
+            elif others:
+                least = min(others, key=lambda c: c.short_by)
+                effect = f"{least.knobs[i]} does not fit: {least.short_by / GIB:.3g} GiB short"
+            else:
+                effect = "no other value was possible here"
+            lines.append(f"{knob} {best.knobs[i]}: {effect}")
+        return lines
+
+
+def _differs_only(a: tuple[object, ...], b: tuple[object, ...], i: int) -> bool:
+    return a[i] != b[i] and a[:i] == b[:i] and a[i + 1 :] == b[i + 1 :]
+
+
+def plan(
+    machine: Machine,
+    model: ModelSpec,
+    ranks: int,
+    seq_len: int,
+    global_batch: int,
+    tps: Sequence[int] | None = None,
+    pps: Sequence[int] | None = None,
+) -> Plan:
+    """Every candidate, predicted. Raises UserError if none fits, with what is short and by how much."""
+    found: dict[tuple[object, ...], Candidate] = {}
+    room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
+    shorts: dict[tuple[object, ...], Num] = {}
+    for job in jobs(machine, model, ranks, seq_len, global_batch, tps, pps):
+        placed = _knobs(job, MEMORY_KNOBS)  # wires take no memory
+        if placed not in shorts:
+            peak = peak_bytes(memory_items(job), np.asarray(job.accumulation) > 1)
+            shorts[placed] = np.maximum(0.0, peak - room)
+        short = shorts[placed]
+        time = step_time(job).total if np.any(short == 0) else np.inf
+        for b, a, t, s in np.broadcast(job.micro_batch, job.accumulation, time, short):
+            knobs = _knobs(job, KNOBS, int(b))
+            found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s))
+    if not found:
+        raise UserError(
+            f"a global batch of {global_batch} sequences fits no data-parallel degree of {ranks} ranks",
+            allowed="a multiple of the data-parallel ranks",
+        )
+    ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
+    if not ranked:
+        raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
+    return Plan(ranked, found)
+
+
+def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
+    items = memory_items(least.job)
+    largest = sorted(items.items(), key=lambda item: -float(item[1]))[:3]
+    parts = ", ".join(f"{kind} {float(size) / GIB:.3g} GiB" for kind, size in largest)
+    have = f"{least.job.ranks} x {machine.device.memory_gib:g} GiB"
+    return UserError(
+        f"'{model.name}' does not fit {have}: the leanest scheme is {least.short_by / GIB:.3g} GiB short per "
+        f"rank ({parts})"
+    )
+
+
+def _knobs(job: Workload, names: Sequence[str], micro_batch: int = 0) -> tuple[object, ...]:
+    values = {**vars(job.scheme), **vars(job), "micro_batch": micro_batch}
+    return tuple(values[name] for name in names)
+
+
+def jobs(
+    machine: Machine,
+    model: ModelSpec,
+    ranks: int,
+    seq_len: int,
+    global_batch: int,
+    tps: Sequence[int] | None = None,
+    pps: Sequence[int] | None = None,
+) -> Iterator[Workload]:
+    """The search's jobs; each has all micro-batches as an array."""
+    for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
+        if ranks % (tp * pp) or model.layers % pp or model.heads % tp or global_batch % (ranks // (tp * pp)):
+            continue
+        share = global_batch // (ranks // (tp * pp))
+        batches = np.array([b for b in range(1, share + 1) if share % b == 0])
+        base = Workload(
+            machine, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
+            micro_batch=batches, seq_len=seq_len, accumulation=share // batches, tp=tp, pp=pp,
+            sequence_parallel=tp > 1,
+        )  # fmt: skip
+        for scheme in schemes(base.levels):
+            for recompute in RECOMPUTE:
+                yield replace(base, scheme=scheme, recompute=recompute)
+
+
+def _powers(most: int) -> list[int]:
+    return [2**i for i in range(most.bit_length()) if 2**i <= most]
+
+
+def schemes(levels: Levels) -> Iterator[Scheme]:
+    """Every placement and its wires. Levels that hold no more ranks than the one inside them are left out."""
+    names = ["self", *(name for name in levels.names[1:] if _adds_ranks(levels, name))]
+    for weights, grads, optim in itertools.combinations_with_replacement(names, 3):
+        for secondary in (None, *names[: names.index(weights)]):
+            placed = Scheme(name="plan", weights=weights, secondary=secondary, grads=grads, optim=optim)
+            used = {t.collective.name for t in transfers(levels.world, False, placed, levels, "bf16", "bf16")}
+            choices = [wires if name in used else wires[:1] for name, wires in WIRES.items()]
+            for wires in itertools.product(*choices):
+                update = dict(zip(WIRES, wires, strict=True))
+                yield placed.model_copy(update=update)
+
+
+def _adds_ranks(levels: Levels, name: str) -> bool:
+    i = levels.index(name)
+    return levels.sizes[i] > levels.sizes[i - 1]

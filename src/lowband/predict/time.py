@@ -1,0 +1,172 @@
+"""Seconds of one optimizer step, term by term, with overlap as on one lane of collectives.
+
+The next unit is gathered while one computes, and a unit's gradient is reduced while the backward goes on. Our
+engine has a lane per level (engine/lane.py), so that g and r of different levels meet: there the exposed time
+below is an upper bound. With L blocks on a rank, forward f and backward b of one
+(recomputation included), gathers G, g and reduction r of one, that makes, for one micro-batch,
+
+    forward   G_root + G + (L - 1) join(f, G) + f + head
+    backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
+
+with the host's time for the unit in f and in b, and
+    join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
+
+The first micro-batch's forward also gathers updated weights, the last one's backward reduces out to the
+optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication,
+attributed to collectives in proportion to their time in the lane.
+
+Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in what
+is recomputed fully), not hidden. A pipeline of p stages, v of them on a rank, takes p - 1 further passes of a
+micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
+activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all micro-batches through a
+stage in turn, so a unit is gathered and reduced once a step, not once a micro-batch.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowband.cost.bytes import Transfer, stage_numels, transfers
+from lowband.cost.collectives import Case, Network, seconds, share
+from lowband.cost.compute import Computer, work
+from lowband.cost.numbers import Num, join
+from lowband.predict.workload import Workload
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.step import STEP
+
+ITEMS = (
+    "forward", "recompute", "backward", "optimizer", "host", "tensor_parallel", "pipeline_exchange", "bubble",
+    *(f"exposed_{row.name}" for row in STEP),
+)  # fmt: skip
+
+Lane = dict[str, Num]  # collective -> seconds in the lane, of one unit
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """items: seconds by ITEMS, adding up to `total`; lane: seconds by collective, hidden or not."""
+
+    total: Num
+    items: dict[str, Num]
+    lane: dict[str, Num]
+
+
+def step_time(job: Workload, case: Case = "value") -> StepTime:
+    """One optimizer step of `job`, every constant of the machine taken at `case`."""
+    network, computer = Network(job.machine, case, job.faster), Computer(job.machine, job.compute_dtype, case)
+    w = work(
+        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
+        job.sequence_parallel, job.dropout,
+    )  # fmt: skip
+    stack = job.machine.stack
+    overlap = share(stack.overlap if stack else None, case)
+    host = seconds(stack.unit_us if stack else None, case)
+    numels = stage_numels(job.model, job.levels, job.tp, job.pp)
+    root = _lane(job, network, computer, numels[0], is_root=True)
+    block = _lane(job, network, computer, numels[1], is_root=False)
+    blocks, passes = job.model.layers // job.pp, job.accumulation
+    other = Network(job.machine, case, job.faster, shards=False)
+    tp_s = _all_reduce_s(job, other)
+    tp_again = 2 * tp_s if job.recompute == "full" else 0.0
+    items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
+
+    def add(name: str, time: Num) -> None:
+        items[name] = items[name] + time
+
+    def forward(every: Collection[str], times: Num) -> None:
+        gathers = _names("forward", "weights", every)
+        g, g_root = _sum(block, gathers), _sum(root, gathers)
+        busy = w.forward + 2 * tp_s + host
+        exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
+        _tell(
+            add,
+            exposed * times,
+            {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in gathers},
+        )
+
+    def backward(every: Collection[str], times: Num) -> None:
+        gathers, reductions = (_names("backward", what, every) for what in ("weights", "gradients"))
+        g, r, r_root = _sum(block, gathers), _sum(block, reductions), _sum(root, reductions)
+        busy = w.backward + w.recompute + 2 * tp_s + tp_again + host
+        exposed = join(w.head_backward, g, overlap) - w.head_backward
+        exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
+        lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
+        _tell(add, exposed * times, lane)
+
+    # The first forward of a step gathers updated weights, the last backward reduces to the optimizer's level.
+    forward(("pass", "step"), 1)
+    backward(("pass", "step"), 1)
+    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once a step
+        forward(("pass",), passes - 1)
+        backward(("pass",), passes - 1)
+    add("forward", passes * (blocks * w.forward + w.head_forward))
+    add("backward", passes * (blocks * w.backward + w.head_backward))
+    add("recompute", passes * blocks * w.recompute)
+    add("host", passes * blocks * 2 * host)
+    add("tensor_parallel", passes * blocks * (4 * tp_s + tp_again))
+    exchange = _exchange_s(job, other)
+    add("pipeline_exchange", passes * exchange)
+    add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))
+    if job.pp > 1:
+        chunk = blocks * (w.forward + w.backward + w.recompute + 4 * tp_s + tp_again + 2 * host)
+        add("bubble", (job.pp - 1) / job.interleave * (chunk + exchange))
+    total: Num = 0.0
+    for item in items.values():
+        total = total + item
+    often = {row.name: passes if row.every == "pass" and job.schedule == "1f1b" else 1 for row in STEP}
+    lane = {n: often[n] * (root.get(n, 0.0) + blocks * block.get(n, 0.0)) for n in often}
+    return StepTime(total, items, lane)
+
+
+def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_root: bool) -> Lane:
+    """Seconds of each collective of one unit: messages and quantization."""
+    parts: dict[str, list[Transfer]] = {}
+    for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
+        parts.setdefault(t.collective.name, []).append(t)
+    return {
+        name: network.collective_s(hops) + computer.quantize_s(sum(hop.quantized_values for hop in hops))
+        for name, hops in parts.items()
+    }
+
+
+def _names(during: str, carries: str, every: Collection[str]) -> list[str]:
+    """Collectives of a pass, in order."""
+    return [r.name for r in STEP if (r.during, r.carries) == (during, carries) and r.every in every]
+
+
+def _sum(lane: Lane, names: Iterable[str]) -> Num:
+    total: Num = 0.0
+    for name in names:
+        total = total + lane.get(name, 0.0)
+    return total
+
+
+def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
+    """Exposed seconds to the collectives in proportion to their time in the lane."""
+    whole = _sum(lane, lane)
+    for name, time in lane.items():
+        if np.any(time):
+            add(f"exposed_{name}", exposed * (time / whole))
+
+
+def _all_reduce_s(job: Workload, network: Network) -> Num:
+    """One all-reduce of a micro-batch's activations, 16-bit, over the tensor-parallel ranks: a flat ring."""
+    if job.tp == 1:
+        return 0.0
+    hops = job.mesh.levels("tp").hops(SELF, WORLD)
+    sent = 2 * (job.tp - 1) / job.tp * 2 * job.micro_batch * job.seq_len * job.model.hidden
+    return network.ring_s(hops, sent)
+
+
+def _exchange_s(job: Workload, network: Network) -> Num:
+    """Activations of a micro-batch to the next stage and gradients back, for each stage that a rank has.
+
+    Each tensor-parallel rank sends its part (scatter/gather, arXiv 2104.04473, section 4.1).
+    """
+    if job.pp == 1:
+        return 0.0
+    level = job.mesh.along("pp")[0].level  # the links to the next stage
+    moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.tp
+    one = network.base_s + network.latency_s(level) + moved / network.rate(level)
+    return 2 * job.interleave * one

@@ -1,0 +1,93 @@
+"""What is predicted: a model under a scheme on a machine, with the numbers that a user turns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from lowband.cost.activations import Attention, Recompute
+from lowband.cost.numbers import Num
+from lowband.errors import UserError
+from lowband.spec.machine import Machine
+from lowband.spec.mesh import Levels, Mesh
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+
+Schedule = Literal["1f1b", "breadth-first"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One point, or a grid: micro_batch, seq_len, accumulation and `faster` may be arrays that broadcast.
+
+    Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage. The scheme is placed
+    over the data-parallel ranks.
+
+    micro_batch:  sequences per data-parallel group and pass; accumulation: passes per optimizer step, which
+                  are a pipeline's micro-batches
+    interleave:   stages per rank of a pipeline (virtual stages)
+    faster:       level -> factor on its link's rate
+    """
+
+    machine: Machine
+    model: ModelSpec
+    scheme: Scheme
+    ranks: int
+    micro_batch: Num
+    seq_len: Num
+    accumulation: Num = 1
+    recompute: Recompute = "full"
+    attention: Attention = "flash"
+    dropout: bool = False
+    tp: int = 1
+    pp: int = 1
+    interleave: int = 1
+    schedule: Schedule = "1f1b"
+    sequence_parallel: bool = False
+    compute_dtype: str = "bf16"
+    reduce_dtype: str = "bf16"
+    faster: Mapping[str, Num] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for degrees that do not divide, and for a scheme that the levels cannot serve."""
+        for name in ("ranks", "tp", "pp", "interleave", "micro_batch", "seq_len", "accumulation"):
+            if np.min(getattr(self, name)) < 1:
+                raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
+        if self.ranks % (self.tp * self.pp):
+            raise UserError(
+                f"{self.ranks} ranks do not divide over tp {self.tp} x pp {self.pp}",
+                allowed=f"multiples of {self.tp * self.pp}",
+            )
+        if self.model.layers % (self.pp * self.interleave):
+            raise UserError(
+                f"{self.model.layers} layers do not divide over pp {self.pp} x interleave {self.interleave}",
+                where=f"model '{self.model.name}'",
+            )
+        if self.model.heads % self.tp:
+            raise UserError(
+                f"{self.model.heads} heads do not divide over tp {self.tp}",
+                where=f"model '{self.model.name}'",
+            )
+        self.scheme.check(self.levels)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks, over which the scheme is placed."""
+        return self.ranks // (self.tp * self.pp)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Ranks by axis, tensor-parallel first."""
+        return Mesh.fit(self.machine.sizes, {"tp": self.tp, "dp": self.dp, "pp": self.pp})
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Levels of the data-parallel ranks."""
+        return self.mesh.levels("dp")
+
+    @property
+    def tokens(self) -> Num:
+        """Per optimizer step, over all ranks."""
+        return self.micro_batch * self.seq_len * self.accumulation * self.dp

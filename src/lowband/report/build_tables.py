@@ -1,0 +1,127 @@
+"""Raw tables -> derived tables, by name. A table is a file of `tables/` and a line here."""
+
+from collections.abc import Collection, Iterable
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+
+from lowband.errors import UserError
+from lowband.spec.csv_tables import read_benchmark, read_table, write_csv
+
+REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
+SHIPPED = "shipped/"  # and of this name every such file of results/reference/*/; where there is none, no row
+
+COLLECTED = ("runs", "steps", "bytes", "states", "outside")  # written by `lowband collect`
+
+# table -> the tables it is made of, in the order that its `build` takes them
+TABLES: dict[str, tuple[str, ...]] = {
+    "scaling": ("runs", "steps"),
+    "communication": ("bytes",),
+    "memory": ("states",),
+    "loss": ("runs", "steps"),
+    "parity": ("runs", "loss"),
+    "convergence": ("runs", "steps"),
+    "convergence_curves": ("runs", "steps"),
+    "peers": ("runs", "steps", "outside"),
+    "peer_bytes": ("runs",),
+    "box": ("runs",),
+    "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
+    "box_links": ("comm",),
+    "box_jobs": ("jobs",),
+    "accuracy": ("validation",),
+    "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
+    "attention": ("shipped/kernels", "reported/03_flashattention2_2307.08691"),
+    "training_speed": ("shipped/kernels", "reported/03_flashattention2_2307.08691"),
+    "kernel_rates": ("shipped/kernels",),
+    "kernel_resources": ("compiled",),
+}
+
+# Tables of a suite or benchmark that may be no part of a reproduction: then from its shipped raw tables in
+# results/reference/
+SUITE_OF = {
+    "convergence": "convergence",
+    "convergence_curves": "convergence",
+    "peers": "peers",
+    "peer_bytes": "peers",
+    "box": "box",
+    "box_ratios": "box",
+    "box_links": "box-bench",
+    "box_jobs": "box-bench",
+    "softmax": "softmax",
+    "kernel_resources": "kernels",
+}
+
+# Benchmarks of this machine among them, and the suite with which each is made.
+BENCHMARKS = {"softmax": "default"}
+# Their raw tables. What is shipped has a folder for each machine; a folder's name is the machine's.
+OF_MACHINES = ("softmax_times", "softmax_setup")
+THIS_MACHINE = "local"
+
+
+def is_made_by(suites: Iterable[str], suite: str) -> bool:
+    """Whether `suites` have what a suite's tables are made of: itself, or one of its kin (`<suite>-...`)."""
+    return any(name == suite or name.startswith(f"{suite}-") for name in suites)
+
+
+def raw_dir(table: str, suites: Iterable[str], own: Path, root: Path) -> Path:
+    """The folder of a table's raw tables: `own` if a reproduction of `suites` makes them, else shipped ones.
+
+    root: the folder that holds results/
+    """
+    suite = SUITE_OF.get(table)
+    is_own = suite is None or is_made_by(suites, BENCHMARKS.get(suite, suite))
+    return own if is_own else root / "results" / "reference" / str(suite)
+
+
+def tables_of_runs(suites: Collection[str]) -> list[str]:
+    """The tables that a reproduction of `suites` makes of its own runs and papers' numbers alone."""
+    found: list[str] = []
+    for table, sources in TABLES.items():
+        suite = SUITE_OF.get(table)
+        of_runs = all(source in (*COLLECTED, *found) or source.startswith(REPORTED) for source in sources)
+        if of_runs and (suite is None or is_made_by(suites, suite)):
+            found.append(table)
+    return found
+
+
+def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
+    """The files of a table's source: one, but for what is shipped. root: the folder that holds results/"""
+    if source in OF_MACHINES and (several := sorted(tables_dir.glob(f"*/{source}.csv"))):
+        return several
+    if source.startswith(SHIPPED):
+        return sorted((root / "results" / "reference").glob(f"*/{source.removeprefix(SHIPPED)}.csv"))
+    return [(root / "results" if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"]
+
+
+def read_sources(table: str, tables_dir: Path, root: Path) -> list[pd.DataFrame]:
+    """What the `build` of a table takes. Raises UserError for raw tables that do not name their points."""
+    return [read_source(source, tables_dir, root) for source in TABLES[table]]
+
+
+def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
+    """One of them; rows of a benchmark have their machine's name in `cluster`."""
+    read = read_benchmark if source.startswith(SHIPPED) else read_table
+    paths = source_paths(source, tables_dir, root)
+    parts = [read(path) for path in paths]
+    if source in COLLECTED and "point" not in parts[0]:
+        again = "tables of this version's `lowband collect`: collect the run folders again"
+        raise UserError("no column 'point'", where=paths[0], allowed=again)
+    if source in OF_MACHINES:
+        names = [THIS_MACHINE if path.parent == tables_dir else path.parent.name for path in paths]
+        parts = [part.assign(cluster=name) for part, name in zip(parts, names, strict=True)]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:
+    """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: there too).
+
+    Raises UserError for a name that is not in TABLES, and for raw tables that do not name their points.
+    """
+    if name not in TABLES:
+        raise UserError(f"no table '{name}'", allowed=TABLES)
+    build = import_module(f"lowband.report.tables.{name}").build
+    write_csv(
+        build(*read_sources(name, tables_dir, root)),
+        (out_dir or tables_dir) / f"{name}.csv",
+    )

@@ -1,0 +1,248 @@
+"""The training loop of one rank."""
+
+import hashlib
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.box.links import sent_bytes
+from lowband.engine.api import engine_of
+from lowband.engine.checkpoint.checkpointer import Checkpointer
+from lowband.engine.checkpoint.meeting import Meeting, Tick
+from lowband.model.data import Corpus, batch
+from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
+from lowband.run.count_calls import Outside
+from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
+from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
+from lowband.spec.run import OPTIONS, RunSpec
+from lowband.trainers.prepare import prepare
+from lowband.trainers.trainer import Trainer
+
+# Options that change neither what is computed nor its times; of the text, its content counts, not its path.
+_NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text"}
+
+
+class Diverged(Exception):
+    """The loss or the gradient norm is not a number. The text says at which step."""
+
+
+def train_rank(
+    spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder, is_shaped: bool
+) -> Outcome:
+    """Train as the spec says, from the last checkpoint if there is one; rank 0 records each step.
+
+    is_shaped: whether the rank has a box's interface, whose counter is read
+    Raises Diverged or Overloaded, on every rank at the same step.
+    """
+    is_first = dist.get_rank() == 0
+    trainer = prepare(spec, device)
+    model, optimizer = trainer.model, trainer.optimizer
+    engine = engine_of(model) if spec.engine == "lowband" else None
+    outside = Outside(spec.levels, engine.lanes if engine else None)
+    clock = StepClock(engine.lanes if engine else None, device)
+    checkpointer = _checkpointer(spec, corpus, folder)
+    resumed_from, outside_sent = _resume(checkpointer, model, optimizer)
+    stall_s = 0.0
+    if is_first:
+        folder.go_back_to(resumed_from)
+    paced = _paced_device(spec)
+    sent_before = sent_bytes() if is_shaped else 0
+    reset_peak_memory(device)
+    for step in range(resumed_from + 1, spec.steps + 1):
+        clock.start()
+        # The first step gathers no updated weights; later ones of the warm-up are steady and not timed.
+        with outside if step == spec.warmup_steps > 1 else nullcontext():
+            with paced or nullcontext():
+                loss = _backward(spec, corpus, trainer, step, device)
+            grad_norm = trainer.step(spec.grad_clip)
+        outside_sent = outside.sent or outside_sent
+        times = clock.stop()
+        real_share = paced.take_real_share() if paced else math.nan
+        sent = engine.ledger.take() if engine else []
+        line = _gather_record(spec, step, loss, grad_norm, times, real_share, sent)
+        if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
+            raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
+        if line.real_share is not None and line.real_share > MOST_REAL_SHARE and step > spec.warmup_steps:
+            raise Overloaded(
+                f"real computation took {line.real_share:.0%} of the paced time at step {step}; "
+                f"at most {MOST_REAL_SHARE:.0%} keeps the speed constant"
+            )
+        if is_shaped:
+            sent_so_far = sent_bytes()
+            line = line.model_copy(update={"interface_bytes": sent_so_far - sent_before})
+            sent_before = sent_so_far
+        if is_first:
+            folder.append_step(line)
+        if checkpointer is not None and step % spec.checkpoint_every == 0:
+            extra = {"step": step, "outside": [sent.model_dump() for sent in outside_sent]}
+            checkpointer.save(step, model, optimizer, extra)
+            stall_s = max(stall_s, checkpointer.stall_s)
+    if checkpointer is not None:
+        checkpointer.wait()
+    # From the file, which has the steps of earlier attempts, too: all of them, if one was stopped at its end.
+    steps = folder.whole_steps() if is_first else []
+    outcome = _outcome(spec, trainer, device, has_stepped=resumed_from < spec.steps)
+    return outcome.model_copy(
+        update={
+            "resumed_from": resumed_from,
+            "notes": "; ".join(
+                filter(None, (outcome.notes, *(checkpointer.skipped if checkpointer else ())))
+            ),
+            "checkpoint_stall_s": stall_s,
+            "sent": steps[-1].sent if steps else (),
+            "outside": outside_sent,
+            "interface_bytes": _total([step.interface_bytes for step in steps]),
+        }
+    )
+
+
+def _paced_device(spec: RunSpec) -> PacedDevice | None:
+    """In a box, a device of the machine's speed divided by the scale."""
+    box = spec.machine.box
+    return PacedDevice(box.tflops * 1e12 / box.scale) if box is not None else None
+
+
+def _checkpointer(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Checkpointer | None:
+    return Checkpointer(_checkpoints(spec, corpus, folder)) if spec.checkpoint_every else None
+
+
+def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
+    """Where a run's checkpoints are: a changed spec or text never goes on from another one's checkpoint."""
+    options = spec.model_dump(mode="json", include=set(OPTIONS) - _NOT_OF_THE_TRAINING)
+    content = json.dumps({**options, "text_sha256": corpus.facts["sha256"]}, sort_keys=True)
+    return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _resume(
+    checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, tuple[Sent, ...]]:
+    """The step of the newest whole checkpoint, loaded, and what was counted from outside; (0, ()) if none."""
+    extra = checkpointer.load_newest(model, optimizer) if checkpointer is not None else None
+    if extra is None:
+        return 0, ()
+    return int(extra["step"]), tuple(Sent.model_validate(sent) for sent in extra["outside"])
+
+
+def _backward(
+    spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
+) -> torch.Tensor:
+    """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
+    total = torch.zeros((), device=device)
+    for micro in range(spec.accumulation):
+        # A global batch goes over accumulation steps first, then ranks.
+        first = (micro * spec.ranks + dist.get_rank()) * spec.micro_batch
+        inputs, targets = batch(
+            corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
+        )
+        is_last = micro == spec.accumulation - 1
+        with nullcontext() if is_last else trainer.no_sync():
+            loss = trainer.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+            loss = loss / spec.accumulation
+            trainer.backward(loss)
+        total += loss.detach()
+    return total
+
+
+def _gather_record(
+    spec: RunSpec,
+    step: int,
+    loss: torch.Tensor,
+    grad_norm: float,
+    times: StepTimes,
+    real_share: float,
+    sent: list[Sent],
+) -> StepRecord:
+    """This step's record from all ranks' losses and times."""
+    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share]
+    rows = _all_gather(mine, loss.device)
+    slowest = max(rows, key=lambda row: row[1])
+    return StepRecord(
+        step=step,
+        step_time_s=slowest[1],
+        compute_time_s=_known(slowest[1] - slowest[2]),
+        exposed_comm_time_s=_known(slowest[2]),
+        hidden_comm_time_s=_known(slowest[3]),
+        tokens=spec.tokens_per_step,
+        loss=sum(row[0] for row in rows) / spec.ranks,
+        grad_norm=grad_norm,
+        sent=tuple(sent),
+        real_share=_known(max(row[4] for row in rows)),
+    )
+
+
+def _known(seconds: float) -> float | None:
+    """What is not measured, such as a peer's communication, is NaN between ranks."""
+    return None if math.isnan(seconds) else seconds
+
+
+def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
+    """Every rank's values, by rank."""
+    mine = torch.tensor(values, dtype=torch.float64, device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    return [row.tolist() for row in rows]
+
+
+def _total(counts: list[int | None]) -> int | None:
+    """Their sum; None if one is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
+    """has_stepped: whether this attempt took a step; memory of one that did not is no measurement."""
+    memory = _memory(spec, trainer, device) if has_stepped else {}
+    state = trainer.full_state()
+    # Rank 0 may hash for longer than the others wait for a message.
+    meeting = Meeting(spec.peer_timeout_s)
+    return Outcome(
+        status="ok",
+        steps=spec.steps,
+        notes=trainer.notes,
+        weights_sha256=meeting.first("hashing the final weights", lambda tick: _sha256(state, tick)),
+        **memory,
+    )
+
+
+def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, Any]:
+    """What an outcome records of memory, over all ranks."""
+    peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
+    reserved = peak_reserved_bytes(device)
+    if reserved is not None:
+        reserved = int(max(row[0] for row in _all_gather([float(reserved)], device)))
+    states = state_peaks(trainer.model, trainer.optimizer) if spec.engine == "lowband" else {}
+    held = _all_gather([float(peak) for peak in states.values()], device)
+    return {
+        "peak_memory_bytes_max": int(max(peaks)),
+        "peak_memory_bytes_min": int(min(peaks)),
+        "peak_reserved_bytes_max": reserved,
+        "states": tuple(
+            StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
+        ),
+    }
+
+
+def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """This rank's peak bytes by kind: what the engine holds, and the optimizer's moments under `optim`."""
+    peaks = dict(engine_of(model).meter.peak)
+    peaks["optim"] += sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
+    )
+    return dict(sorted(peaks.items()))
+
+
+def _sha256(state: dict[str, torch.Tensor], tick: Tick) -> str:
+    digest = hashlib.sha256()
+    for tensor in state.values():
+        digest.update(tensor.contiguous().numpy().tobytes())
+        tick()
+    return digest.hexdigest()

@@ -1,0 +1,134 @@
+"""DeepSpeed's ZeRO stages, hpZ and ZeRO++ as a peer.
+
+What is set explicitly because its default changed or hurts a comparison:
+
+- `gradient_clipping`: the default became 1.0 after 0.19.2.
+- `stage3_param_persistence_threshold` 0: else parameters under 100,000 elements are never sharded.
+- Blocks are "leaf modules", gathered whole, and one block is gathered ahead, as in our engine and as FSDP2
+  gathers. The defaults, made for large models, would gather a small model whole, once, and shard nothing
+  during a pass.
+- The shared-memory op is switched off: it would be compiled at the first start, and serves no ZeRO stage.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.errors import UserError
+from lowband.model.gpt import GPT, Block
+from lowband.spec.peers import peer_arguments, ranks_per_node
+from lowband.spec.run import RunSpec
+from lowband.trainers.trainer import Trainer, adamw
+
+MakeOptimizer = Callable[[nn.Module, RunSpec], torch.optim.Optimizer]
+
+
+class DeepSpeed(Trainer):
+    """A GPT under `deepspeed.initialize`, with an optimizer of torch."""
+
+    def __init__(self, model: GPT, spec: RunSpec, make_optimizer: MakeOptimizer = adamw) -> None:
+        """Raises UserError for a scheme that DeepSpeed has no counterpart of, or if it is not installed."""
+        zero = peer_arguments("deepspeed", spec.scheme, spec.levels)
+        device = model.embed.weight.device
+        deepspeed = load(device.type)
+        os.environ["LOCAL_RANK"] = str(device.index or 0)
+        # On a CPU this is what DeepSpeed takes for the devices of a node.
+        os.environ["LOCAL_SIZE"] = str(ranks_per_node(spec.scheme, spec.levels))
+        if is_shimmed(zero, device):
+            from lowband.trainers.deepspeed_quantizer import install
+
+            install()
+            self.notes = "shimmed"
+        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+        self._names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        self._stage = zero["stage"]
+        if self._stage == 3:
+            deepspeed.utils.set_z3_leaf_modules(model, [Block])
+        self.model, self.optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(model, spec), config=configuration(spec, zero)
+        )
+        self._fp32 = deepspeed.utils.safe_get_full_fp32_param
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.model.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.model.set_gradient_accumulation_boundary(True)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.model.backward(loss)
+
+    def step(self, max_norm: float) -> float:
+        """`max_norm` is in the configuration already."""
+        if self._stage == 0:  # which tells no norm: gradients are whole and averaged by now
+            norm = torch.nn.utils.get_total_norm(
+                [p.grad for p in self.model.parameters() if p.grad is not None]
+            )
+            self.model.step()
+            return norm.item()
+        self.model.step()
+        return float(self.model.get_global_grad_norm())
+
+    def full_state(self) -> dict[str, torch.Tensor]:
+        parameters = dict(self.model.module.named_parameters(remove_duplicate=False))
+        full = {}
+        for name in self._names:
+            value = parameters[name] if self._stage == 0 else self._fp32(parameters[name])
+            full[name] = value.detach().cpu()
+        return full if dist.get_rank() == 0 else {}
+
+
+def configuration(spec: RunSpec, zero: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's own configuration of a run; `zero` is the scheme's part of it."""
+    return {
+        "train_micro_batch_size_per_gpu": spec.micro_batch,
+        "gradient_accumulation_steps": 1,  # the loop says where the boundary is, and scales the loss
+        "gradient_clipping": spec.grad_clip,
+        "steps_per_print": 10**9,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {**zero, **_speed(spec, zero["stage"])},
+        "bf16": {"enabled": spec.compute_dtype == "bf16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": spec.reduce_dtype,
+    }
+
+
+def _speed(spec: RunSpec, stage: int) -> dict[str, Any]:
+    block = sum(math.prod(shape) for shape in spec.model.block_shapes().values())
+    speed = {"overlap_comm": True, "reduce_bucket_size": block}
+    if stage == 3:
+        speed |= {
+            "stage3_prefetch_bucket_size": block,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_reuse_distance": 0,
+        }
+    return speed
+
+
+def is_shimmed(zero: dict[str, Any], device: torch.device) -> bool:
+    """Whether DeepSpeed's quantizer, which has no CPU op, is replaced by torch code."""
+    wants = zero.get("zero_quantized_weights") or zero.get("zero_quantized_gradients")
+    return bool(wants) and device.type == "cpu"
+
+
+def load(device_type: str) -> Any:
+    """The package. Loading takes a second: done before ranks are forked. Raises UserError without it."""
+    os.environ.setdefault("DS_ACCELERATOR", device_type)
+    try:
+        import deepspeed
+    except ImportError as error:
+        what = f"DeepSpeed cannot be imported: {error}"
+        raise UserError(what, allowed="pip install 'lowband[peers]'") from None
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed

@@ -1,0 +1,37 @@
+"""Our engine as a trainer."""
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from lowband.engine.api import clip_grad_norm_, full_state_dict, no_sync, shard
+from lowband.engine.topology import Topology
+from lowband.engine.wire import TORCH_DTYPE
+from lowband.model.gpt import GPT, Block
+from lowband.spec.run import RunSpec
+from lowband.trainers.trainer import Trainer, adamw
+
+
+class Lowband(Trainer):
+    """A GPT under our engine."""
+
+    def __init__(self, model: GPT, spec: RunSpec) -> None:
+        self.model = shard(
+            model,
+            spec.scheme,
+            Topology(spec.machine.sizes),
+            wrap=Block,
+            compute_dtype=TORCH_DTYPE[spec.compute_dtype],
+            reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
+            overlap=spec.overlap,
+        )
+        self.optimizer = adamw(self.model, spec)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return no_sync(self.model)
+
+    def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        return clip_grad_norm_(self.model, max_norm)
+
+    def full_state(self) -> dict[str, torch.Tensor]:
+        return full_state_dict(self.model)

@@ -1,0 +1,20 @@
+"""A spec's model made ready for training, by our engine or by a peer."""
+
+import torch
+
+from lowband.model.gpt import GPT
+from lowband.spec.run import RunSpec
+from lowband.trainers.ddp import Ddp
+from lowband.trainers.deepspeed import DeepSpeed
+from lowband.trainers.fsdp2 import Fsdp2
+from lowband.trainers.lowband import Lowband
+from lowband.trainers.trainer import Trainer
+
+_TRAINERS = {"lowband": Lowband, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
+
+
+def prepare(spec: RunSpec, device: torch.device) -> Trainer:
+    """The spec's model under the spec's engine. Raises UserError where a peer has no such scheme."""
+    with device:
+        model = GPT(spec.model, seed=spec.seed, attention=spec.attention)
+    return _TRAINERS[spec.engine](model, spec)

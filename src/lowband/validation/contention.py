@@ -1,0 +1,133 @@
+"""Collectives in closed form against SimGrid's max-min sharing of the same links: rows of `simgrid.csv`.
+
+Every collective of one block of a model, under each scheme, hop by hop and as a flat ring: all ranks at once,
+so that groups which share links contend. Times are of bandwidth alone; latency is in neither.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lowband.cost.bytes import Transfer, transfers, unit_numels
+from lowband.cost.collectives import Network
+from lowband.errors import UserError
+from lowband.spec.machine import Machine, Stack
+from lowband.spec.mesh import Levels
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+
+TIME_LIMIT_S = 600
+Message = tuple[int, int, int]  # from, to, bytes
+
+
+class CollectiveCase(NamedTuple):
+    """One collective. phases: messages that go at once, one phase after the other."""
+
+    scheme: str
+    collective: str
+    algorithm: str
+    closed_form_s: float
+    phases: list[list[Message]]
+
+
+def missing(python: str) -> str:
+    """Why SimGrid cannot be had from this Python, in one line; empty if it can."""
+    try:
+        tried = subprocess.run(
+            [python, "-c", "import simgrid"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError as error:
+        return f"{python}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"{python} does not answer"
+    return "" if tried.returncode == 0 else f"{python} has no simgrid (Debian: python3-simgrid)"
+
+
+def check(
+    python: str, machine: Machine, model: ModelSpec, schemes: Sequence[Scheme], ranks: int
+) -> list[dict[str, Any]]:
+    """One row per collective: seconds in closed form and simulated, and simulated over closed form.
+
+    python: one that has simgrid. Raises UserError if it has not, or if the simulation fails.
+    """
+    reason = missing(python)
+    if reason:
+        raise UserError(reason)
+    if ranks < 2:
+        raise UserError(f"{ranks} ranks send nothing", allowed="2 or more")
+    levels = Levels.fit(machine.sizes, ranks)
+    cases = [case for scheme in schemes for case in _cases(machine, model, scheme, levels)]
+    network = Network(_bare(machine, "hops"))
+    rates = [0.0, *(network.rate(name) for name in levels.names[1:])]
+    given = {"sizes": levels.sizes, "bytes_per_s": rates, "cases": [case.phases for case in cases]}
+    return [
+        {
+            "provenance": "predicted", "cluster": machine.name, "model": model.name, "ranks": ranks,
+            **{key: value for key, value in case._asdict().items() if key != "phases"},
+            "simulated_s": simulated, "simulated_over_closed_form": simulated / case.closed_form_s,
+        }
+        for case, simulated in zip(cases, _simulate(python, given), strict=True)
+    ]  # fmt: skip
+
+
+def _cases(machine: Machine, model: ModelSpec, scheme: Scheme, levels: Levels) -> Iterator[CollectiveCase]:
+    numel = unit_numels(model, levels)[1]
+    parts: dict[str, list[Transfer]] = {}
+    for t in transfers(numel, False, scheme, levels, "bf16", "bf16"):
+        parts.setdefault(t.collective.name, []).append(t)
+    hops, flat = Network(_bare(machine, "hops")), Network(_bare(machine, "flat"))
+    for name, collective in parts.items():
+        time = float(hops.collective_s(collective))
+        yield CollectiveCase(
+            scheme.name, name, "hops", time, [_hop(part, levels.world) for part in collective]
+        )
+        around = [part.hop for part in sorted(collective, key=lambda part: part.hop.stride)]
+        sent = sum(part.sent_bytes for part in collective)
+        if len(set(around)) == len(around) > 1:  # an all-reduce passes each level twice
+            time = float(flat.ring_s(around, sent))
+            yield CollectiveCase(scheme.name, name, "flat ring", time, [_ring(around, sent, levels.world)])
+
+
+def _hop(part: Transfer, ranks: int) -> list[Message]:
+    """Every rank of a group to every other."""
+    size = part.sent_bytes // (part.hop.count - 1)
+    return [(a, b, size) for a in range(ranks) for b in part.hop.partners(a) if a != b]
+
+
+def _ring(hops: Sequence[Any], sent: int, ranks: int) -> list[Message]:
+    """Each group's ranks in a circle, each sending all its bytes to the next."""
+    inside, around = hops[0].stride, hops[-1].stride * hops[-1].count
+    return [(a, a // around * around + (a % around + inside) % around, sent) for a in range(ranks)]
+
+
+def _bare(machine: Machine, algorithm: Literal["hops", "flat"]) -> Machine:
+    """The machine without what is no bandwidth. The stack's share of a rate stays."""
+    levels = tuple(
+        level.model_copy(update={"link": level.link and level.link.model_copy(update={"latency_us": None})})
+        for level in machine.levels
+    )
+    kept = machine.stack.efficiency if machine.stack else {}
+    stack = Stack(name="bare", collectives=algorithm, efficiency=kept)
+    return machine.model_copy(update={"levels": levels, "stack": stack})
+
+
+def _simulate(python: str, given: dict[str, Any]) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("given.json", "found.json")]
+        files[0].write_text(json.dumps(given), encoding="utf-8")
+        job = Path(__file__).with_name("simgrid_job.py")
+        try:
+            done = subprocess.run(
+                [python, str(job), *map(str, files)],
+                capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise UserError(f"SimGrid took more than {TIME_LIMIT_S} s", allowed="fewer ranks") from None
+        if done.returncode:
+            said = done.stderr.strip().splitlines()
+            raise UserError(f"SimGrid: {said[-1] if said else f'exit {done.returncode}'}")
+        found: list[float] = json.loads(files[1].read_text(encoding="utf-8"))
+        return found

@@ -1,0 +1,148 @@
+"""What-ifs as tables: where the Frontier ratios hold, and how schemes scale with ranks and slower links."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lowband.predict.prediction import predict
+from lowband.spec.machine import Machine, read_machine
+from lowband.spec.mesh import WORLD
+from lowband.validation import SOURCES, Setting
+from lowband.validation.frontier import ACCUMULATION, at_point
+from lowband.validation.validate import with_facts
+
+FRONTIER = SOURCES["frontier"]
+TARGETS = {  # column -> the published row it is held against
+    "ratio_zeropp_zero3": "frontier: ZeRO++ / ZeRO-3",
+    "ratio_hier3_zeropp": "frontier: hier3 / ZeRO++",
+}
+WITHIN = 0.05
+
+# The map's axes: sequences per GCD and step, and what a node's cards reach of 100 GB/s in the sharding's
+# collectives; the point's other settings stay. Two cases of overlap, with published link rates in a node
+# and with the fitted one.
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+NODE_GIGABYTES_PER_S = np.geomspace(4, 90, 28)
+
+SCALE_SCHEMES = ("zero1", "zero3", "hpz", "zeropp", "hsdp", "hier3")
+SCALE_RANKS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 37632, 75264)
+SLOWER = (1, 10)
+LARGEST_RANKS = (8, 64, 384, 3072)
+MOST_LAYERS = 4096
+
+
+def _setting(root: Path) -> Setting:
+    return Setting(root, read_machine(root, FRONTIER.cluster), None)
+
+
+def frontier_map(root: Path) -> pd.DataFrame:
+    """Ratios of TFLOPS per GCD at 384 GCDs over batch x achieved outer bandwidth, micro-batch 1.
+
+    One row per point; `holds`: both ratios within 5 % of the published ones.
+    """
+    base = _setting(root)
+    link = base.machine.link(WORLD)
+    assert link.efficiency is not None
+    fitted = base.machine.facts["stack.efficiency.node"].value
+    frames = []
+    for inside, node in (("fitted", fitted), ("published", 1.0)):
+        for overlap in (0.0, 1.0):
+            facts = {"stack.overlap": overlap, "stack.efficiency.node": node, "stack.efficiency.world": 1.0}
+            setting = replace(base, machine=with_facts(base.machine, facts))
+            accumulation, rate = np.meshgrid(BATCHES, NODE_GIGABYTES_PER_S, indexing="ij")
+            reached = link.gigabytes_per_s * link.efficiency.value * base.machine.node_size
+            tflops = {}
+            for scheme in ("zero3", "zeropp", "hier3"):
+                job = replace(
+                    at_point(setting, scheme), accumulation=accumulation, faster={WORLD: rate / reached}
+                )
+                tflops[scheme] = predict(job, interval=False).tflops_per_gpu
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "links_in_node": inside,
+                        "overlap": overlap,
+                        "batch_per_gcd": accumulation.ravel(),
+                        "node_gigabytes_per_s": rate.ravel(),
+                        "ratio_zeropp_zero3": np.ravel(tflops["zeropp"] / tflops["zero3"]),
+                        "ratio_hier3_zeropp": np.ravel(tflops["hier3"] / tflops["zeropp"]),
+                    }
+                )
+            )
+    df = pd.concat(frames, ignore_index=True)
+    published = {row.id: row.published for row in FRONTIER.rows(root, base.machine)}
+    off = [(df[column] / published[row] - 1).abs() for column, row in TARGETS.items()]
+    df["holds"] = (off[0] <= WITHIN) & (off[1] <= WITHIN)
+    point = base.machine.facts["stack.efficiency.world"].value * reached
+    df["point_batch_per_gcd"] = ACCUMULATION
+    df["point_node_gigabytes_per_s"] = point
+    return df
+
+
+def scale(root: Path) -> pd.DataFrame:
+    """TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs, with links between nodes as they are and ten times
+    slower; batch per GCD as at the point. Slow and fast: constants at their intervals' ends."""
+    setting = _setting(root)
+    found = []
+    for slower in SLOWER:
+        for scheme in SCALE_SCHEMES:
+            for ranks in SCALE_RANKS:
+                job = replace(at_point(setting, scheme, ranks), faster={WORLD: 1 / slower})
+                p = predict(job)
+                found.append(
+                    {
+                        "slower": slower,
+                        "scheme": scheme,
+                        "ranks": ranks,
+                        "tflops_per_gpu": float(p.tflops_per_gpu),
+                        "tflops_per_gpu_slow": float(p.tflops_per_gpu * p.step_time_s / p.step_time_slow_s),
+                        "tflops_per_gpu_fast": float(p.tflops_per_gpu * p.step_time_s / p.step_time_fast_s),
+                        "peak_memory_bytes": float(p.peak_memory_bytes),
+                        "fits": bool(p.fits),
+                    }
+                )
+    df = pd.DataFrame(found)
+    fitting = df["tflops_per_gpu"].where(df["fits"])
+    df["wins"] = fitting == fitting.groupby([df["slower"], df["ranks"]]).transform("max")
+    return df
+
+
+def largest(root: Path) -> pd.DataFrame:
+    """The largest GPT of the 20B model's width that fits a GCD, per scheme: only its depth changes."""
+    setting = _setting(root)
+    found = []
+    for scheme in SCALE_SCHEMES:
+        for ranks in LARGEST_RANKS:
+            job = at_point(setting, scheme, ranks)
+            fitting, too_many = 0, MOST_LAYERS
+            while too_many - fitting > 1:
+                layers = (fitting + too_many) // 2
+                deeper = replace(job, model=job.model.model_copy(update={"layers": layers}))
+                if predict(deeper, interval=False).fits:
+                    fitting = layers
+                else:
+                    too_many = layers
+            model = job.model.model_copy(update={"layers": fitting})
+            parameters = model.parameters if fitting else 0
+            found.append({"scheme": scheme, "ranks": ranks, "layers": fitting, "parameters": parameters})
+    return pd.DataFrame(found)
+
+
+def machine_facts(machine: Machine) -> pd.DataFrame:
+    """Every constant of a machine file, with its source and the rows it was fitted on."""
+    return pd.DataFrame(
+        [
+            {
+                "cluster": machine.name,
+                "constant": place,
+                "value": fact.value,
+                "low": fact.low,
+                "high": fact.high,
+                "source": fact.source,
+                "calibrated_on": " ; ".join(fact.calibrated_on),
+            }
+            for place, fact in machine.facts.items()
+        ]
+    )

@@ -1,0 +1,33 @@
+"""Llama-3 8B under FSDP2 on 64 GCDs of Frontier (eminorhan/frontier-torchtitan): tokens per second, "about".
+
+FSDP2 is not the stack of the machine file: predicted with the machine's links, flat rings and full overlap.
+"""
+
+from lowband.predict.prediction import predict
+from lowband.predict.workload import Workload
+from lowband.spec.machine import Stack
+from lowband.spec.model import ModelSpec
+from lowband.validation import PublishedRow, Setting
+
+
+def rows(setting: Setting) -> list[PublishedRow]:
+    df = setting.reported
+    [row] = df[(df["machine"] == "Frontier") & (df["tp"] == "1")].itertuples()
+    model = ModelSpec(
+        name="llama3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, mlp_hidden=14336, gated=True,
+        biases=False, vocab=128256, seq_len=8192, positions="rotary", tied_head=False,
+        source="arXiv 2407.21783",
+    )  # fmt: skip
+    stack = Stack(name="FSDP2 over RCCL", collectives="flat")
+    machine = setting.machine.model_copy(update={"stack": stack})
+    ranks, batch, seq_len = int(row.n_gpus), int(row.local_batch), int(row.seq_len)
+    job = Workload(machine, model, setting.scheme("zero3"), ranks, batch, seq_len, recompute="op")
+    return [
+        PublishedRow(
+            "frontier-fsdp2: llama3-8b on 64 GCDs",
+            "tokens/s/GCD",
+            float(row.tokens_per_s_per_gpu),
+            lambda: float(predict(job, interval=False).tokens_per_s_per_gpu),
+            "the published number is 'about'",
+        )
+    ]

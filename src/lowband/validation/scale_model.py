@@ -1,0 +1,44 @@
+"""What a run in a scale model (docs/scale-model.md) should take, by the rates of its box alone.
+
+Matrix products run at the paced rate, links at their stated rates, collectives hop by hop as the engine sends
+them; nothing else takes time, nothing is fitted, and all is multiplied by the scale. Forward and backward
+computation of all schemes are therefore alike, and what differs is communication that does not hide.
+"""
+
+from dataclasses import replace
+
+from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
+from lowband.spec.machine import Device, Link, Machine, Stack
+from lowband.spec.run import RunSpec
+from lowband.spec.sourced import Fact
+
+
+def box_step_s(spec: RunSpec) -> float | None:
+    """Seconds of one optimizer step of a run of our engine in a box; None of any other run."""
+    if spec.machine.box is None or spec.engine != "lowband":
+        return None
+    job = Workload(
+        bare(spec.machine, spec.compute_dtype), spec.model, spec.scheme, spec.ranks, spec.micro_batch,
+        spec.seq_len, spec.accumulation, recompute="none", attention="plain",
+        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
+    )  # fmt: skip
+    if not spec.overlap:
+        none = Fact(value=0, source="the run's spec")
+        serial = Stack(name="no overlap", overlap=none)
+        job = replace(job, machine=job.machine.model_copy(update={"stack": serial}))
+    return float(step_time(job).total) * spec.machine.box.scale
+
+
+def bare(machine: Machine, dtype: str) -> Machine:
+    """The machine at full scale with nothing but its paced rate and its links' rates."""
+    assert machine.box is not None
+    device = Device(name=machine.device.name, peak_tflops={dtype: machine.box.tflops}, source="the box's")
+    levels = [
+        level.model_copy(
+            update={"link": Link(gigabytes_per_s=level.link.gigabytes_per_s, source=level.link.source)}
+        )
+        for level in machine.levels
+        if level.link is not None  # a box's levels all have links
+    ]
+    return machine.model_copy(update={"device": device, "levels": tuple(levels), "stack": None})

@@ -1,0 +1,99 @@
+"""All published rows beside their predictions, and the fit of a machine's calibrated constants."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lowband.spec.machine import Machine, read_machine
+from lowband.validation import SOURCES
+
+SPANS = {"_us": (0.0, 60_000.0), "_gib": (0.0, 16.0)}  # where a constant is searched, by its unit
+SPAN = (0.01, 1.0)  # an efficiency
+ROUNDS, TRIES = 7, 7
+
+
+def validate(root: Path) -> pd.DataFrame:
+    """One row per published number: predicted, error_percent, whether a constant was fitted on it."""
+    found = []
+    for name, source in SOURCES.items():
+        machine = read_machine(root, source.cluster)
+        fitted = calibration_rows(machine)
+        for row in source.rows(root, machine):
+            predicted = row.predicted()
+            found.append(
+                {
+                    "source": name,
+                    "cluster": source.cluster,
+                    "row": row.id,
+                    "use": "calibration" if row.id in fitted else "held out",
+                    "quantity": row.quantity,
+                    "published": row.published,
+                    "predicted": predicted,
+                    "error_percent": 100 * (predicted / row.published - 1),
+                    "reported_in": source.csv,
+                    "note": row.note,
+                }
+            )
+    return pd.DataFrame(found)
+
+
+def calibration_rows(machine: Machine) -> set[str]:
+    """Ids of the rows on which some constant of the machine was fitted."""
+    return {row for fact in machine.facts.values() for row in fact.calibrated_on}
+
+
+def with_facts(machine: Machine, values: Mapping[str, float]) -> Machine:
+    """The machine with other values of some facts, by their places as in `Machine.facts`."""
+    data = machine.model_dump()
+    for place, value in values.items():
+        head, *path = place.split(".")
+        part = (
+            data[head]
+            if head in ("device", "stack")
+            else next(x for x in data["levels"] if x["name"] == head)["link"]
+        )
+        for key in path:
+            part = part[int(key) if key.isdigit() else key]
+        part |= {"value": value, "low": None, "high": None}
+    return Machine.model_validate(data)
+
+
+def fit(root: Path, cluster: str) -> dict[str, float]:
+    """The calibrated constants of a cluster that make the mean squared relative error on their rows least.
+
+    Each constant in turn is tried at TRIES values in a range around the best so far, which halves each round.
+    Constants are fitted together if they share rows.
+    """
+    machine = read_machine(root, cluster)
+    places = {place: fact for place, fact in machine.facts.items() if fact.calibrated_on}
+    best = {place: fact.value for place, fact in places.items()}
+    for rows in sorted({fact.calibrated_on for fact in places.values()}, key=len):
+        together = [place for place, fact in places.items() if fact.calibrated_on == rows]
+        best = _descend(root, cluster, machine, best, together, set(rows))
+    return {place: float(f"{value:.3g}") for place, value in best.items()}
+
+
+def _error(root: Path, cluster: str, machine: Machine, rows: set[str]) -> float:
+    found = [
+        row for source in SOURCES.values() if source.cluster == cluster
+        for row in source.rows(root, machine) if row.id in rows
+    ]  # fmt: skip
+    return float(np.mean([(row.predicted() / row.published - 1) ** 2 for row in found]))
+
+
+def _descend(
+    root: Path, cluster: str, machine: Machine, best: dict[str, float], places: list[str], rows: set[str]
+) -> dict[str, float]:
+    least = _error(root, cluster, with_facts(machine, best), rows)
+    for i in range(2 * ROUNDS):
+        for place in places:
+            low, high = next((span for unit, span in SPANS.items() if place.endswith(unit)), SPAN)
+            reach = (high - low) / 2 ** (i / 2 + 1)
+            for value in np.linspace(max(low, best[place] - reach), min(high, best[place] + reach), TRIES):
+                trial = {**best, place: float(value)}
+                error = _error(root, cluster, with_facts(machine, trial), rows)
+                if error < least:
+                    best, least = trial, error
+    return best
