@@ -1,0 +1,107 @@
+"""`python -m tests.mutants`: mutants of a fixed seed, one row for each.
+
+python -m tests.mutants --out results/reference/mutants            what is in the file already is kept
+python -m tests.mutants --out results/reference/mutants --again    those that survived once more
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.mutants.draw import Mutant, draw
+from tests.mutants.trial import Found, Tree
+from tests.mutants.which import COUNTS, tests_of
+
+COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "by", "seconds", "verdict", "commit")
+VERDICTS = Path(__file__).with_name("verdicts.csv")
+ROOT = Path(__file__).parents[2]
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of mutants.csv and env.json")
+    parser.add_argument("--folder", choices=list(COUNTS), nargs="*", default=list(COUNTS))
+    parser.add_argument("--again", action="store_true", help="run those once more that were not killed")
+    parser.add_argument("--limit", type=float, default=300, help="seconds until a mutant counts as endless")
+    options = parser.parse_args()
+    path = options.out / "mutants.csv"
+    options.out.mkdir(parents=True, exist_ok=True)
+    drawn = draw(ROOT)
+    rows = _kept(path, drawn, options.again)
+    environment = _environment()
+    (options.out / "env.json").write_text(json.dumps(environment, indent=2) + "\n")
+    commit = environment["commit"] + ("-dirty" if environment["dirty"] else "")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(ROOT, Path(folder))
+        sound: set[tuple[str, ...]] = set()  # tests that pass without a mutant
+        for mutant in drawn:
+            if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:
+                continue
+            source, tests = (ROOT / mutant.file).read_bytes(), tests_of(mutant.file)
+            found = tree.trial(mutant.file, mutant.apply(source), tests, options.limit)
+            failed = (found.by,) if found.by else tuple(tests)
+            if found.outcome != "survived" and failed not in sound:
+                untouched = tree.trial(mutant.file, source, failed, 4 * options.limit)
+                if untouched.outcome != "survived":
+                    sys.exit(f"without a mutant: {untouched.outcome} {untouched.by or failed}")
+                sound.add(failed)
+            rows[_key(mutant._asdict())] = _row(mutant, found, commit)
+            _write(path, drawn, rows)
+            print(*found, *mutant[:5], flush=True)
+    _write(path, drawn, rows)
+    survived = sum(row["outcome"] == "survived" for row in rows.values())
+    print(f"{len(rows)} of {len(drawn)} mutants, {survived} survived")
+    return 0
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return tuple(str(row[column]) for column in COLUMNS[:5])
+
+
+def _kept(path: Path, drawn: list[Mutant], again: bool) -> dict[tuple[str, ...], Row]:
+    """Rows of an earlier run, of mutants that are still drawn."""
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = {_key(row): row for row in csv.DictReader(file)}
+    keys = [_key(mutant._asdict()) for mutant in drawn]
+    return {key: rows[key] for key in keys if key in rows and not (again and rows[key]["outcome"] != "killed")}
+
+
+def _environment() -> Row:
+    """By a process of its own: this one imports nothing that is mutated."""
+    code = (
+        "import torch; from lowband.run.environment import describe, host; "
+        "print(describe((host(),), torch.device('cpu'), 'gloo', {}, '').to_json())"
+    )
+    return json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+def _row(mutant: Mutant, found: Found, commit: str) -> Row:
+    row = {column: getattr(mutant, column) for column in COLUMNS[:5]}
+    return row | {"outcome": found.outcome, "by": found.by, "seconds": f"{found.seconds:.1f}", "commit": commit}
+
+
+def _write(path: Path, drawn: list[Mutant], rows: dict[tuple[str, ...], Row]) -> None:
+    """In the order in which they are drawn, with what was found about those that survived."""
+    with VERDICTS.open(newline="", encoding="utf-8") as file:
+        verdicts = {(row["file"], row["before"], row["after"]): row["verdict"] for row in csv.DictReader(file)}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for mutant in drawn:
+            row = rows.get(_key(mutant._asdict()))
+            if row is not None:
+                verdict = verdicts.get((mutant.file, mutant.before, mutant.after), "")
+                writer.writerow(row | {"verdict": "" if row["outcome"] == "killed" else verdict})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
