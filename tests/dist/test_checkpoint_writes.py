@@ -166,7 +166,7 @@ def test_processes_that_end_without_wait(tmp_path: Path) -> None:
 
     if codes[str(no_group)] == [0, 0]:
         assert_whole(no_group / "step-00000001")
-    for code, lines in zip(codes[str(no_group)], said[str(no_group)]):
+    for code, lines in zip(codes[str(no_group)], said[str(no_group)], strict=True):
         assert bool(lines) == (code != 0)
 
 

@@ -40,21 +40,19 @@ def main() -> int:
     commit = environment["commit"] + ("-dirty" if environment["dirty"] else "")
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(ROOT, Path(folder))
-        sound: set[tuple[str, ...]] = set()  # tests that pass without a mutant
         for mutant in drawn:
             if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:
                 continue
-            source, tests = (ROOT / mutant.file).read_bytes(), tests_of(mutant.file)
-            found = tree.trial(mutant.file, mutant.apply(source), tests, options.limit)
-            failed = (found.by,) if found.by else tuple(tests)
-            if found.outcome != "survived" and failed not in sound:
-                untouched = tree.trial(mutant.file, source, failed, 4 * options.limit)
-                if untouched.outcome != "survived":
-                    sys.exit(f"without a mutant: {untouched.outcome} {untouched.by or failed}")
-                sound.add(failed)
+            source = mutant.apply((ROOT / mutant.file).read_bytes())
+            found = tree.trial(mutant.file, source, tests_of(mutant.file), options.limit)
             rows[_key(mutant._asdict())] = _row(mutant, found, commit)
             _write(path, drawn, rows)
             print(*found, *mutant[:5], flush=True)
+        # What killed a mutant passes without one.
+        killers = sorted({row["by"] for row in rows.values()} - {""})
+        unmutated = tree.run(killers, 10 * options.limit)
+        if unmutated.outcome != "survived":
+            sys.exit(f"without a mutant: {unmutated.outcome} {unmutated.by}")
     _write(path, drawn, rows)
     survived = sum(row["outcome"] == "survived" for row in rows.values())
     print(f"{len(rows)} of {len(drawn)} mutants, {survived} survived")
@@ -72,7 +70,9 @@ def _kept(path: Path, drawn: list[Mutant], again: bool) -> dict[tuple[str, ...],
     with path.open(newline="", encoding="utf-8") as file:
         rows = {_key(row): row for row in csv.DictReader(file)}
     keys = [_key(mutant._asdict()) for mutant in drawn]
-    return {key: rows[key] for key in keys if key in rows and not (again and rows[key]["outcome"] != "killed")}
+    return {
+        key: rows[key] for key in keys if key in rows and not (again and rows[key]["outcome"] != "killed")
+    }
 
 
 def _environment() -> Row:
@@ -81,18 +81,27 @@ def _environment() -> Row:
         "import torch; from lowband.run.environment import describe, host; "
         "print(describe((host(),), torch.device('cpu'), 'gloo', {}, '').to_json())"
     )
-    return json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    return json.loads(
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    )
 
 
 def _row(mutant: Mutant, found: Found, commit: str) -> Row:
     row = {column: getattr(mutant, column) for column in COLUMNS[:5]}
-    return row | {"outcome": found.outcome, "by": found.by, "seconds": f"{found.seconds:.1f}", "commit": commit}
+    return row | {
+        "outcome": found.outcome,
+        "by": found.by,
+        "seconds": f"{found.seconds:.1f}",
+        "commit": commit,
+    }
 
 
 def _write(path: Path, drawn: list[Mutant], rows: dict[tuple[str, ...], Row]) -> None:
     """In the order in which they are drawn, with what was found about those that survived."""
     with VERDICTS.open(newline="", encoding="utf-8") as file:
-        verdicts = {(row["file"], row["before"], row["after"]): row["verdict"] for row in csv.DictReader(file)}
+        verdicts = {
+            (row["file"], row["before"], row["after"]): row["verdict"] for row in csv.DictReader(file)
+        }
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

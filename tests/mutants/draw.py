@@ -1,7 +1,7 @@
 """The generator: sources to single mutants. Pure; the same sources and seed give the same mutants.
 
-A mutant replaces one expression or statement. Docstrings, annotations, decorators, messages (f-strings, what is raised,
-descriptions of fields) and patterns stay as they are.
+A mutant replaces one expression or statement. Docstrings, annotations, decorators, messages (f-strings, what
+is raised, descriptions of fields) and patterns stay as they are.
 """
 
 import ast
@@ -108,43 +108,50 @@ def _is_description(node: ast.AST) -> bool:
 
 
 def _here(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
-    match node:
-        case ast.Compare():
-            for place, operator in enumerate(node.ops):
-                changed = deepcopy(node)
-                changed.ops[place] = _COMPARISONS[type(operator)]()
+    yield from _expressions(node)
+    yield from _statements(node)
+    for test in _tests(node):
+        if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            yield "condition negated", test, f"not {ast.unparse(test)}"
+
+
+def _expressions(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    changed = deepcopy(node)
+    match changed:
+        case ast.Compare(ops=operators):
+            for place, operator in enumerate(operators):
+                operators[place] = _COMPARISONS[type(operator)]()
                 yield "comparison", node, ast.unparse(changed)
+                operators[place] = operator
         case ast.BoolOp():
-            changed = deepcopy(node)
-            changed.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
+            changed.op = ast.And() if isinstance(changed.op, ast.Or) else ast.Or()
             yield "boolean", node, ast.unparse(changed)
-        case ast.Constant(value=bool()):
-            yield "boolean", node, str(not node.value)
-        case ast.Constant(value=int() | float()):
-            yield "constant", node, repr(node.value + 1)
+        case ast.Constant(value=bool() as value):
+            yield "boolean", node, str(not value)
+        case ast.Constant(value=(int() | float()) as value):
+            yield "constant", node, repr(value + 1)
         case ast.UnaryOp(op=ast.Not()):
-            yield "not dropped", node, ast.unparse(node.operand)
-        case ast.BinOp() if type(node.op) in _ARITHMETIC and not (_is_text(node.left) or _is_text(node.right)):
-            changed = deepcopy(node)
-            changed.op = _ARITHMETIC[type(node.op)]()
+            yield "not dropped", node, ast.unparse(changed.operand)
+        case ast.BinOp() if type(changed.op) in _ARITHMETIC and not _is_text(changed.left, changed.right):
+            changed.op = _ARITHMETIC[type(changed.op)]()
             yield "arithmetic", node, ast.unparse(changed)
+        case ast.Call(func=ast.Name(id=name) as function) if name in _CALLS:
+            function.id = _CALLS[name]
+            yield "min, max, any, all", node, ast.unparse(changed)
+
+
+def _statements(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    match node:
         case ast.AugAssign() if type(node.op) in _ARITHMETIC and not _is_text(node.value):
             changed = deepcopy(node)
             changed.op = _ARITHMETIC[type(node.op)]()
             yield "arithmetic", node, ast.unparse(changed)
-        case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
-            changed = deepcopy(node)
-            changed.func = ast.Name(_CALLS[name])
-            yield "min, max, any, all", node, ast.unparse(changed)
         case ast.Return(value=ast.expr()) if not _is_none(node.value):
             yield "return dropped", node, "return None"
         case ast.Expr(value=ast.Call()):
             yield "call deleted", node, "pass"
         case ast.Raise():
             yield "raise deleted", node, "pass"
-    for test in _tests(node):
-        if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
-            yield "condition negated", test, f"not {ast.unparse(test)}"
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
@@ -153,8 +160,11 @@ def _tests(node: ast.AST) -> list[ast.expr]:
     return node.ifs if isinstance(node, ast.comprehension) else []
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, _TEXT) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+def _is_text(*operands: ast.expr) -> bool:
+    return any(
+        isinstance(each, _TEXT) or (isinstance(each, ast.Constant) and isinstance(each.value, str))
+        for each in operands
+    )
 
 
 def _is_none(node: ast.expr | None) -> bool:

@@ -1,4 +1,4 @@
-"""One mutant in a copy of the tree: its tests, in a forked process that has imported the large packages already."""
+"""One mutant in a copy of the tree: its tests, in a forked process that has imported large packages."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ import torch  # noqa: F401
 
 
 class Found(NamedTuple):
-    """outcome: killed, timeout or survived; by: the test that failed, "" where the tests' process ended without one"""
+    """outcome: killed, timeout or survived; by: the test that failed, "" if its process ended before"""
 
     outcome: str
     by: str
@@ -41,7 +41,7 @@ class Tree:
         for name in filter(None, listed.stdout.split("\0")):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, self.path / name)
-        # Compiled files are checked by the source's sum: a mutant may have the time and the size of the original.
+        # Compiled files are checked by their source's sum: a mutant may have the original's time and size.
         command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
         subprocess.run(command, cwd=self.path, check=True)
 
@@ -50,11 +50,12 @@ class Tree:
         original = (self.path / file).read_bytes()
         (self.path / file).write_bytes(source)
         try:
-            return self._run(tests, limit_s)
+            return self.run(tests, limit_s)
         finally:
             (self.path / file).write_bytes(original)
 
-    def _run(self, tests: Sequence[str], limit_s: float) -> Found:
+    def run(self, tests: Sequence[str], limit_s: float) -> Found:
+        """The tests on the tree as it is, until the first fails."""
         answer = self.path.parent / "answer.json"
         answer.unlink(missing_ok=True)
         start = time.monotonic()
@@ -98,6 +99,9 @@ def _tested(root: Path, tree: Path, tests: Sequence[str], answer: Path) -> int:
     os.setsid()
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree / "src")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
+        "1"  # none is used, and their import takes longer than most trials
+    )
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(root), str(root / "src")))]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lowband", "tests")]:
         del sys.modules[name]
@@ -105,7 +109,16 @@ def _tested(root: Path, tree: Path, tests: Sequence[str], answer: Path) -> int:
     hypothesis.settings.load_profile("mutants")
     first = _First()
     basetemp = tree.parent / "tmp"
-    arguments = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={basetemp}", f"--rootdir={tree}"]
+    arguments = [
+        "-x",
+        "-q",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={basetemp}",
+        f"--rootdir={tree}",
+    ]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         code = pytest.main([*arguments, *tests], plugins=[first])
     if code == pytest.ExitCode.OK:

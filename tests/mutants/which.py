@@ -1,7 +1,7 @@
 """Which code is mutated, and which tests are run for it: the only home of both.
 
-The tests of a file are those that are about it, the quickest first; `slow` ones are left out. A mutant that survives
-these counts as survived, though another test might notice it: a fault should be noticed by the tests beside it.
+The tests of a file are those that are about it, the quickest first; `slow` ones are left out. A mutant that
+survives these counts as survived, though another test might notice it.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ UNIT, DIST = "tests/unit/test_", "tests/dist/test_"
 COUNTS = {"spec": 60, "cost": 65, "report": 55, "engine": 60}
 
 _REPORT = ("claims", "grade", "expected", "origin", "points", "collect")
-# Not mutated: a program for SimGrid's own Python, and what times the predictor, which has no result to compare.
+# Not mutated: a program for SimGrid's own Python, and what times the predictor.
 _LEFT_OUT = {"simgrid_job", "bench"}
 
 
@@ -45,13 +45,19 @@ _TESTS = {
     "spec/files": [f"{UNIT}files.py", f"{UNIT}records.py"],
     "spec/job": [f"{UNIT}job.py"],
     "spec/lock": [f"{UNIT}lock.py", f"{UNIT}report_status.py"],
-    "spec/machine": [f"{UNIT}{of}.py" for of in ("machine", "suites", "box_layout", "predict", "counterparts")],
+    "spec/machine": [
+        f"{UNIT}{of}.py" for of in ("machine", "suites", "box_layout", "predict", "counterparts")
+    ],
     "spec/model": [f"{UNIT}model.py", *_PREDICT],
     "spec/partition": [f"{UNIT}machine.py", *_COUNTED],
     "spec/peers": [f"{UNIT}counterparts.py"],
-    "spec/records": [f"{UNIT}{of}.py" for of in ("records", "report_collect", "report_status", "report_points")],
+    "spec/records": [
+        f"{UNIT}{of}.py" for of in ("records", "report_collect", "report_status", "report_points")
+    ],
     "spec/run": [f"{UNIT}{of}.py" for of in ("suites", "report_points", "report_collect", "job")],
-    "spec/scheme": [f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")],
+    "spec/scheme": [
+        f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")
+    ],
     "spec/softmax": [f"{UNIT}softmax_report.py"],
     "spec/strict": [f"{UNIT}{of}.py" for of in ("suites", "records", "command_line", "report_claims")],
     "spec/suites": [f"{UNIT}{of}.py" for of in ("suites", "job", "report_points")],

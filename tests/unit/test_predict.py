@@ -135,7 +135,7 @@ def test_the_planner_equals_brute_force() -> None:
     found = plan(FRONTIER, model, 16, 128, 64, [1, 2], [1, 2])
     brute = []
     for batches in jobs(FRONTIER, model, 16, 128, 64, [1, 2], [1, 2]):
-        for b, a in zip(batches.micro_batch, batches.accumulation):
+        for b, a in zip(batches.micro_batch, batches.accumulation, strict=True):
             p = predict(replace(batches, micro_batch=int(b), accumulation=int(a)), interval=False)
             if p.fits:
                 brute.append(float(p.step_time_s))
