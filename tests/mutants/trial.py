@@ -19,6 +19,7 @@ import pandas  # noqa: F401
 import pydantic  # noqa: F401
 import pytest
 import torch  # noqa: F401
+from hypothesis import HealthCheck
 
 
 class Found(NamedTuple):
@@ -105,7 +106,10 @@ def _tested(root: Path, tree: Path, tests: Sequence[str], answer: Path) -> int:
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(root), str(root / "src")))]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lowband", "tests")]:
         del sys.modules[name]
-    hypothesis.settings.register_profile("mutants", derandomize=True, database=None)
+    # No example fails because the machine is slow, or because an earlier mutant left it behind.
+    hypothesis.settings.register_profile(
+        "mutants", derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     hypothesis.settings.load_profile("mutants")
     first = _First()
     basetemp = tree.parent / "tmp"

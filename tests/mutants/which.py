@@ -24,7 +24,7 @@ def files(root: Path, folder: str) -> list[Path]:
     return [path.relative_to(root) for path in found if path.stem not in _LEFT_OUT]
 
 
-_PREDICT = [f"{UNIT}predict.py"]
+_PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 _STEP = [
     f"{DIST}closed_forms.py",
