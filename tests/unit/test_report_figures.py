@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_drawn_twice_gives_the_same_bytes(name: str, tables: Path, tmp_path: Path) -> None:
+def test_drawn_twice_gives_the_same_bytes(name: str, all_tables: Path, tmp_path: Path) -> None:
     for folder in ("once", "again"):
-        write_figure(name, tables, tmp_path / folder)
+        write_figure(name, all_tables, tmp_path / folder)
     for kind in ("pdf", "svg", "png", "csv"):
         first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("once", "again"))
         assert first.read_bytes() == second.read_bytes(), kind
@@ -36,10 +36,10 @@ def test_drawn_twice_gives_the_same_bytes(name: str, tables: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_says_what_it_was_drawn_from(name: str, tables: Path, tmp_path: Path) -> None:
-    write_figure(name, tables, tmp_path)
+def test_says_what_it_was_drawn_from(name: str, all_tables: Path, tmp_path: Path) -> None:
+    write_figure(name, all_tables, tmp_path)
     origin = json.loads((tmp_path / f"{name}.json").read_text())
-    table = tables / f"{FIGURES[name].table}.csv"
+    table = all_tables / f"{FIGURES[name].table}.csv"
     assert origin["table_sha256"] == hashlib.sha256(table.read_bytes()).hexdigest()
     assert f"figure {name}" in origin["command"]
     assert origin["commit"]
@@ -48,9 +48,9 @@ def test_says_what_it_was_drawn_from(name: str, tables: Path, tmp_path: Path) ->
     assert set(drawn) <= set(source)
 
 
-def test_nothing_measured_is_said_in_the_figure(tables: Path, tmp_path: Path) -> None:
+def test_nothing_measured_is_said_in_the_figure(all_tables: Path, tmp_path: Path) -> None:
     for predicted in PREDICTED:  # what no run is needed for
-        shutil.copy(tables / f"{predicted}.csv", tmp_path)
+        shutil.copy(all_tables / f"{predicted}.csv", tmp_path)
     for shipped in ("kernels/compiled.csv", "box-bench/comm.csv", "box-bench/jobs.csv"):  # likewise
         shutil.copy(ROOT / "results" / "reference" / shipped, tmp_path)
     collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
@@ -69,15 +69,15 @@ def test_schemes_look_different_and_keep_their_look() -> None:
     assert looks(["zero3", "hpz"])["hpz"] == all_of_them["hpz"]
 
 
-def test_an_unknown_figure_is_refused(tables: Path, tmp_path: Path) -> None:
+def test_an_unknown_figure_is_refused(all_tables: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no figure 'nope'") as error:
-        write_figure("nope", tables, tmp_path)
+        write_figure("nope", all_tables, tmp_path)
     assert "scaling" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_figure_never_overwrites_its_table(tables: Path) -> None:
-    before = (tables / "memory.csv").read_bytes()
+def test_a_figure_never_overwrites_its_table(all_tables: Path) -> None:
+    before = (all_tables / "memory.csv").read_bytes()
     with pytest.raises(UserError, match="would overwrite its table"):
-        write_figure("memory", tables, tables)
-    assert (tables / "memory.csv").read_bytes() == before
+        write_figure("memory", all_tables, all_tables)
+    assert (all_tables / "memory.csv").read_bytes() == before
