@@ -7,19 +7,21 @@ python -m tests.mutants --out results/reference/mutants --again    those that su
 import argparse
 import csv
 import json
-import subprocess
 import sys
 import tempfile
+from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from tests.mutants.draw import Mutant, draw
-from tests.mutants.trial import Found, Tree
+from tests.mutants.draw import SEED, Mutant, draw
+from tests.mutants.trial import Found, Limits, Tree
 from tests.mutants.which import COUNTS, tests_of
 
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "by", "seconds", "verdict", "commit")
 VERDICTS = Path(__file__).with_name("verdicts.csv")
 ROOT = Path(__file__).parents[2]
+LIMITS_S = Limits(processor=120, clock=1200)
 
 Row = dict[str, Any]
 
@@ -29,28 +31,29 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of mutants.csv and env.json")
     parser.add_argument("--folder", choices=list(COUNTS), nargs="*", default=list(COUNTS))
     parser.add_argument("--again", action="store_true", help="run those once more that were not killed")
-    parser.add_argument("--limit", type=float, default=300, help="seconds until a mutant counts as endless")
     options = parser.parse_args()
     path = options.out / "mutants.csv"
     options.out.mkdir(parents=True, exist_ok=True)
     drawn = draw(ROOT)
     rows = _kept(path, drawn, options.again)
-    environment = _environment()
+    with get_context("fork").Pool(1) as pool:  # this process imports nothing that is mutated
+        environment = pool.apply(_environment)
     (options.out / "env.json").write_text(json.dumps(environment, indent=2) + "\n")
     commit = environment["commit"] + ("-dirty" if environment["dirty"] else "")
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(ROOT, Path(folder))
-        for mutant in drawn:
+        # In no order of folders: a campaign that is stopped early has tried some of each.
+        for mutant in Random(SEED).sample(drawn, len(drawn)):
             if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:
                 continue
             source = mutant.apply((ROOT / mutant.file).read_bytes())
-            found = tree.trial(mutant.file, source, tests_of(mutant.file), options.limit)
+            found = tree.trial(mutant.file, source, tests_of(mutant.file), LIMITS_S)
             rows[_key(mutant._asdict())] = _row(mutant, found, commit)
             _write(path, drawn, rows)
             print(*found, *mutant[:5], flush=True)
         # What killed a mutant passes without one.
         killers = sorted({row["by"] for row in rows.values()} - {""})
-        unmutated = tree.run(killers, 10 * options.limit)
+        unmutated = tree.run(killers, Limits(3600, 6 * 3600))
         if unmutated.outcome != "survived":
             sys.exit(f"without a mutant: {unmutated.outcome} {unmutated.by}")
     _write(path, drawn, rows)
@@ -76,14 +79,11 @@ def _kept(path: Path, drawn: list[Mutant], again: bool) -> dict[tuple[str, ...],
 
 
 def _environment() -> Row:
-    """By a process of its own: this one imports nothing that is mutated."""
-    code = (
-        "import torch; from lowband.run.environment import describe, host; "
-        "print(describe((host(),), torch.device('cpu'), 'gloo', {}, '').to_json())"
-    )
-    return json.loads(
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    )
+    import torch
+
+    from lowband.run.environment import describe, host
+
+    return describe((host(),), torch.device("cpu"), "gloo", {}, "").model_dump(mode="json")
 
 
 def _row(mutant: Mutant, found: Found, commit: str) -> Row:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,13 @@ class Found(NamedTuple):
     seconds: float
 
 
+class Limits(NamedTuple):
+    """Seconds until a mutant counts as endless: of processor time, or, where it waits, by the clock."""
+
+    processor: int
+    clock: int
+
+
 class Tree:
     """A copy of a working tree without what git ignores, compiled."""
 
@@ -46,33 +54,37 @@ class Tree:
         command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
         subprocess.run(command, cwd=self.path, check=True)
 
-    def trial(self, file: str, source: bytes, tests: Sequence[str], limit_s: float) -> Found:
+    def trial(self, file: str, source: bytes, tests: Sequence[str], limits_s: Limits) -> Found:
         """Run the tests with `source` in place of the file, until the first fails."""
         original = (self.path / file).read_bytes()
         (self.path / file).write_bytes(source)
         try:
-            return self.run(tests, limit_s)
+            return self.run(tests, limits_s)
         finally:
             (self.path / file).write_bytes(original)
 
-    def run(self, tests: Sequence[str], limit_s: float) -> Found:
+    def run(self, tests: Sequence[str], limits_s: Limits) -> Found:
         """The tests on the tree as it is, until the first fails."""
         answer = self.path.parent / "answer.json"
         answer.unlink(missing_ok=True)
         start = time.monotonic()
         child = os.fork()
         if child == 0:
+            resource.setrlimit(resource.RLIMIT_CPU, (limits_s.processor, limits_s.processor))
             os._exit(_tested(self._root, self.path, tests, answer))
-        while os.waitpid(child, os.WNOHANG)[0] == 0:
-            if time.monotonic() - start > limit_s:
-                _end_all(child)
-                os.waitpid(child, 0)
-                return Found("timeout", "", limit_s)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        while not ended and time.monotonic() - start < limits_s.clock:
             time.sleep(0.05)
-        _end_all(child)  # ranks that a broken launcher has left
+            ended, status = os.waitpid(child, os.WNOHANG)
+        _end_all(child)  # also ranks that a broken launcher has left
+        if not ended:
+            os.waitpid(child, 0)
+        seconds = time.monotonic() - start
+        if not ended or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)):
+            return Found("timeout", "", seconds)
         # A process that ended without an answer was ended by the mutant.
         outcome, by = json.loads(answer.read_text()) if answer.exists() else ("killed", "")
-        return Found(outcome, by, time.monotonic() - start)
+        return Found(outcome, by, seconds)
 
 
 def _end_all(group: int) -> None:
