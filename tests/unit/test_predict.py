@@ -80,6 +80,9 @@ def test_a_ring_by_hand() -> None:
 def test_without_overlap_every_lane_second_is_exposed() -> None:
     """Frontier's stack hides nothing: exposed time is the lane's, collective by collective."""
     step = step_time(job("zero3"))
+    assert {name for name, seconds in step.lane.items() if seconds} == {
+        "forward_gather", "backward_gather", "grad_reduce",
+    }  # fmt: skip
     for name, seconds in step.lane.items():
         assert step.items[f"exposed_{name}"] == pytest.approx(seconds)
 

@@ -79,6 +79,7 @@ def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:
     assert len(names) == len(set(names))
     assert all(f'id="figure-{name}"' in page for name in FIGURES)
     targets = re.findall(r'href="#([^"]+)"', page)
+    assert targets
     assert set(targets) <= set(names)
 
 
