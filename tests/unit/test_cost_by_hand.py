@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from lowband.cost.activations import Attention, Recompute, kept_bytes_per_token
+from lowband.cost.bytes import transfers
 from lowband.cost.compute import Computer, work
 from lowband.cost.footprint import memory_items, peak_bytes
 from lowband.cost.job import Job
-from lowband.cost.plan import Candidate, Plan
+from lowband.cost.plan import Candidate, Plan, jobs, plan
 from lowband.cost.plan_files import report, write
 from lowband.cost.predict import predict
 from lowband.cost.show import flat, record, short_by
+from lowband.cost.time import step_time
 from lowband.errors import UserError
-from lowband.spec.machine import Machine
+from lowband.spec.machine import Levels, Machine, Stack
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.suites import expand
@@ -127,6 +129,8 @@ def test_activations_are_korthikantis(
     whole = kept_bytes_per_token(GPT, 64, "none", "plain", tp, sequence_parallel, dropout=True)
     assert kept.block + kept.working == pytest.approx(whole.block)
     assert kept.head == pytest.approx(14 * 48 / tp)
+    if not sequence_parallel:  # the default
+        assert kept_bytes_per_token(GPT, 64, recompute, "plain", tp, dropout=True) == kept
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,33 @@ def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -
     assert float(items["framework"]) == 2 * GIB
 
 
+def test_a_pipelines_exchange_and_the_hosts_time() -> None:
+    """Activations of 64 tokens x 32 values in 16 bits, over the node's link, both ways, twice a rank; and 2
+    passes of 100 us for each of 2 blocks and 6 micro-batches."""
+    stack = Stack.model_validate({"name": "s", "collective_us": fact(30), "unit_us": fact(100)})
+    machine = MACHINE.model_copy(update={"stack": stack})
+    items = step_time(replace(job(ranks=4, pp=4, interleave=2), machine=machine)).items
+    exchange = 2 * 2 * (30e-6 + 2 * 64 * 32 / 100e9)
+    assert items["pipeline_exchange"] == pytest.approx(6 * exchange, rel=1e-12)
+    assert items["host"] == pytest.approx(6 * 2 * 2 * 100e-6, rel=1e-12)
+    blocks = sum(items[name] for name in ("forward", "backward", "host"))
+    head = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash")
+    busy = blocks / 6 - head.head_forward - head.head_backward
+    assert items["bubble"] == pytest.approx(3 / 2 * (busy + exchange), rel=1e-12)
+
+
+def test_what_is_encoded_and_decoded_around_each_hop() -> None:
+    """A gather is encoded by its owner and decoded by everyone at the end; a reduction at every hop."""
+    levels = Levels.fit({"node": 4}, 8)
+    scheme = ZERO3.model_copy(update={"forward_gather": "int8", "grad_reduce": "int4"})
+    values: dict[str, list[int]] = {}
+    for t in transfers(8000, False, scheme, levels, "bf16", "bf16"):
+        values.setdefault(t.collective, []).append(t.quantized_values)
+    assert values["forward_gather"] == [1000, 8000]
+    assert values["backward_gather"] == [0, 0]
+    assert values["grad_reduce"] == [2 * 8000, 2 * 2000]
+
+
 def test_memory_peaks_at_the_loss_or_after_the_backward() -> None:
     kinds = (
         "weights",
@@ -201,7 +232,7 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
         ({"ranks": 0}, "ranks 0"),
         ({"accumulation": 0}, "accumulation 0"),
         ({"micro_batch": np.array([1, 0])}, "micro_batch"),
-        ({"tp": 3}, "do not divide over tp 3"),
+        ({"tp": 3}, "8 ranks do not divide over tp 3"),
         ({"pp": 8, "interleave": 2}, "8 layers do not divide over pp 8 x interleave 2"),
         ({"ranks": 48, "tp": 16}, "8 heads do not divide over tp 16"),
         ({"ranks": 6, "tp": 2, "pp": 3}, "8 layers do not divide over pp 3"),
@@ -216,6 +247,7 @@ def test_ranks_are_numbered_tensor_parallel_first() -> None:
     one = job(ranks=32, tp=2, pp=4)
     assert (one.dp, one.levels.sizes) == (4, (1, 2, 4))
     assert one.tokens == 64 * 6 * 4
+    assert job(tp=4).levels.sizes == (1, 1, 2)
     assert job(tp=8).levels.sizes == (1, 1, 1)
     with pytest.raises(UserError, match="tp 8 does not divide level 'node' of 12"):
         node = MACHINE.levels[0].model_copy(update={"size": 12})
@@ -283,6 +315,35 @@ def test_what_other_choices_cost() -> None:
     assert lines[8] == "micro_batch 2: 4 does not fit: 2 GiB short"
     assert lines[9] == "recompute none: no other value was possible here"
     assert len(lines) == len(best)
+
+
+def test_batches_and_degrees_of_the_search() -> None:
+    """Every micro-batch that divides the share of 16 sequences on 4 groups; degrees that divide the rest."""
+    found = list(jobs(MACHINE, GPT, 8, 64, 16, [2], [1]))
+    for one in found:
+        assert one.dp == 4
+        assert list(one.micro_batch) == [1, 2, 4]
+        assert list(one.accumulation) == [4, 2, 1]
+    assert found
+    assert {(one.tp, one.pp) for one in jobs(MACHINE, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
+    odd = GPT.model_copy(update={"layers": 3, "heads": 1})
+    assert {(one.tp, one.pp) for one in jobs(MACHINE, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
+    assert not list(jobs(MACHINE, GPT, 8, 64, 12, [1], [1]))
+    with pytest.raises(UserError, match="a global batch of 12 sequences fits no data-parallel degree of 8"):
+        plan(MACHINE, GPT, 8, 64, 12, [1], [1])
+
+
+def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
+    device = MACHINE.device.model_copy(update={"memory_gib": 2 + 2e-3})
+    machine = MACHINE.model_copy(update={"device": device})
+    found = plan(machine, GPT, 4, 64, 16, [1], [1])
+    shorts = {point.short_by for point in found.candidates.values()}
+    assert 0 in shorts
+    assert len(shorts) > 10
+    for point in found.candidates.values():
+        one = point.job
+        assert one.micro_batch * one.accumulation * 4 == 16
+        assert point.short_by == pytest.approx(short_by(one, predict(one, interval=False)), abs=1)
 
 
 def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     assert (row["peak_memory_bytes_max"], row["peak_memory_bytes_min"], row["wall_s"]) == (9, 8, 77)
     scale = 160_000
     assert row["scale"] == scale
-    assert row["outer_link_bytes_per_s"] == pytest.approx(12.5e9 / scale)
+    assert row["outer_link_bytes_per_s"] == 12.5e9 / scale
     peak = spec.machine.device.peak_tflops[spec.compute_dtype]
-    assert row["peak_flop_per_s_per_rank"] == pytest.approx(peak * 1e12 / scale)
+    assert row["peak_flop_per_s_per_rank"] == peak * 1e12 / scale
     steps = read_table(tmp_path / "steps.csv")
     assert list(steps["is_warmup"]) == [True, True, False, False, False, False]
     assert list(steps["step_time_s"]) == [50, 60, 2, 1, 4, 3]

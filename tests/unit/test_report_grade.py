@@ -75,6 +75,8 @@ def test_verdicts(
     assert row["ours"] == pytest.approx(2.5)
     assert row["deviation"] == pytest.approx(2.5 - target)
     assert row["provenance"] == "measured"
+    for view in ("md", "tex", "html"):
+        assert verdict in (tmp_path / f"claims.{view}").read_text()
 
 
 def test_a_ratio_of_two_queries(tables: Path, tmp_path: Path) -> None:
@@ -115,6 +117,7 @@ def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
         ({"kind": "relation"}, "names a paper"),
         ({"paper": "2306.10209"}, "names a paper"),
         ({"not_run": "no time"}, "has no ours"),
+        ({"not_run": "no time", "ours": None, "expects": None, "relation": None}, "has no ours"),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"experiment": "there"}, "no experiment 'there'"),
         ({"ours": {**BASE["ours"], "column": "sped"}}, "no column 'sped'"),
