@@ -13,7 +13,7 @@ from lowband.report.collect import collect
 from lowband.report.derive import write_table
 from lowband.report.files import read_table
 from lowband.report.grade import write_claims
-from lowband.report.origin import origin
+from lowband.report.origin import Origin, origin
 from lowband.spec.records import Outcome, Status
 from lowband.spec.suites import expand
 
@@ -259,6 +259,21 @@ def read_graded_peers(out: Path) -> pd.DataFrame:
 )
 def test_rows_come_from_this_run_or_are_shipped(tables: Path, table: str, expected: str) -> None:
     assert origin(table, tables, ROOT).name == expected
+
+
+def test_machine_and_commits_of_the_rows_asked_for(tmp_path: Path) -> None:
+    """Of one kind of evidence and one suite, each named once; a commit by its first seven digits."""
+    rows = [
+        ("measured", "a", "one", "0123456789"), ("measured", "a", "two", "abcdef0123"),
+        ("measured", "b", "three", "1111111111"), ("measured", "a", "one", "0123456789"),
+        ("predicted", "a", "four", "2222222222"), ("measured", "a", None, None),
+    ]  # fmt: skip
+    columns = ["provenance", "suite", "device", "commit"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "runs.csv", index=False)
+    assert Origin("shipped", tmp_path).machine("measured", "a") == ("one, two", "0123456 abcdef0")
+    assert Origin("this run", tmp_path).machine("measured", None)[0] == "one, two, three"
+    assert Origin("this run", tmp_path).machine("predicted", None) == ("four", "2222222")
+    assert Origin("computed", tmp_path).machine("measured", None) == ("", "")
 
 
 def test_a_shipped_reproduction_measured_nothing_here(tmp_path: Path) -> None:
