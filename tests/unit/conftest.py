@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from report_runs import smoke_specs, write_run
 
 from lowband.report.collect import collect
@@ -13,6 +14,10 @@ from lowband.report.predicted.write import write_predicted
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"
 
+
+# No example fails because the machine is busy.
+settings.register_profile("unit", deadline=None)
+settings.load_profile("unit")
 
 # Tables of the runs alone; the others are made of shipped measurements or of predictions.
 OF_RUNS = [
