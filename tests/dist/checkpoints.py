@@ -69,7 +69,7 @@ def change_manifest(checkpoint: Path, change: Callable[[dict], None]) -> None:
     path = checkpoint / MANIFEST
     content = json.loads(path.read_text())
     change(content)
-    for file, entry in zip(sorted(checkpoint.glob("rank-*.bin")), content["files"]):
+    for file, entry in zip(sorted(checkpoint.glob("rank-*.bin")), content["files"], strict=True):
         entry["bytes"] = file.stat().st_size
         entry["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     content.pop("sha256")

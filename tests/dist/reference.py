@@ -54,16 +54,18 @@ def train(
             for rank in range(levels.world):
                 loss = loss_of(model, *batches(step, micro, rank)) / accumulation
                 grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-                by_rank.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads)])
+                by_rank.append(
+                    [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+                )
                 loss_sum += loss.item()
-            reduced = [sum_over(parts, levels, SELF, scheme.grads) for parts in zip(*by_rank)]
+            reduced = [sum_over(parts, levels, SELF, scheme.grads) for parts in zip(*by_rank, strict=True)]
             if not at_grads:
                 at_grads = [[part.clone() for part in parts] for parts in reduced]
             else:
-                for totals, parts in zip(at_grads, reduced):
-                    for total, part in zip(totals, parts):
+                for totals, parts in zip(at_grads, reduced, strict=True):
+                    for total, part in zip(totals, parts, strict=True):
                         total += part
-        for parameter, parts in zip(parameters, at_grads):
+        for parameter, parts in zip(parameters, at_grads, strict=True):
             parameter.grad = sum_over(parts, levels, scheme.grads, WORLD)[0] / levels.world
         norm = sum(p.grad.double().square().sum() for p in parameters).item() ** 0.5
         if norm > clip:

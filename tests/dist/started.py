@@ -77,8 +77,8 @@ def launched(path: Path, port: int, prepare: Callable[[], object] = lambda: None
 
 def both_ended(ranks: list[ForkProcess], path: Path) -> tuple[list[int | None], list[str]]:
     """Exit codes and stderr of ranks that were `launched`."""
-    codes, errors = zip(*(ended(process, path, RANK=str(rank)) for rank, process in enumerate(ranks)))
-    return list(codes), list(errors)
+    ends = [ended(process, path, RANK=str(rank)) for rank, process in enumerate(ranks)]
+    return [code for code, _ in ends], [error for _, error in ends]
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from checkpoints import bag, change_manifest, everything
 
 import lowband
-from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint_module
+from lowband.engine.checkpoint import checkpointer as checkpoint_module
 from lowband.engine.checkpoint.manifest import (
     MANIFEST,
     Content,

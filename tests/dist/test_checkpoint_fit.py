@@ -8,7 +8,7 @@ import torch.distributed as dist
 from checkpoints import SHAPES, adamw, bag, change_manifest, everything
 
 import lowband
-from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint_module
+from lowband.engine.checkpoint import checkpointer as checkpoint_module
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 

@@ -16,7 +16,7 @@ from checkpoints import bag
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
-from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint_module
+from lowband.engine.checkpoint import checkpointer as checkpoint_module
 from lowband.engine.checkpoint.manifest import MANIFEST, Manifest
 from lowband.engine.checkpoint.rank_file import verify_rank_file
 from lowband.run.launch import RankFailure
@@ -166,7 +166,7 @@ def test_processes_that_end_without_wait(tmp_path: Path) -> None:
 
     if codes[str(no_group)] == [0, 0]:
         assert_whole(no_group / "step-00000001")
-    for code, lines in zip(codes[str(no_group)], said[str(no_group)]):
+    for code, lines in zip(codes[str(no_group)], said[str(no_group)], strict=True):
         assert bool(lines) == (code != 0)
 
 

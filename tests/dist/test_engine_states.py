@@ -87,7 +87,7 @@ def accumulated(model: nn.Module) -> None:
 @pytest.mark.parametrize("leave", [lost_forward, broken_forward, accumulated], ids=lambda f: f.__name__)
 def test_zero_grad_clears_everything(leave) -> None:
     expected = on_ranks(4, gradients_after_zero_grad, nothing)
-    for got, of_rank in zip(on_ranks(4, gradients_after_zero_grad, leave), expected):
+    for got, of_rank in zip(on_ranks(4, gradients_after_zero_grad, leave), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))
 
 
@@ -175,7 +175,7 @@ def gradients_after_a_broken_backward(breaks: bool) -> list[torch.Tensor]:
 
 def test_a_backward_after_a_broken_one() -> None:
     expected = on_ranks(4, gradients_after_a_broken_backward, False)
-    for got, of_rank in zip(on_ranks(4, gradients_after_a_broken_backward, True), expected):
+    for got, of_rank in zip(on_ranks(4, gradients_after_a_broken_backward, True), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))
 
 

@@ -138,7 +138,7 @@ def test_two_sharded_modules_train_as_one(ranks: int, loss_of, is_frozen: bool) 
     for expected, *apart in on_ranks(ranks, train_in_every_way, loss_of, scheme, is_frozen)[0]:
         for got, how in zip(apart, WAYS[1:], strict=True):
             assert len(got) == len(expected) == 12
-            assert all(torch.equal(a, b) for a, b in zip(got, expected)), how
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), how
 
 
 def micro_batch(step: int, micro: int, rank: int) -> torch.Tensor:

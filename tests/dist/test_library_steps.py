@@ -177,7 +177,7 @@ def accumulate(with_no_sync: bool):
 def test_no_sync_saves_the_outer_reduction() -> None:
     (grads, with_), (expected, without) = (on_ranks(8, accumulate, flag)[0] for flag in (True, False))
     assert 2 * with_ == without > 0
-    for a, b in zip(grads, expected):
+    for a, b in zip(grads, expected, strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
@@ -208,7 +208,7 @@ def gradient_bytes(set_to_none: bool) -> tuple[list[int], int, list[bool]]:
         places = [p.grad.data_ptr() for p in model.parameters()]
         model(inputs(step, dist.get_rank())).backward()  # without no_sync: added to what the parameters have
         counted.append(engine_of(model).meter.now["grads"])
-        stayed += [p.grad.data_ptr() == place for p, place in zip(model.parameters(), places)]
+        stayed += [p.grad.data_ptr() == place for p, place in zip(model.parameters(), places, strict=True)]
         optimizer.step()
         optimizer.zero_grad(set_to_none)
     return counted, sum(p.nbytes for p in model.parameters()), stayed
@@ -266,7 +266,7 @@ def test_training_goes_on_after_a_broken_backward(scheme: Scheme, checkpointing:
         on_ranks(4, train_through_a_broken_backward, checkpointing, scheme, breaks)
         for breaks in (True, False)
     )
-    for (losses, held, _), (expected, _, _) in zip(broken, whole):
+    for (losses, held, _), (expected, _, _) in zip(broken, whole, strict=True):
         assert losses == expected
         assert set(held) == {0}
     assert all(torch.equal(broken[0][2][name], value) for name, value in whole[0][2].items())

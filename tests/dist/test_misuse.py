@@ -318,7 +318,7 @@ def losses(choice: tuple[int, ...], uses_all: tuple[bool, ...], is_sharded: bool
 def test_right(choice: tuple[int, ...], uses_all: tuple[bool, ...]) -> None:
     [expected] = on_ranks(1, losses, choice, uses_all, False)
     by_rank = on_ranks(4, losses, choice, uses_all, True, peer_timeout_s=60)
-    means = [sum(step) / 4 for step in zip(*by_rank)]
+    means = [sum(step) / 4 for step in zip(*by_rank, strict=True)]
     assert means == pytest.approx(expected, rel=1e-5)
 
 

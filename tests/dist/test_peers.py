@@ -59,7 +59,7 @@ def state_bytes(outcome: Outcome) -> int:
 
 def difference(a: list[float], b: list[float]) -> float:
     assert len(a) == len(b) == STEPS
-    return max(abs(x - y) for x, y in zip(a, b))
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
 CASES = [

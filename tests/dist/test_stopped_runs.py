@@ -17,8 +17,8 @@ import torch
 from started import SMOKE, begun, ended, spec_file
 from test_run_faults import assert_same
 
-from lowband.engine.checkpoint.checkpointer import checkpointer as checkpoint
-from lowband.engine.checkpoint.checkpointer import folder as checkpoint_folder
+from lowband.engine.checkpoint import checkpointer as checkpoint
+from lowband.engine.checkpoint import folder as checkpoint_folder
 from lowband.engine.collectives import Collectives
 from lowband.run import training_loop as loop
 from lowband.run.train import train

@@ -109,7 +109,7 @@ def test_reduce_scatter(ranks: int, inner: dict[str, int], wire: str) -> None:
             for part in parts[1:]:
                 total += through(part, wire)
             held.append(total)
-    for expected, (out, sent) in zip(held, on_ranks(ranks, reduce, wire, inner)):
+    for expected, (out, sent) in zip(held, on_ranks(ranks, reduce, wire, inner), strict=True):
         assert torch.equal(out, expected)
         size, bytes_sent = SHARD * ranks, 0
         for hop in levels.hops(SELF, WORLD):

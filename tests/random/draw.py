@@ -130,7 +130,7 @@ def _inner(random: Random, ranks: int) -> tuple[tuple[str, int], ...]:
         sizes.append(size)
     if sizes and random.random() < 0.1:
         sizes[-1] = 2 * ranks
-    return tuple(zip("abc", sizes))
+    return tuple(zip("abc"[: len(sizes)], sizes, strict=True))
 
 
 def _chain(random: Random, has: set[str]) -> tuple[Part, ...]:

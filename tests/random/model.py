@@ -161,7 +161,7 @@ class Chain(nn.Module):
     def forward(self, x: torch.Tensor, skipped: Sequence[int] = ()) -> Any:
         x = x if self.stem is None else self.stem(x)
         aux = torch.zeros(())
-        for place, (part, layer) in enumerate(zip(self.net.parts, self.layers)):
+        for place, (part, layer) in enumerate(zip(self.net.parts, self.layers, strict=True)):
             if place in skipped:
                 continue
             y, of_aux = self._pass(place, part, layer, x)
@@ -226,7 +226,9 @@ def optimizers_of(case: Case, parameters: Sequence[nn.Parameter]) -> list[torch.
     """By number; None for one that gets no parameters."""
     count = len(case.optimizers)
     dealt = [list(parameters[i::count]) for i in range(count)]
-    return [_optimizer(name, mine) if mine else None for name, mine in zip(case.optimizers, dealt)]
+    return [
+        _optimizer(name, mine) if mine else None for name, mine in zip(case.optimizers, dealt, strict=True)
+    ]
 
 
 def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -82,7 +82,7 @@ class _Weights:
         scheme = self._scheme
         parts = self._sum(by_rank, SELF, scheme.grads, scheme.grad_reduce)
         if self._accumulated is not None:
-            parts = [held + part for held, part in zip(self._accumulated, parts)]
+            parts = [held + part for held, part in zip(self._accumulated, parts, strict=True)]
         if not sync:
             self._accumulated = [part.float() for part in parts]
             return
@@ -134,7 +134,7 @@ class _Run:
     def _losses(self, number: int, skipped: tuple[int, ...] = ()) -> list[torch.Tensor]:
         ranks = range(self.case.ranks)
         losses = [run_nets(self.case, self.nets, number, rank, skipped) for rank in ranks]
-        for seen, loss in zip(self.seen, losses):
+        for seen, loss in zip(self.seen, losses, strict=True):
             seen.losses.append(loss.detach().clone())
         return losses
 
@@ -161,10 +161,10 @@ class _Run:
         by_rank = []
         for weights in self.weights:
             weights.use(backward=True)
-        for losses in zip(*(self.waiting[number] for number in action.numbers)):
+        for losses in zip(*(self.waiting[number] for number in action.numbers), strict=True):
             sum(losses).backward(retain_graph=action.keep)
             by_rank.append([weights.take_grad() for weights in self.weights])
-        for weights, grads in zip(self.weights, zip(*by_rank)):
+        for weights, grads in zip(self.weights, zip(*by_rank, strict=True), strict=True):
             weights.use(backward=False)
             if weights.leaf.requires_grad:
                 weights.reduce(list(grads), action.sync)

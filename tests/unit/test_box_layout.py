@@ -18,7 +18,7 @@ BOX = read_machine(ROOT, "frontier-box")
 def machine(sizes: list[int], rates: list[float], scale: float) -> Machine:
     levels = [
         {"name": f"l{i}", "size": size, "link": {"gigabytes_per_s": rate, "source": "test"}}
-        for i, (size, rate) in enumerate(zip(sizes, rates))
+        for i, (size, rate) in enumerate(zip(sizes, rates[:-1], strict=True))
     ]
     world = {"name": "world", "link": {"gigabytes_per_s": rates[-1], "source": "test"}}
     box = {"scale": scale, "nodes": 9, "tflops": 1, "source": "test"}

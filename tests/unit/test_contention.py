@@ -25,3 +25,16 @@ def test_simgrid_agrees(cluster: str, ranks: int) -> None:
 def test_a_python_without_simgrid_is_told_in_one_line() -> None:
     with pytest.raises(UserError, match="/no/python: No such file or directory"):
         check("/no/python", machine_of(ROOT, "frontier"), model_of(ROOT, "gpt-20b"), [], 16)
+
+
+def test_a_python_that_has_no_simgrid(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert missing(str(python)) == f"{python} has no simgrid (Debian: python3-simgrid)"
+    with pytest.raises(UserError, match="has no simgrid"):
+        check(str(python), machine_of(ROOT, "frontier"), model_of(ROOT, "gpt-20b"), [], 16)
+    python.write_text("#!/bin/sh\nexit 0\n")
+    assert missing(str(python)) == ""
+    with pytest.raises(UserError, match="1 ranks send nothing"):
+        check(str(python), machine_of(ROOT, "frontier"), model_of(ROOT, "gpt-20b"), [], 1)

@@ -71,6 +71,19 @@ def test_quantized_gradients_take_two_nodes() -> None:
         peer_arguments("deepspeed", scheme("zeropp"), Levels.fit({"package": 2, "node": 4}, 4))
 
 
+@pytest.mark.parametrize(
+    ("wires", "said"),
+    [
+        ({"forward_gather": "int4"}, "forward_gather in int4"),
+        ({"forward_gather": "int8", "backward_gather": "int8", "grad_reduce": "int8"}, "grad_reduce in int8"),
+        ({"replica_reduce": "int4"}, "replica_reduce in int4"),
+    ],
+)
+def test_wires_that_no_switch_of_deepspeed_sets_are_refused(wires: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=f"no counterpart: {said} .allowed: .*int8 forward_gather"):
+        peer_arguments("deepspeed", scheme("zero3").model_copy(update=wires), LEVELS)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_schemes_come_back_from_deepspeed(name: str) -> None:
     """Placement and wires, but for one: under qwZ DeepSpeed sends the backward's weights in INT8 too."""
@@ -97,6 +110,14 @@ def test_a_users_configuration_becomes_a_scheme(tmp_path: Path, capsys) -> None:
     assert yaml.safe_load(capsys.readouterr().out) == {
         "mine": {"weights": "node", "grads": "node", "optim": "node"}
     }
+
+
+@pytest.mark.parametrize("config", [{}, {"zero_optimization": {}}, {"zero_optimization": {"stage": 0}}])
+def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
+    """DeepSpeed's default stage is 0."""
+    found = scheme_of_deepspeed(config, LEVELS, "test")
+    assert (found.weights, found.grads, found.optim, found.secondary) == ("self", "self", "self", None)
+    assert not found.is_quantized
 
 
 @pytest.mark.parametrize(

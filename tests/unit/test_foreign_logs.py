@@ -42,7 +42,7 @@ def test_every_format_tells_the_same_rate(tmp_path, capsys, form, step, more, ma
         assert row["reported_over_convention"] == pytest.approx(1, abs=1e-4)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == len(malformed)
-    for line, (number, what) in zip(told, malformed.items()):
+    for line, (number, what) in zip(told, malformed.items(), strict=True):
         assert line.startswith(f"{LOGS / form}.log:{number}: malformed, skipped: {what}")
 
 

@@ -34,7 +34,9 @@ def test_whole_nodes_and_a_margin_of_time() -> None:
 @pytest.mark.parametrize("suite", ["volume", "volume3072"])
 def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
     job = read_job(ROOT, "frontier")
-    for spec in expand(ROOT, [suite]):
+    specs = expand(ROOT, [suite])
+    assert specs
+    for spec in specs:
         assert (spec.device, spec.ranks >= 384) == ("fake", True)
         asked = job.resources(spec)
         assert (asked["nodes"], asked["tasks_per_node"], job.tasks_per_node(spec)) == (1, 1, 1)

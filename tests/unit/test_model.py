@@ -48,7 +48,11 @@ def test_names_and_shapes_are_the_modules(positions: str, tied_head: bool) -> No
     expected = dict(spec.root_shapes())
     for i in range(spec.layers):
         expected |= {f"blocks.{i}.{name}": shape for name, shape in spec.block_shapes().items()}
-    assert {name: tuple(p.shape) for name, p in GPT(spec).named_parameters()} == expected
+    module = GPT(spec)
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == expected
+    root = [tuple(p.shape) for name, p in module.named_parameters() if not name.startswith("blocks.")]
+    blocks = [[tuple(p.shape) for p in block.parameters()] for block in module.blocks]
+    assert spec.unit_shapes() == [root, *blocks]
 
 
 def test_megatrons_formula() -> None:

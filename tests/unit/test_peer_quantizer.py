@@ -46,14 +46,14 @@ def test_two_hops_bring_each_rank_its_part_of_the_sum() -> None:
         partners = [node * local + i for i in range(local)]
         codes = exchange([message[0] for message in sent], partners)
         scales = exchange([message[1] for message in sent], partners)
-        for rank, c, s in zip(partners, codes, scales):
+        for rank, c, s in zip(partners, codes, scales, strict=True):
             reduced[rank] = Quantizer.quantized_reduction(c, s, groups, groups // local, 4, 0, local)
     true = sum(grads).view(world, -1)
     for place in range(local):
         partners = [place + node * local for node in range(nodes)]
         codes = exchange({r: m[0] for r, m in reduced.items()}, partners)
         scales = exchange({r: m[1] for r, m in reduced.items()}, partners)
-        for rank, c, s in zip(partners, codes, scales):
+        for rank, c, s in zip(partners, codes, scales, strict=True):
             final = Quantizer.dequantize(c, s, s.numel(), 4, 0).float().view(nodes, -1).sum(0)
             error = (final - true[rank]).norm() / true[rank].norm()
             assert error < 0.25, rank  # four bits twice; a wrong part would be off by more than 1

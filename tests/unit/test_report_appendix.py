@@ -18,9 +18,9 @@ CONFIG = ROOT / "config"
 
 
 @pytest.fixture(scope="module")
-def appendices(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def appendices(all_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("appendices")
-    write_claims(CONFIG / "claims.yaml", tables, folder, root=ROOT)
+    write_claims(CONFIG / "claims.yaml", all_tables, folder, root=ROOT)
     write_appendices(folder / "claims.csv", CONFIG, folder)
     return folder
 

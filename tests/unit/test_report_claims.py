@@ -26,10 +26,10 @@ CLAIMS = ROOT / "config" / "claims.yaml"
 
 
 @pytest.fixture(scope="module")
-def graded(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graded(all_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the claims as `make smoke` would grade them."""
     folder = tmp_path_factory.mktemp("graded")
-    write_claims(CLAIMS, tables, folder, root=ROOT)
+    write_claims(CLAIMS, all_tables, folder, root=ROOT)
     return folder
 
 
@@ -46,6 +46,15 @@ def test_the_shipped_claims(graded: Path) -> None:
     assert df.loc["hier3-over-zeropp", "printed"] == "1.71"
     assert (df["why"].notna() == df["verdict"].isin(["not run", "partial", "fit"])).all()
     assert (df["origin"].isna() == (df["verdict"] == "not run")).all()
+
+
+def test_shipped_rows_have_machine_date_and_commit(graded: Path) -> None:
+    df = read_graded(graded / "claims.csv")
+    shipped = df[df["origin"] == "shipped"]
+    assert len(shipped)
+    for text in shipped["rows_from"]:
+        assert pd.Series([text]).str.fullmatch(r".+, \d{4}-\d\d-\d\d, [0-9a-f]{7}( [0-9a-f]{7})*").all(), text
+    assert set(df.loc[df["origin"] == "this run", "rows_from"]) == {"made up, c0ffee"}
 
 
 def test_reported_ours_and_target_are_in_one_unit(graded: Path) -> None:
@@ -81,8 +90,8 @@ def test_expected_runs_include_those_that_are_asked_for() -> None:
                     )
 
 
-def test_the_screen_leads_with_what_this_run_showed(tables: Path, graded: Path) -> None:
-    lines = summary(graded / "claims.csv", tables, tables / "figures").splitlines()
+def test_the_screen_leads_with_what_this_run_showed(all_tables: Path, graded: Path) -> None:
+    lines = summary(graded / "claims.csv", all_tables, all_tables / "figures").splitlines()
     assert len(lines) <= 60
     assert lines[0] == "9 runs: 9 ok"
     [own] = [line for line in lines if line.startswith("This run: ")]
@@ -92,8 +101,10 @@ def test_the_screen_leads_with_what_this_run_showed(tables: Path, graded: Path) 
     assert lines.index(own) < lines.index(shipped)
     listed = [line for line in lines if re.match(r"  (pass|short|partial|fit) ", line)]
     assert len(listed) == (df["origin"] == "this run").sum()
-    assert lines[-1].endswith(str(tables.parent / "page.html"))
-    assert not any("page.html" in line for line in summary(graded / "claims.csv", tables, None).splitlines())
+    assert lines[-1].endswith(str(all_tables.parent / "page.html"))
+    assert not any(
+        "page.html" in line for line in summary(graded / "claims.csv", all_tables, None).splitlines()
+    )
 
 
 def test_claims_are_counted_by_paper_and_by_kind_apart(graded: Path) -> None:
@@ -107,11 +118,11 @@ def test_claims_are_counted_by_paper_and_by_kind_apart(graded: Path) -> None:
     assert [row[0] for row in by_paper(df)[1]][:-1] == list(PAPERS.values())
 
 
-def test_one_claim_alone(tmp_path: Path, tables: Path) -> None:
-    write_claims(CLAIMS, tables, tmp_path, ["bytes-closed-form"], ROOT)
+def test_one_claim_alone(tmp_path: Path, all_tables: Path) -> None:
+    write_claims(CLAIMS, all_tables, tmp_path, ["bytes-closed-form"], ROOT)
     assert list(read_table(tmp_path / "claims.csv")["id"]) == ["bytes-closed-form"]
     with pytest.raises(UserError, match="no claim 'nope'"):
-        write_claims(CLAIMS, tables, tmp_path, ["nope"], ROOT)
+        write_claims(CLAIMS, all_tables, tmp_path, ["nope"], ROOT)
 
 
 def test_minutes_are_of_shipped_runs() -> None:

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write_softmax
+from report_runs import ROOT, ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
 from lowband.report.build_tables import TABLES, write_table
 from lowband.report.collect import collect
 from lowband.spec.csv_tables import read_table
-from lowband.spec.records import Outcome, Sent
+from lowband.spec.records import Outcome, RunFolder, Sent
+from lowband.spec.suites import expand
 
 
 def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:
@@ -24,8 +25,68 @@ def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:
     assert len(read_table(tables / "steps.csv")) == 6 * len(runs)
 
 
+def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
+    """Times 1 to 4 s after warm-up steps of 50 and 60 s, whose share of real work does not count either."""
+    spec = next(spec for spec in expand(ROOT, ["box"]) if spec.scheme.name == "zero3" and spec.ranks == 8)
+    spec = spec.model_copy(update={"steps": 6, "warmup_steps": 2})
+    run = RunFolder(write_run(tmp_path, spec, 1, 5))
+    records = []
+    for record, time_s in zip(run.read_steps(), (50, 60, 2, 1, 4, 3), strict=True):
+        own = Sent(level="node", collective="grad_reduce", wire="fp32", bytes=100)
+        values = {
+            "step_time_s": time_s,
+            "real_share": time_s / 100,
+            "sent": (own, own),
+            "loss": float(time_s),
+        }
+        records.append(record.model_copy(update=values))
+    run.steps.unlink()
+    for record in records:
+        run.append_step(record)
+    outside = [("control", 7), ("all_gather", 30), ("reduce", 12)]
+    outcome = ok_outcome(spec).model_copy(
+        update={
+            "peak_memory_bytes_max": 9, "peak_memory_bytes_min": 8, "wall_s": 77.0,
+            "outside": tuple(
+                Sent(level="node", collective=name, wire="fp32", bytes=count) for name, count in outside
+            ),
+        }
+    )  # fmt: skip
+    run.outcome.write_text(outcome.to_json())
+    collect([run.path], tmp_path)
+    row = read_table(tmp_path / "runs.csv").iloc[0]
+    assert row["measured_steps"] == 4
+    # Quantiles lie between the sorted times: 0.2 x 3 and 0.8 x 3 steps from the first of the four.
+    times = row[["step_time_s", "step_time_q20_s", "step_time_q80_s"]].tolist()
+    assert times == pytest.approx([2.5, 1.6, 3.4])
+    assert row["real_share"] == 0.04
+    assert row["final_loss"] == 3
+    assert row["ledger_bytes"] == 6 * 200
+    assert row["outside_bytes"] == 42
+    assert (row["peak_memory_bytes_max"], row["peak_memory_bytes_min"], row["wall_s"]) == (9, 8, 77)
+    scale = 160_000
+    assert row["scale"] == scale
+    assert row["outer_link_bytes_per_s"] == 12.5e9 / scale
+    peak = spec.machine.device.peak_tflops[spec.compute_dtype]
+    assert row["peak_flop_per_s_per_rank"] == peak * 1e12 / scale
+    steps = read_table(tmp_path / "steps.csv")
+    assert list(steps["is_warmup"]) == [True, True, False, False, False, False]
+    assert list(steps["step_time_s"]) == [50, 60, 2, 1, 4, 3]
+    seen = read_table(tmp_path / "outside.csv")
+    assert list(zip(seen["collective"], seen["outside_bytes"], strict=True)) == outside
+
+
+def test_what_a_run_did_not_count_is_empty(tables: Path) -> None:
+    """A count of nothing is no measurement of 0 bytes."""
+    runs = read_table(tables / "runs.csv")
+    for column in ("peak_memory_bytes_max", "peak_memory_bytes_min", "ledger_bytes", "outside_bytes"):
+        assert runs[column].isna().all(), column
+    assert (runs["closed_form_outside_bytes"].notna() == ~runs["is_quantized"]).all()
+
+
 def test_failed_runs_are_rows_with_their_cause(tmp_path: Path) -> None:
-    good, oom, nan, lost = smoke_specs()[:4]
+    good, oom, nan, lost = smoke_specs()[2:6]
+    assert good.ranks > 1  # one rank sends nothing
     folders = [
         write_run(tmp_path, good, 1, 5),
         write_failure(tmp_path, oom, Outcome(status="oom", cause="not enough memory", steps=3)),
@@ -40,7 +101,7 @@ def test_failed_runs_are_rows_with_their_cause(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert list(runs["step_time_s"].isna()) == [False, True, True, True]
     for name in ("steps", "bytes", "states"):
-        assert set(read_table(tmp_path / f"{name}.csv")["run_id"]) <= {good.run_id}
+        assert set(read_table(tmp_path / f"{name}.csv")["run_id"]) == {good.run_id}
 
 
 def test_tables_of_failed_runs_only(tmp_path: Path) -> None:
@@ -80,13 +141,14 @@ def test_states_without_a_closed_form_have_none(tables: Path) -> None:
 
 
 def test_counts_on_fake_tensors_are_not_measured(tmp_path: Path) -> None:
-    spec = smoke_specs()[0]
+    spec = smoke_specs()[2]
+    assert spec.ranks > 1  # one rank sends nothing
     folder = write_run(tmp_path, spec, 1, 5)
     (folder / "steps.jsonl").unlink()
     (folder / "spec.json").write_text(json.dumps({**json.loads(spec.to_json()), "device": "fake"}))
     collect([folder], tmp_path)
     for name in ("runs", "bytes", "states"):
-        assert set(read_table(tmp_path / f"{name}.csv")["provenance"]) <= {"predicted"}
+        assert set(read_table(tmp_path / f"{name}.csv")["provenance"]) == {"predicted"}
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,15 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def drawn(name: str, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(name: str, all_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one figure, drawn from the tables."""
     folder = tmp_path_factory.mktemp(name)
-    write_figure(name, tables, folder)
+    write_figure(name, all_tables, folder)
     return folder
 
 
-def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, tables: Path, tmp_path: Path) -> None:
-    write_figure(name, tables, tmp_path)
+def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, all_tables: Path, tmp_path: Path) -> None:
+    write_figure(name, all_tables, tmp_path)
     for kind in ("pdf", "svg", "png", "csv"):
         first, second = (folder / f"{name}.{kind}" for folder in (drawn, tmp_path))
         assert first.read_bytes() == second.read_bytes(), kind
@@ -46,9 +46,9 @@ def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, tables: Path, 
     assert b"/CreationDate" not in pdf
 
 
-def test_says_what_it_was_drawn_from(name: str, drawn: Path, tables: Path) -> None:
+def test_says_what_it_was_drawn_from(name: str, drawn: Path, all_tables: Path) -> None:
     origin = json.loads((drawn / f"{name}.json").read_text())
-    table = tables / f"{FIGURES[name].table}.csv"
+    table = all_tables / f"{FIGURES[name].table}.csv"
     assert origin["table_sha256"] == hashlib.sha256(table.read_bytes()).hexdigest()
     assert f"figure {name}" in origin["command"]
     assert origin["commit"]
@@ -57,18 +57,23 @@ def test_says_what_it_was_drawn_from(name: str, drawn: Path, tables: Path) -> No
     assert set(shown) <= set(source)
 
 
-def test_nothing_measured_is_said_in_the_figure(tables: Path, tmp_path: Path) -> None:
+def test_nothing_measured_is_said_in_the_figure(all_tables: Path, tmp_path: Path) -> None:
     for predicted in PREDICTED:  # what no run is needed for
-        shutil.copy(tables / f"{predicted}.csv", tmp_path)
+        shutil.copy(all_tables / f"{predicted}.csv", tmp_path)
     for shipped in ("kernels/compiled.csv", "box-bench/comm.csv", "box-bench/jobs.csv"):  # likewise
         shutil.copy(ROOT / "results" / "reference" / shipped, tmp_path)
     collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
     write_softmax(tmp_path, {})
     for table in TABLES:
         write_table(table, tmp_path)
+    said = set()
     for name in FIGURES:
         write_figure(name, tmp_path, tmp_path / "figures")
-        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 0
+        svg = (tmp_path / "figures" / f"{name}.svg").read_text()  # a comment in it repeats each text
+        is_said = f"{FIGURES[name].table}.csv has no row to draw" in svg
+        assert is_said == read_table(tmp_path / "figures" / f"{name}.csv").empty, name
+        said |= {name} if is_said else set()
+    assert {"scaling", "memory", "communication"} <= said
 
 
 def test_schemes_look_different_and_keep_their_look() -> None:
@@ -78,15 +83,15 @@ def test_schemes_look_different_and_keep_their_look() -> None:
     assert looks(["zero3", "hpz"])["hpz"] == all_of_them["hpz"]
 
 
-def test_an_unknown_figure_is_refused(tables: Path, tmp_path: Path) -> None:
+def test_an_unknown_figure_is_refused(all_tables: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no figure 'nope'") as error:
-        write_figure("nope", tables, tmp_path)
+        write_figure("nope", all_tables, tmp_path)
     assert "scaling" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_figure_never_overwrites_its_table(tables: Path) -> None:
-    before = (tables / "memory.csv").read_bytes()
+def test_a_figure_never_overwrites_its_table(all_tables: Path) -> None:
+    before = (all_tables / "memory.csv").read_bytes()
     with pytest.raises(UserError, match="would overwrite its table"):
-        write_figure("memory", tables, tables)
-    assert (tables / "memory.csv").read_bytes() == before
+        write_figure("memory", all_tables, all_tables)
+    assert (all_tables / "memory.csv").read_bytes() == before

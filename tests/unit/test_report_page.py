@@ -55,12 +55,12 @@ def test_wires_are_named() -> None:
     assert wires(read_scheme(path, "zeropp")) == "forward gather int8, grad reduce int4"
 
 
-def test_a_page_of_a_few_runs(tables: Path, tmp_path: Path) -> None:
-    write_claims(ROOT / "config" / "claims.yaml", tables, tables, root=ROOT)
+def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:
+    write_claims(ROOT / "config" / "claims.yaml", all_tables, all_tables, root=ROOT)
     for name, entry in FIGURES.items():
         (tmp_path / f"{name}.svg").write_text(SVG)
-        (tmp_path / f"{name}.csv").write_bytes((tables / f"{entry.table}.csv").read_bytes())
-    write_page(ROOT, tables, tmp_path, tmp_path / "page.html")
+        (tmp_path / f"{name}.csv").write_bytes((all_tables / f"{entry.table}.csv").read_bytes())
+    write_page(ROOT, all_tables, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "No run of this reproduction is at the scale of the paper" in page
     # The first screen answers: findings, then each paper's claims, this run's apart from shipped ones.
@@ -79,11 +79,12 @@ def test_a_page_of_a_few_runs(tables: Path, tmp_path: Path) -> None:
     assert len(names) == len(set(names))
     assert all(f'id="figure-{name}"' in page for name in FIGURES)
     targets = re.findall(r'href="#([^"]+)"', page)
+    assert targets
     assert set(targets) <= set(names)
 
 
-def test_a_figure_that_was_not_drawn_is_told(tables: Path, tmp_path: Path) -> None:
-    write_claims(ROOT / "config" / "claims.yaml", tables, tables, root=ROOT)
+def test_a_figure_that_was_not_drawn_is_told(all_tables: Path, tmp_path: Path) -> None:
+    write_claims(ROOT / "config" / "claims.yaml", all_tables, all_tables, root=ROOT)
     with pytest.raises(UserError, match="no such figure"):
-        write_page(ROOT, tables, tmp_path, tmp_path / "page.html")
+        write_page(ROOT, all_tables, tmp_path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

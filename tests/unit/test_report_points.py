@@ -320,3 +320,13 @@ def copy_config(folder: Path) -> Path:
 def write_suite(root: Path, *lines: str) -> None:
     text = "\n".join(["purpose: a test", "cluster: local", *lines, ""])
     (root / "config" / "suites" / "mine.yaml").write_text(text)
+
+
+def test_the_order_of_a_definitions_entries_makes_no_point() -> None:
+    device = BASE.machine.device
+    rates = {"bf16": 2.0, "fp32": 1.0}
+    points = set()
+    for peak in (rates, dict(reversed(rates.items()))):
+        machine = BASE.machine.model_copy(update={"device": device.model_copy(update={"peak_tflops": peak})})
+        points.add(identity(BASE.model_copy(update={"machine": machine}))["point"])
+    assert len(points) == 1

@@ -75,6 +75,21 @@ def test_mistakes(root: Path, file: str, old: str, new: str, words: tuple[str, .
         assert word in message
 
 
+def test_an_unknown_suite_names_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"no suite 'nope' .allowed: .*smoke"):
+        expand(ROOT, ["nope"])
+
+
+@pytest.mark.parametrize("changes", [{"device": "fake"}, {"checkpoint_every": 2}, {"overlap": False}])
+def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object]) -> None:
+    [spec, *_] = expand(ROOT, ["smoke"])
+    values = {**spec.model_dump(mode="json"), "engine": "fsdp2"}
+    assert RunSpec.parse(values, "test").engine == "fsdp2"
+    with pytest.raises(UserError, match="engine fsdp2 neither counts on fake tensors nor writes checkpoints"):
+        RunSpec.parse({**values, **changes}, "test")
+    RunSpec.parse({**values, **changes, "engine": "lowband"}, "test")
+
+
 def test_broken_machine_files_are_refused(root: Path) -> None:
     path = root / "slurm" / "local" / "machine.yaml"
     for text, words in (

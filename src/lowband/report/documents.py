@@ -166,6 +166,26 @@ def _softmax_row(two_pass: "pd.Series[Any]", at_size: pd.DataFrame) -> list[str]
     ]  # fmt: skip
 
 
+def _mutants(root: Path) -> list[str]:
+    """By folder: mutants tried and killed; then those that survived, with what was found about each."""
+    tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
+    tried["folder"] = tried["file"].str.removeprefix("src/lowband/").str.split("/").str[0]
+    groups = [(f"`{folder}/`", rows) for folder, rows in tried.groupby("folder", sort=False)]
+    rates = []
+    for name, rows in [*groups, ("all", tried)]:
+        counts = [int((rows["outcome"] == outcome).sum()) for outcome in ("killed", "timeout", "survived")]
+        equivalent = int(rows["verdict"].str.startswith("equivalent").sum())
+        share = 100 * (counts[0] + counts[1]) / len(rows)
+        rates.append([name, *map(str, (len(rows), *counts, equivalent)), f"{share:.0f} %"])
+    columns = ["code", "mutants", "killed by a test", "endless", "survived", "of these equivalent", "killed"]
+    survived = tried[tried["outcome"] == "survived"]
+    left = [
+        [f"{row['file']}:{row['line']}", f"`{row['before']}`", f"`{row['after']}`", row["verdict"] or "open"]
+        for _, row in survived.iterrows()
+    ]
+    return [*markdown_table(columns, rates), "", *markdown_table(["survivor", "before", "after", ""], left)]
+
+
 # block -> document and what it holds
 BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
@@ -182,4 +202,5 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "needs": ("README.md", needs),
     "found": ("README.md", _found),
     "claims": ("docs/claims.md", _claims),
+    "mutants": ("docs/testing.md", _mutants),
 }

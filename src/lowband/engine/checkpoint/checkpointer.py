@@ -27,7 +27,13 @@ from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.fit import check_fit
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
 from lowband.engine.checkpoint.logical_tensors import Logical, Piece, random_states
-from lowband.engine.checkpoint.manifest import MOST_STEPS, Content, Damaged, Manifest, folder_name
+from lowband.engine.checkpoint.manifest import (
+    MOST_STEPS,
+    Content,
+    Damaged,
+    Manifest,
+    folder_name,
+)
 from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.checkpoint.rank_file import read_range, verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges

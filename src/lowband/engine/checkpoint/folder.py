@@ -5,7 +5,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lowband.engine.checkpoint.manifest import MANIFEST, Content, File, Saved, folder_name, write_manifest
+from lowband.engine.checkpoint.manifest import (
+    MANIFEST,
+    Content,
+    File,
+    Saved,
+    folder_name,
+    write_manifest,
+)
 from lowband.engine.checkpoint.meeting import Tick
 from lowband.engine.checkpoint.rank_file import naming
 

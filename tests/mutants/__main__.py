@@ -1,0 +1,116 @@
+"""`python -m tests.mutants`: mutants of a fixed seed, one row for each.
+
+python -m tests.mutants --out results/reference/mutants            what is in the file already is kept
+python -m tests.mutants --out results/reference/mutants --again    those that survived once more
+"""
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.mutants.draw import SEED, Mutant, draw
+from tests.mutants.trial import Found, Limits, Tree
+from tests.mutants.which import COUNTS, tests_of
+
+COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "by", "seconds", "verdict", "commit")
+VERDICTS = Path(__file__).with_name("verdicts.csv")
+ROOT = Path(__file__).parents[2]
+LIMITS_S = Limits(processor=120, clock=1200)
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of mutants.csv and env.json")
+    parser.add_argument("--folder", choices=list(COUNTS), nargs="*", default=list(COUNTS))
+    parser.add_argument("--again", action="store_true", help="run those once more that were not killed")
+    options = parser.parse_args()
+    path = options.out / "mutants.csv"
+    options.out.mkdir(parents=True, exist_ok=True)
+    drawn = draw(ROOT)
+    rows = _kept(path, drawn, options.again)
+    with get_context("fork").Pool(1) as pool:  # this process imports nothing that is mutated
+        environment = pool.apply(_environment)
+    (options.out / "env.json").write_text(json.dumps(environment, indent=2) + "\n")
+    commit = environment["commit"] + ("-dirty" if environment["dirty"] else "")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(ROOT, Path(folder))
+        # In no order of folders: a campaign that is stopped early has tried some of each.
+        for mutant in Random(SEED).sample(drawn, len(drawn)):
+            if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:
+                continue
+            source = mutant.apply((ROOT / mutant.file).read_bytes())
+            found = tree.trial(mutant.file, source, tests_of(mutant.file), LIMITS_S)
+            rows[_key(mutant._asdict())] = _row(mutant, found, commit)
+            _write(path, drawn, rows)
+            print(*found, *mutant[:5], flush=True)
+        # What killed a mutant passes without one.
+        killers = sorted({row["by"] for row in rows.values()} - {""})
+        unmutated = tree.run(killers, Limits(3600, 6 * 3600))
+        if unmutated.outcome != "survived":
+            sys.exit(f"without a mutant: {unmutated.outcome} {unmutated.by}")
+    _write(path, drawn, rows)
+    survived = sum(row["outcome"] == "survived" for row in rows.values())
+    print(f"{len(rows)} of {len(drawn)} mutants, {survived} survived")
+    return 0
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return tuple(str(row[column]) for column in COLUMNS[:5])
+
+
+def _kept(path: Path, drawn: list[Mutant], again: bool) -> dict[tuple[str, ...], Row]:
+    """Rows of an earlier run, of mutants that are still drawn."""
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = {_key(row): row for row in csv.DictReader(file)}
+    keys = [_key(mutant._asdict()) for mutant in drawn]
+    return {
+        key: rows[key] for key in keys if key in rows and not (again and rows[key]["outcome"] != "killed")
+    }
+
+
+def _environment() -> Row:
+    import torch
+
+    from lowband.run.environment import describe, host
+
+    return describe((host(),), torch.device("cpu"), "gloo", {}, "").model_dump(mode="json")
+
+
+def _row(mutant: Mutant, found: Found, commit: str) -> Row:
+    row = {column: getattr(mutant, column) for column in COLUMNS[:5]}
+    return row | {
+        "outcome": found.outcome,
+        "by": found.by,
+        "seconds": f"{found.seconds:.1f}",
+        "commit": commit,
+    }
+
+
+def _write(path: Path, drawn: list[Mutant], rows: dict[tuple[str, ...], Row]) -> None:
+    """In the order in which they are drawn, with what was found about those that survived."""
+    with VERDICTS.open(newline="", encoding="utf-8") as file:
+        verdicts = {
+            (row["file"], row["before"], row["after"]): row["verdict"] for row in csv.DictReader(file)
+        }
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for mutant in drawn:
+            row = rows.get(_key(mutant._asdict()))
+            if row is not None:
+                verdict = verdicts.get((mutant.file, mutant.before, mutant.after), "")
+                writer.writerow(row | {"verdict": "" if row["outcome"] == "killed" else verdict})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

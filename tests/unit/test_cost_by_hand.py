@@ -1,0 +1,371 @@
+"""Time and memory of a job against numbers worked out by hand, and against formulas as papers print them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lowband.cost.activations import Attention, Recompute, kept_bytes_per_token
+from lowband.cost.bytes import transfers
+from lowband.cost.compute import Computer, work
+from lowband.errors import UserError
+from lowband.predict.footprint import memory_items, peak_bytes
+from lowband.predict.plan import Candidate, Plan, jobs, plan
+from lowband.predict.plan_files import report, write
+from lowband.predict.prediction import predict
+from lowband.predict.render import flat, record, short_by
+from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
+from lowband.spec.machine import Levels, Machine, Stack
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.suites import expand
+
+GIB = 2**30
+ROOT = Path(__file__).parents[2]
+
+
+def fact(value: float, low: float | None = None, high: float | None = None) -> dict[str, object]:
+    return {"value": value, "low": low, "high": high, "source": "made up"}
+
+
+# 50 TFLOPS of products, 25 of fused attention, 800 GB/s of memory, 10 us a kernel, 2 GiB for itself.
+MACHINE = Machine.model_validate(
+    {
+        "name": "made-up", "description": "round numbers",
+        "device": {
+            "name": "d", "memory_gib": 64, "peak_tflops": {"bf16": 100}, "source": "made up",
+            "matmul_efficiency": fact(0.5, 0.25, 1), "attention_efficiency": fact(0.25),
+            "memory_gigabytes_per_s": fact(1000), "memory_efficiency": fact(0.8), "kernel_us": fact(10),
+            "framework_gib": fact(2),
+        },
+        "levels": [
+            {"name": "node", "size": 4, "link": {"gigabytes_per_s": 100, "source": "made up"}},
+            {"name": "world", "link": {"gigabytes_per_s": 10, "source": "made up"}},
+        ],
+    }
+)  # fmt: skip
+LLAMA = ModelSpec(
+    name="l", layers=4, hidden=16, heads=4, kv_heads=2, mlp_hidden=24, gated=True, biases=False,
+    positions="rotary", tied_head=False, vocab=40, seq_len=32, source="made up",
+)  # fmt: skip
+GPT = ModelSpec(name="g", layers=8, hidden=32, heads=8, vocab=48, seq_len=64, source="made up")
+DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
+ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
+# FLOPs of one token of LLAMA: 2 a weight of qkv, out, gate, up and down; 4 H T of attention
+MATRICES = 2 * (32 * 16 + 16 * 16 + 3 * 24 * 16)
+SCORES = 4 * 16 * 32
+
+
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [("none", 0.0), ("selective", 1.0), ("op", 2.0), ("full", 3.0)],
+)
+def test_a_block_with_plain_attention(recompute: Recompute, again: float) -> None:
+    """64 tokens on 2 ranks of tensor parallelism, with dropout."""
+    found = work(Computer(MACHINE, "bf16"), LLAMA, 2, 32, recompute, "plain", tp=2, dropout=True)
+    products, core = 64 * MATRICES / 2 / 50e12, 64 * SCORES / 2 / 50e12
+    scores = 64 * 13 * 4 * 32 / 2 / 800e9
+    rest = 64 * ((8 + 14) * 16 + (4 * (16 + 2 * 8) + 8 * 24) / 2) / 800e9
+    kernels = 18 * 10e-6
+    forward = products + core + scores + rest + kernels
+    assert found.forward == pytest.approx(forward, rel=1e-12)
+    assert found.backward == pytest.approx(2 * forward, rel=1e-12)
+    by_kind = {0.0: 0.0, 1.0: core + scores, 2.0: products / 2 + rest, 3.0: forward}
+    assert found.recompute == pytest.approx(by_kind[again], rel=1e-12)
+    head, logits = 64 * 2 * 16 * 40 / 2 / 50e12, 64 * 40 / 2 / 800e9
+    assert found.head_forward == pytest.approx(head + 8 * logits, rel=1e-12)
+    assert found.head_backward == pytest.approx(2 * head + 16 * logits, rel=1e-12)
+
+
+def test_a_block_with_fused_attention() -> None:
+    """Half of the products where causality masks; five of them backward for two forward; nothing stored."""
+    found = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "selective", "flash", tp=2, sequence_parallel=True)
+    products = 64 * 2 * 12 * 32 * 32 / 2 / 50e12
+    core = 64 * 4 * 32 * 64 / 2 / 2 / 25e12
+    rest = 64 * ((8 + 12) * 32 + 4 * 3 * 32 + 4 * 4 * 32) / 2 / 800e9
+    kernels = 12 * 10e-6
+    assert found.forward == pytest.approx(products + core + rest + kernels, rel=1e-12)
+    assert found.backward == pytest.approx(2 * products + 2.5 * core + 2 * (rest + kernels), rel=1e-12)
+    assert found.recompute == 0
+
+
+def test_a_device_without_rates_of_its_own() -> None:
+    """Attention as other products, memory for nothing; a dtype without a peak is refused."""
+    bare = MACHINE.model_copy(update={"device": MACHINE.device.model_copy(update={
+        "attention_efficiency": None, "memory_gigabytes_per_s": None, "matmul_efficiency": None,
+    })})  # fmt: skip
+    computer = Computer(bare, "bf16")
+    assert computer.attention_s(8e12, "flash") == pytest.approx(0.04)
+    assert computer.attention_s(8e12, "plain") == pytest.approx(0.08)
+    assert computer.memory_s(1e12) == computer.adam_s(1e9) == computer.quantize_s(1e9) == 0
+    with pytest.raises(UserError, match="peak_tflops has no fp32"):
+        Computer(bare, "fp32").matmul_s(1.0)
+
+
+def test_adam_and_quantization_move_bytes() -> None:
+    computer = Computer(MACHINE, "bf16")
+    assert computer.adam_s(1e9) == pytest.approx(34 / 800)
+    assert computer.quantize_s(1e9) == pytest.approx(3 / 800)
+
+
+@pytest.mark.parametrize(
+    ("tp", "sequence_parallel", "recompute", "per_h", "per_core"),
+    [
+        (1, False, "none", 34, 5),  # equation 1 of arXiv 2205.05198: s b h (34 + 5 a s / h)
+        (4, False, "none", 10 + 24 / 4, 5 / 4),  # equation 2
+        (4, True, "none", 34 / 4, 5 / 4),  # equation 4
+        (4, True, "selective", 34 / 4, 0),  # equation 6
+        (4, True, "full", 2 / 4, 0),
+        (1, False, "full", 2, 0),  # table 2: 2 s b h
+    ],
+)
+def test_activations_are_korthikantis(
+    tp: int, sequence_parallel: bool, recompute: Recompute, per_h: float, per_core: float
+) -> None:
+    kept = kept_bytes_per_token(GPT, 64, recompute, "plain", tp, sequence_parallel, dropout=True)
+    assert kept.block == pytest.approx(per_h * 32 + per_core * 8 * 64)
+    whole = kept_bytes_per_token(GPT, 64, "none", "plain", tp, sequence_parallel, dropout=True)
+    assert kept.block + kept.working == pytest.approx(whole.block)
+    assert kept.head == pytest.approx(14 * 48 / tp)
+    if not sequence_parallel:  # the default
+        assert kept_bytes_per_token(GPT, 64, recompute, "plain", tp, dropout=True) == kept
+
+
+@pytest.mark.parametrize(
+    ("attention", "recompute", "kept"),
+    [
+        # norms, qkv input and output, attention's output, up's input; up, gate, activation, product; heads
+        ("flash", "none", 2 * 32 + 32 + 2 * 32 + 32 + 32 + 4 * 2 * 24 + 4 * 4),
+        ("flash", "selective", 2 * 32 + 32 + 2 * 32 + 32 + 32 + 4 * 2 * 24 + 4 * 4),
+        ("plain", "op", 2 * 16 + 2 * (16 + 16 + 8 + 24) + 2 * 16),
+    ],
+)
+def test_activations_of_a_gated_block(attention: Attention, recompute: Recompute, kept: float) -> None:
+    assert kept_bytes_per_token(LLAMA, 32, recompute, attention).block == pytest.approx(kept)
+
+
+def job(**changes: object) -> Workload:
+    given = {"ranks": 8, "micro_batch": 1, "seq_len": 64, "accumulation": 6, "recompute": "none", **changes}
+    return Workload(MACHINE, GPT, DDP, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_flight"),
+    [
+        ({}, 1),
+        ({"pp": 4}, 4),
+        ({"pp": 4, "accumulation": 3}, 3),
+        ({"pp": 4, "interleave": 2}, 4 + 3 / 2),
+        ({"pp": 4, "interleave": 2, "accumulation": 5}, 5),
+        ({"pp": 4, "schedule": "breadth-first"}, 6),
+        ({"schedule": "breadth-first"}, 6),
+    ],
+)
+def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -> None:
+    """One block keeps, per token, 32 h (arXiv 2205.05198 without dropout) and 4 bytes a head."""
+    one = job(**changes)
+    items = memory_items(one)
+    assert float(items["activations"]) == pytest.approx(in_flight * (8 / one.pp) * 64 * (32 * 32 + 4 * 8))
+    assert float(items["logits"]) == 64 * 14 * 48
+    assert float(items["framework"]) == 2 * GIB
+
+
+def test_a_pipelines_exchange_and_the_hosts_time() -> None:
+    """Activations of 64 tokens x 32 values in 16 bits, over the node's link, both ways, twice a rank; and 2
+    passes of 100 us for each of 2 blocks and 6 micro-batches."""
+    stack = Stack.model_validate({"name": "s", "collective_us": fact(30), "unit_us": fact(100)})
+    machine = MACHINE.model_copy(update={"stack": stack})
+    items = step_time(replace(job(ranks=4, pp=4, interleave=2), machine=machine)).items
+    exchange = 2 * 2 * (30e-6 + 2 * 64 * 32 / 100e9)
+    assert items["pipeline_exchange"] == pytest.approx(6 * exchange, rel=1e-12)
+    assert items["host"] == pytest.approx(6 * 2 * 2 * 100e-6, rel=1e-12)
+    blocks = sum(items[name] for name in ("forward", "backward", "host"))
+    head = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash")
+    busy = blocks / 6 - head.head_forward - head.head_backward
+    assert items["bubble"] == pytest.approx(3 / 2 * (busy + exchange), rel=1e-12)
+
+
+def test_what_is_encoded_and_decoded_around_each_hop() -> None:
+    """A gather is encoded by its owner and decoded by everyone at the end; a reduction at every hop."""
+    levels = Levels.fit({"node": 4}, 8)
+    scheme = ZERO3.model_copy(update={"forward_gather": "int8", "grad_reduce": "int4"})
+    values: dict[str, list[int]] = {}
+    for t in transfers(8000, False, scheme, levels, "bf16", "bf16"):
+        values.setdefault(t.collective, []).append(t.quantized_values)
+    assert values["forward_gather"] == [1000, 8000]
+    assert values["backward_gather"] == [0, 0]
+    assert values["grad_reduce"] == [2 * 8000, 2 * 2000]
+
+
+def test_memory_peaks_at_the_loss_or_after_the_backward() -> None:
+    kinds = (
+        "weights",
+        "secondary",
+        "optim",
+        "gathered",
+        "framework",
+        "activations",
+        "logits",
+        "grads",
+        "buffers",
+    )
+    items = dict(zip(kinds, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0), strict=True))
+    assert peak_bytes(items, False) == 31 + 128 + 256
+    assert peak_bytes({**items, "activations": 1000.0}, False) == 31 + 1064
+    assert peak_bytes({**items, "activations": 1000.0}, True) == 31 + 1064 + 128
+    grid = peak_bytes({**items, "activations": 1000.0}, np.array([False, True]))
+    assert list(grid) == [31 + 1064, 31 + 1064 + 128]
+
+
+def test_gradients_wait_only_where_they_accumulate() -> None:
+    scheme = Scheme(name="s", weights="self", grads="self", optim="world")
+    once, grid = (replace(job(), scheme=scheme, accumulation=a) for a in (1, np.array([1, 2])))
+    one, two = memory_items(grid)["grads"]
+    assert 8 * one == two == 8 * memory_items(once)["grads"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ranks": 0}, "ranks 0"),
+        ({"accumulation": 0}, "accumulation 0"),
+        ({"micro_batch": np.array([1, 0])}, "micro_batch"),
+        ({"tp": 3}, "8 ranks do not divide over tp 3"),
+        ({"pp": 8, "interleave": 2}, "8 layers do not divide over pp 8 x interleave 2"),
+        ({"ranks": 48, "tp": 16}, "8 heads do not divide over tp 16"),
+        ({"ranks": 6, "tp": 2, "pp": 3}, "8 layers do not divide over pp 3"),
+    ],
+)
+def test_degrees_that_do_not_divide(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        job(**changes)
+
+
+def test_ranks_are_numbered_tensor_parallel_first() -> None:
+    one = job(ranks=32, tp=2, pp=4)
+    assert (one.dp, one.levels.sizes) == (4, (1, 2, 4))
+    assert one.tokens == 64 * 6 * 4
+    assert job(tp=4).levels.sizes == (1, 1, 2)
+    assert job(tp=8).levels.sizes == (1, 1, 1)
+    with pytest.raises(UserError, match="tp 8 does not divide level 'node' of 12"):
+        node = MACHINE.levels[0].model_copy(update={"size": 12})
+        machine = MACHINE.model_copy(update={"levels": (node, MACHINE.levels[1])})
+        Workload(machine, GPT, DDP, 24, 1, 64, tp=8).levels  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tp", "pp", "level"),
+    [(4, 1, 4, "node"), (4, 2, 2, "node"), (8, 2, 2, "world"), (8, 1, 8, "node")],
+)
+def test_the_link_to_the_next_stage(ranks: int, tp: int, pp: int, level: str) -> None:
+    assert job(ranks=ranks, tp=tp, pp=pp).stage_level() == level
+
+
+def test_rates_and_what_fits() -> None:
+    """Model FLOPs by hand: 6 a weight that multiplies, 12 L H T; recomputed: 2 a weight and 4 L H T more."""
+    one = job(recompute="full")
+    p = predict(one)
+    weights = 8 * (12 * 32 * 32 + 13 * 32) + 2 * 32 + 48 * 32
+    tokens = 64 * 6 / float(p.step_time_s)
+    assert float(p.tokens_per_s_per_gpu) == pytest.approx(tokens)
+    assert float(p.tflops_per_gpu) * 1e12 == pytest.approx(tokens * (6 * weights + 12 * 8 * 32 * 64))
+    again = 8 * (2 * 12 * 32 * 32 + 4 * 32 * 64)
+    assert float(p.hfu_tflops_per_gpu - p.tflops_per_gpu) * 1e12 == pytest.approx(tokens * again)
+    assert p.step_time_fast_s < p.step_time_s < p.step_time_slow_s
+    assert predict(one, interval=False).step_time_slow_s == p.step_time_s
+    peak = float(p.peak_memory_bytes)
+    for room, fits, short in ((peak, True, 0), (peak - 3, False, 3), (None, None, 0)):
+        gib = None if room is None else room / GIB
+        device = MACHINE.device.model_copy(update={"memory_gib": gib})
+        other = replace(one, machine=MACHINE.model_copy(update={"device": device}))
+        found = predict(other)
+        assert (found.fits, short_by(other, found)) == (fits, short)
+        assert record(other, found)["fits"] is fits
+
+
+def test_a_record_is_flattened() -> None:
+    row = record(job(), predict(job()))
+    columns = flat(row)
+    assert (columns["step_time_fast_s"], columns["step_time_slow_s"]) == tuple(row["interval"]["step_time_s"])
+    assert not [key for key, value in columns.items() if isinstance(value, dict | list)]
+    assert columns["gpus"] == row["gpus"] == 8
+
+
+def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Candidate:
+    return Candidate(knobs, replace(job(), scheme=ZERO3), 2, 3, seconds, short)
+
+
+def test_what_other_choices_cost() -> None:
+    """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
+    best = ("world", None, "world", "world", "native", "native", "native", "native", 2, "none", 1, 1)
+
+    def with_(place: int, value: object) -> tuple[object, ...]:
+        return (*best[:place], value, *best[place + 1 :])
+
+    points = [
+        candidate(best, 1.0),
+        candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
+        candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
+        candidate((*with_(9, "full")[:11], 2), 0.1),  # differs in two
+    ]  # fmt: skip
+    lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
+    assert lines[0] == "weights world: self would be 25.0 % slower"
+    assert lines[8] == "micro_batch 2: 4 does not fit: 2 GiB short"
+    assert lines[9] == "recompute none: no other value was possible here"
+    assert len(lines) == len(best)
+
+
+def test_batches_and_degrees_of_the_search() -> None:
+    """Every micro-batch that divides the share of 16 sequences on 4 groups; degrees that divide the rest."""
+    found = list(jobs(MACHINE, GPT, 8, 64, 16, [2], [1]))
+    for one in found:
+        assert one.dp == 4
+        assert list(one.micro_batch) == [1, 2, 4]
+        assert list(one.accumulation) == [4, 2, 1]
+    assert found
+    assert {(one.tp, one.pp) for one in jobs(MACHINE, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
+    odd = GPT.model_copy(update={"layers": 3, "heads": 1})
+    assert {(one.tp, one.pp) for one in jobs(MACHINE, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
+    assert not list(jobs(MACHINE, GPT, 8, 64, 12, [1], [1]))
+    with pytest.raises(UserError, match="a global batch of 12 sequences fits no data-parallel degree of 8"):
+        plan(MACHINE, GPT, 8, 64, 12, [1], [1])
+
+
+def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
+    device = MACHINE.device.model_copy(update={"memory_gib": 2 + 2e-3})
+    machine = MACHINE.model_copy(update={"device": device})
+    found = plan(machine, GPT, 4, 64, 16, [1], [1])
+    shorts = {point.short_by for point in found.candidates.values()}
+    assert 0 in shorts
+    assert len(shorts) > 10
+    for point in found.candidates.values():
+        one = point.job
+        assert one.micro_batch * one.accumulation * 4 == 16
+        assert point.short_by == pytest.approx(short_by(one, predict(one, interval=False)), abs=1)
+
+
+def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
+    (tmp_path / "config" / "suites").mkdir(parents=True)
+    for name in ("schemes", "models"):
+        text = (ROOT / "config" / f"{name}.yaml").read_text()
+        (tmp_path / "config" / f"{name}.yaml").write_text(text)
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    [smoke] = [spec for spec in expand(ROOT, ["smoke"]) if spec.ranks == 8][:1]
+    scheme = ZERO3.model_copy(update={"grad_reduce": "int4"})
+    machine = MACHINE.model_copy(update={"name": "local"})
+    model = smoke.model.model_copy(update={"seq_len": 64})
+    batches = Workload(machine, model, scheme, 8, np.array([1, 2]), 64, np.array([6, 3]), recompute="none")
+    best = Candidate((), batches, 2, 3, 1.0, 0.0)
+    write(best, "found", tmp_path)
+    [spec] = expand(tmp_path, ["found"])
+    assert (spec.ranks, spec.micro_batch, spec.accumulation, spec.seq_len) == (8, 2, 3, 64)
+    assert spec.scheme.model_copy(update={"name": "zero3", "known_as": scheme.known_as}) == scheme
+    assert (spec.steps, spec.warmup_steps, spec.compute_dtype) == (20, 2, "bf16")
+    for taken in ("found", "zero3"):
+        with pytest.raises(UserError, match=f"'{taken}' is taken"):
+            write(best, taken, tmp_path)
+    shown = replace(best, knobs=("world",) * 12)
+    text = report(Plan([shown], {shown.knobs: shown}))
+    assert "grad_reduce int4; micro-batch 2 x 3, recompute none, tp 1, pp 1" in text
