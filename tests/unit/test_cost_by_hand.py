@@ -17,7 +17,8 @@ from lowband.predict.prediction import predict
 from lowband.predict.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
-from lowband.spec.machine import Levels, Machine, Stack
+from lowband.spec.machine import Machine, Stack
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.suites import expand
@@ -193,7 +194,7 @@ def test_what_is_encoded_and_decoded_around_each_hop() -> None:
     scheme = ZERO3.model_copy(update={"forward_gather": "int8", "grad_reduce": "int4"})
     values: dict[str, list[int]] = {}
     for t in transfers(8000, False, scheme, levels, "bf16", "bf16"):
-        values.setdefault(t.collective, []).append(t.quantized_values)
+        values.setdefault(t.collective.name, []).append(t.quantized_values)
     assert values["forward_gather"] == [1000, 8000]
     assert values["backward_gather"] == [0, 0]
     assert values["grad_reduce"] == [2 * 8000, 2 * 2000]
@@ -260,7 +261,7 @@ def test_ranks_are_numbered_tensor_parallel_first() -> None:
     [(4, 1, 4, "node"), (4, 2, 2, "node"), (8, 2, 2, "world"), (8, 1, 8, "node")],
 )
 def test_the_link_to_the_next_stage(ranks: int, tp: int, pp: int, level: str) -> None:
-    assert job(ranks=ranks, tp=tp, pp=pp).stage_level() == level
+    assert job(ranks=ranks, tp=tp, pp=pp).mesh.along("pp")[0].level == level
 
 
 def test_rates_and_what_fits() -> None:

@@ -124,22 +124,22 @@ class Mesh:
         degrees: axis -> ranks along it, innermost axis first
         Raises UserError for an axis that does not fill whole groups of a level.
         """
-        digits, stride = [], 1
+        digits, stride, placed = [], 1, []
         for axis, degree in degrees.items():
             left = degree
             for name, size in inner.items():
+                if left > 1 and size > stride and size % stride:
+                    raise UserError(f"{' x '.join(placed)} does not divide level '{name}' of {size}")
                 count = min(left, max(1, size // stride))
-                if left % count or (left > 1 and size > stride and size % stride):
-                    raise UserError(
-                        f"{axis} {degree} does not fill whole groups of level '{name}' ({size} ranks)",
-                        allowed="degrees that divide the levels' sizes or are multiples of them",
-                    )
+                if left % count:
+                    raise UserError(f"{axis} {degree} does not fill whole groups of level '{name}' of {size}")
                 if count > 1:
                     digits.append(Digit(axis, name, count, stride))
                 stride, left = stride * count, left // count
             if left > 1:
                 digits.append(Digit(axis, WORLD, left, stride))
             stride *= left
+            placed += [f"{axis} {degree}"] if degree > 1 else []
         return cls((SELF, *inner, WORLD), tuple(digits))
 
     def along(self, axis: str) -> list[Digit]:
