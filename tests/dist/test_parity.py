@@ -192,3 +192,9 @@ def test_quantization_does_not_depend_on_placement() -> None:
     zeropp, hier3 = (sharded(8)[scheme, 1] for scheme in ("zeropp", "hier3"))
     assert zeropp[0] == hier3[0]
     assert all(torch.equal(zeropp[2][name], hier3[2][name]) for name in zeropp[2])
+
+
+def test_accumulation_tells_zeropp_and_hier3_apart() -> None:
+    """With two passes a step zeropp quantizes each pass between nodes, and hier3 their sum, once."""
+    zeropp, hier3 = (sharded(8)[scheme, 2] for scheme in ("zeropp", "hier3"))
+    assert any(not torch.equal(zeropp[2][name], hier3[2][name]) for name in zeropp[2])

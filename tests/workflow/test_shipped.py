@@ -70,8 +70,8 @@ def test_one_claim_by_name_says_its_verdict(tree: Path) -> None:
     result = snakemake(tree, "claim_quantized_converges", *SHIPPED)
     assert result.returncode == 0, result.stderr
     assert "| pass | INT8 and INT4 - loss less zero3's |" in result.stdout
-    rows = read_table(tree / "results" / "shipped" / "claims" / "quantized-converges" / "claims.csv")
-    assert list(rows["id"]) == ["quantized-converges"]
+    rows = read_table(tree / "results" / "shipped" / "claims" / "zeropp-converges" / "claims.csv")
+    assert list(rows["id"]) == ["zeropp-converges"]
 
 
 def test_notebooks_are_executed(results: Path) -> None:
