@@ -45,7 +45,7 @@ def part_of_batch(step: int, micro: int, rank: int, ranks: int, accumulation: in
 Case = tuple[str, int]  # scheme, accumulation
 Trained = tuple[list[float], list[float], dict[str, torch.Tensor]]  # losses, gradient norms, final weights
 ACCUMULATIONS = (1, 2)
-ON_POWERS_OF_TWO = (*((name, n) for name in EXACT for n in ACCUMULATIONS), *((name, 1) for name in QUANTIZED))
+ON_POWERS_OF_TWO = tuple((name, n) for name in SCHEMES for n in ACCUMULATIONS)
 
 
 def train_sharded(scheme_name: str, accumulation: int, topology: lowband.Topology) -> Trained:
