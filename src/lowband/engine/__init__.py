@@ -1,1 +1,1 @@
-"""One engine for every placement of weights, gradients and optimizer over the levels of a machine."""
+"""One engine for every placement of weights, gradients and optimizer states over a machine's levels."""

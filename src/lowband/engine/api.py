@@ -1,4 +1,4 @@
-"""The library: shard a module in place, clip, and get the whole state back."""
+"""The library: shard a module in place, clip its gradients, and get the whole state back."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -28,18 +28,18 @@ def shard(
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
-    module:        whole on every rank, with the same values (rank 0's are not broadcast)
+    module:        whole on every rank, with the same values (rank 0's values are not broadcast)
     scheme:        a Scheme, or a name from `config/schemes.yaml` under the working directory
-    wrap:          class, tuple of classes or predicate of the modules that are gathered one at a time
-                   (the transformer block); the rest is gathered as one unit
-    compute_dtype: of weights and activations; floating-point inputs of each unit are cast to it
-    reduce_dtype:  of gradients on their way and while they are summed
-    overlap:       communication runs behind the computation; False, to measure what that saves
-    placement_of:  of a unit's name and module: a scheme of its own, as `scheme`, or None for `scheme`. Units
-                   are named after their module; the rest is "root", frozen parameters "... (frozen)"
+    wrap:          class, tuple of classes or predicate that selects the modules to gather one at a time
+                   (the transformer block); the other parameters are gathered as one unit
+    compute_dtype: dtype of weights and activations; floating-point inputs of each unit are cast to it
+    reduce_dtype:  dtype in which gradients are sent and summed
+    overlap:       whether communication runs behind the computation; False serves to measure the benefit
+    placement_of:  maps a unit's name and module to a scheme for that unit, or None for `scheme`. Units are
+                   named after their module; the other parameters are "root", frozen ones "... (frozen)"
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
-    Gradients are averaged over all ranks. Raises UserError for a scheme that the levels cannot hold, and, on
+    Gradients are averaged over all ranks. Raises UserError for a scheme that does not fit the levels, and, on
     every rank, if ranks differ in scheme, dtypes, shapes, units or initial weights.
     """
     if hasattr(module, "_lowband"):
@@ -71,15 +71,15 @@ def engine_of(module: nn.Module) -> Engine:
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Gradient accumulation: backward passes in this context stop at the grads level, as in DDP's no_sync."""
+    """Gradient accumulation, as DDP's no_sync: backward passes in here reduce to the grads level only."""
     return engine_of(module).no_sync()
 
 
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
-    """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the norm before.
+    """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the unscaled norm.
 
     The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded.
-    Returns a scalar, fp64, on the gradients' device: reading it, as `float(norm)`, waits for the device.
+    Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
     """
     engine = engine_of(module)
     engine.put_shards()
@@ -97,14 +97,14 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     norm = engine.sum_over_ranks(mine).sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
-        # Without asking the device whether it must be: a factor of 1 changes nothing.
+        # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
         factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
         torch._foreach_mul_(grads, factor.to(grads[0].dtype))
     return norm
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """On rank 0 the logical fp32 parameters and the buffers under the module's own names; elsewhere {}."""
+    """The logical fp32 parameters and the buffers under the module's own names on rank 0; elsewhere {}."""
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
     engine.put_shards()
@@ -114,7 +114,7 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
         gather = partial(
             messages.gather, shard=unit.master, out=whole, inner=SELF, outer=optim, name="state_dict"
         )
-        # On the lanes: a forward that failed half-way may have left a gather there.
+        # On the lanes, because a forward that failed half-way may have left a gather there.
         messages.submit(unit.name, messages.inwards(SELF, optim), gather).wait()
         if engine.topology.rank == 0:
             for shard_, shape, (start, stop) in zip(

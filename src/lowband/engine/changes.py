@@ -1,10 +1,10 @@
-"""How the engine notices that the optimizer's parameters have changed, or are not what it made.
+"""Detection of changes to the optimizer's parameters, and of parameters that the engine did not make.
 
-[Note: versions] An optimizer step changes `master` in place and so raises the version counters of the shards.
-Fused optimizers do not, so steps of torch's optimizers are counted too.
+[Note: versions] An optimizer step changes `master` in place, which increments the shards' version counters.
+Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
 
-[Note: writes through .data] They raise no counter. Where a copy of the weights is kept, the module would go
-on computing with the old values. So a sample of `master` is compared before the copy is used again.
+[Note: writes through .data] They increment no counter. Where a copy of the weights is kept, the module would
+keep computing with the old values. So a sample of `master` is compared before the copy is used again.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from torch.optim.optimizer import (
 
 from lowband.errors import UserError
 
-# Optimizers of torch's that need a parameter's shape, or sums over whole parameters.
+# torch optimizers that need a parameter's shape, or sums over whole parameters.
 _NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon"}
-SAMPLES = 64  # values of a unit that are compared, besides the first one of each parameter
-_REPLACED = "_lowband_replaced"  # on a parameter of before sharding: its name
-_CHANGES = "_lowband_changes"  # on a shard: its unit's Changes
+SAMPLES = 64  # values compared per unit, besides the first one of each parameter
+_REPLACED = "_lowband_replaced"  # attribute of a parameter that sharding has replaced: its name
+_CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 
 
 class Changes:
-    """What has happened to one unit's shards since they were made."""
+    """Changes to one unit's shards since they were made."""
 
     def __init__(self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter]) -> None:
         """master: 1D, fp32; shards: views that cover it"""
@@ -42,14 +42,14 @@ class Changes:
 
     @property
     def version(self) -> int:
-        """Grows with every step of an optimizer and every in-place change."""
+        """A number that grows with every optimizer step and every in-place change."""
         return self._steps + sum(shard._version for shard in self._shards)
 
     def count_step(self) -> None:
         self._steps += 1
 
     def check_shards(self) -> None:
-        """Raises UserError if a shard is no longer what it was made: moved, cast, frozen or unfrozen."""
+        """Raises UserError if a shard has been moved, cast, frozen or unfrozen since it was made."""
         storage = self._master.untyped_storage()._cdata
         for shard in self._shards:
             if shard.requires_grad != self._trains:
@@ -75,7 +75,7 @@ class Changes:
         self._sample = self._bits()
 
     def check_sample(self) -> None:
-        """Raises UserError if `master` was written through `.data`; on a GPU the device stops, later."""
+        """Raises UserError if `master` was written through `.data`; on a GPU a device assert fails later."""
         if self._sample is None:
             return
         same = (self._bits() == self._sample).all()
@@ -91,7 +91,7 @@ class Changes:
 
 
 def mark_replaced(parameter: nn.Parameter, name: str) -> None:
-    """The module has a shard in this parameter's place."""
+    """Mark a parameter whose place in the module a shard has taken."""
     setattr(parameter, _REPLACED, name)
 
 
@@ -110,7 +110,7 @@ def check_unsharded(module: nn.Module) -> None:
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    """Refuse what an optimizer can hold without anybody noticing."""
+    """Refuse parameters and optimizers that would otherwise train wrongly without an error."""
     groups = [group["params"] for group in optimizer.param_groups]
     for parameters in groups:
         for parameter in parameters:
@@ -136,7 +136,7 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
-    """See [Note: versions]."""
+    """Count the step for every unit in it. See [Note: versions]."""
     changed = {
         getattr(parameter, _CHANGES, None)
         for group in optimizer.param_groups

@@ -2,14 +2,14 @@
 
 A gather goes from the outer level inwards, a reduction from the inner level outwards. So each byte crosses
 a slow link as seldom as the algorithm allows, and a hop's messages travel on one level's links only.
-All buffers are flat; sizes are as `spec.partition` cuts them.
+All buffers are flat, with the sizes that `spec.partition` computes.
 
 [Note: quantize once per hop] A gather moves the same values through all its hops: each shard is encoded once,
 by its owner, and decoded once. A reduction changes the values at every hop, so each hop encodes its own sums;
-summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3). From one hop to the next
-that is one pass: messages are decoded, summed and encoded again for the next hop's partners.
+summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3). Between two hops one pass
+decodes the messages, sums them and encodes the sums for the next hop's partners.
 
-Collectives are generators, which a lane runs: see engine.lane, [Note: order].
+Collectives are generators that lanes run: see engine.lane, [Note: order].
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -41,11 +41,11 @@ Reduction = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
 
 @dataclass
 class Call:
-    """One submission to the lanes, which may be several collectives of a unit.
+    """One submission to the lanes: one or more collectives of a unit.
 
-    number:  of the submission, on its topology
-    unit:    whose parameters travel
-    buffers: bytes of what its collectives send and receive, now and at the peak
+    number:  the submission's number on its topology
+    unit:    name of the unit whose parameters are sent
+    buffers: bytes of its send and receive buffers, now and at the peak
     """
 
     number: int
@@ -60,12 +60,12 @@ class Call:
         return self.buffers.hold("buffers", tensor)
 
     def release(self, tensor: torch.Tensor) -> None:
-        """The buffer is about to be freed."""
+        """Stop counting a buffer, which is about to be freed."""
         self.buffers.release("buffers", tensor.nbytes)
 
 
 class Collectives:
-    """A scheme's messages on one topology. A collective's name gives its wire and its row in the ledger."""
+    """A scheme's collectives on one topology. A collective's name selects its wire and its ledger row."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Collectives:
         device: torch.device,
         overlap: bool = True,
     ) -> None:
-        """overlap: whether collectives run behind the caller; otherwise it waits where it submits them"""
+        """overlap: whether collectives run behind the caller; otherwise `submit` waits for them"""
         self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
         self.lanes, self._overlap = topology.lanes(device), overlap
 
@@ -89,7 +89,7 @@ class Collectives:
     ) -> Handle:
         """Start collectives of a unit. Every rank must make the same submissions in the same order.
 
-        levels: of their hops, in order
+        levels: the levels of their hops, in order
         uses:   tensors that the caller is about to free
         """
         call = Call(self.topology.next_call(), unit)
@@ -105,7 +105,7 @@ class Collectives:
         return handle
 
     def outwards(self, inner: str, outer: str) -> list[str]:
-        """The levels of a reduction's hops, in order. A gather's are the same in reverse."""
+        """The levels of a reduction's hops, in order."""
         return [hop.level for hop in self.topology.levels.hops(inner, outer)]
 
     def inwards(self, inner: str, outer: str) -> list[str]:
@@ -113,15 +113,15 @@ class Collectives:
         return self.outwards(inner, outer)[::-1]
 
     def levels_of_reduction(self, row: Collective) -> list[str]:
-        """The levels of the hops of `reduce`, in order."""
+        """The levels of the hops that `reduce` makes for a row, in order."""
         inner, outer = self.scheme.level(row.inner), self.scheme.level(row.outer)
         back = self.inwards(inner, outer) if row.kind == "all_reduce" else []
         return [*self.outwards(inner, outer), *back]
 
     def reduce(self, call: Call, full: torch.Tensor, row: Collective) -> Reduction:
-        """A row of the step that carries gradients: `reduce_scatter`, of an all-reduce with a gather back.
+        """Run a gradient row of the step: a `reduce_scatter`, for an all-reduce followed by a gather.
 
-        full: this rank's shard of the row's inner level; otherwise as in `reduce_scatter`
+        full: 1D, this rank's shard of the row's inner level, counted as a buffer; see `reduce_scatter`
         """
         inner, outer = self.scheme.level(row.inner), self.scheme.level(row.outer)
         moving = [full]
@@ -136,7 +136,7 @@ class Collectives:
     ) -> Moves:
         """Fill `out` (this rank's shard of `inner`) from the shards of `outer`.
 
-        shard: 1D, no part of `out`
+        shard: 1D, not a part of `out`
         out:   1D, shard.numel() x (size of outer / size of inner) elements, in the native dtype
         """
         hops, wire = self.topology.hops(inner, outer), self.scheme.wire(name)
@@ -156,7 +156,7 @@ class Collectives:
     def _gather_hops(
         self, call: Call, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
     ) -> Moves:
-        """The same for what travels as it is, from the first hop's lane on; `out` is filled in place."""
+        """Fill `out` from unencoded or already encoded shards; starts in the first hop's lane."""
         length = shard.numel()
         start, part = 0, out.numel()
         for bound in hops:  # where this rank's shard lies: the innermost coordinate cuts first
@@ -178,9 +178,9 @@ class Collectives:
             start, length = first, count * length
 
     def reduce_scatter(self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
-        """The sum over `outer` of this rank's shard of `outer`, from every rank's shard of `inner`.
+        """This rank's shard of `outer`, summed over the ranks of `outer`, from their shards of `inner`.
 
-        full: 1D, in the reduce dtype, counted as a buffer; freed once it is sent, if no caller refers to it
+        full: 1D, in the reduce dtype, counted as a buffer; freed once it is sent if no caller refers to it
         Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype, counted
         as a buffer.
         """
@@ -217,7 +217,7 @@ class Collectives:
         return full
 
     def gather_whole(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
-        """This rank's shard of `inner` from the shards of `outer`. Both are counted as buffers, as above."""
+        """This rank's shard of `inner`, 1D, from the shards of `outer`. Both are counted as buffers."""
         hops = self.topology.hops(inner, outer)
         if not hops:
             return shard
@@ -237,9 +237,9 @@ class Collectives:
     def _exchange(
         self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire
     ) -> torch.Tensor:
-        """One message to each partner and one from each: [partners, message length].
+        """Send one message to each partner and return one from each: [partners, message length].
 
-        gloo's own reduce-scatter is an all-reduce and sends twice the bytes of this and a local sum.
+        gloo's own reduce-scatter is an all-reduce, which sends twice the bytes of this exchange.
         """
         received = call.hold(torch.empty_like(messages))
         if bound.back is not None:
@@ -252,7 +252,7 @@ class Collectives:
         return received
 
     def _sum(self, call: Call, received: torch.Tensor) -> torch.Tensor:
-        """1D, the sum of all rows, in the order of the partners: a reference can repeat it bit by bit."""
+        """The sum of all rows, 1D, in the order of the partners: a reference can repeat it bit by bit."""
         total = call.hold(received[0].clone())
         for i in range(1, len(received)):
             total += received[i]
@@ -262,7 +262,7 @@ class Collectives:
     def _decode_sum(
         self, call: Call, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire
     ) -> torch.Tensor:
-        """The same of encoded messages of n values."""
+        """The sum of encoded messages of n values, 1D in `dtype`, in the order of the partners."""
         total = call.hold(torch.empty(n, dtype=torch.float32, device=received.device))
         decode_sum(received, total, wire, self.scheme.block_size)
         if dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""Ranks that differ in what they were given are told so before they wait for each other."""
+"""Verify that all ranks were given the same inputs before their first collective."""
 
 import hashlib
 import socket
@@ -12,7 +12,7 @@ from lowband.errors import UserError
 
 
 def check_same(mine: Mapping[str, object]) -> tuple[str, ...]:
-    """The host names of all ranks. Raises UserError, on every rank, if one has another value under a key."""
+    """The host names of all ranks. Raises UserError, on every rank, if ranks differ in a key's value."""
     everybody: list[tuple[str, dict[str, object]] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, (socket.gethostname(), dict(mine)))
     starts = [start for start in everybody if start is not None]
@@ -26,14 +26,14 @@ def check_same(mine: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def is_alone() -> bool:
-    """Whether there is nobody to ask: one rank, or torch's fake group."""
+    """Whether there are no other ranks to compare with: one rank, or torch's fake group."""
     return dist.get_world_size() == 1 or dist.get_backend() == "fake"
 
 
 def facts_of(module: nn.Module, units: Iterable[str]) -> dict[str, object]:
-    """What must be the same of a module that is to be sharded: its shapes, its units, its values.
+    """The properties of a module that all ranks must share before sharding: shapes, units and values.
 
-    Values are summed as integers, which no order of sums changes; other values may have the same sum.
+    Values are summed as integers, so the order does not matter; different values may have the same sum.
     """
     shapes = [
         (name, tuple(p.shape), str(p.dtype), p.requires_grad)

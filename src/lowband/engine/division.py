@@ -1,4 +1,4 @@
-"""Which parameters make a unit, and which module owns it."""
+"""Division of a module's parameters into units, each owned by a module."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], boo
 
 
 def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[list[Slot]]]]:
-    """Units as (owner, name, slots), the root's first: each parameter belongs to the innermost wrapped module
-    around all of its places, or to the root. Frozen parameters make units of their own."""
+    """Units as (owner, name, slots), the root's first. A parameter belongs to the innermost wrapped module
+    that contains all of its places, or else to the root. Frozen parameters form units of their own."""
     is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
     owners: dict[nn.Module, str] = {module: ""}
     owner_of: dict[nn.Module, nn.Module] = {}

@@ -1,16 +1,16 @@
-"""The engine: hooks that gather each unit before it computes and reduce its gradients after.
+"""The engine: hooks that gather each unit before it computes and reduce its gradients afterwards.
 
 Forward, per unit:   gather (the next unit's gather runs behind the computation), compute, keep the secondary
                      shard if the scheme has one, drop.
-Backward, per unit:  gather from the secondary level if there is one, compute, drop, reduce the gradient into
+Backward, per unit:  gather from the secondary level if there is one, compute, drop, reduce the gradient to
                      the grads level; at an accumulation boundary reduce it further, to the optimizer's level.
-Next forward:        the new weights come back from the optimizer's level, unit by unit, with the gather.
+Next forward:        each unit's gather first fetches the new weights from the optimizer's level.
 
-[Note: late gradients] Reentrant activation checkpointing runs parts of the graph as backward passes of
-their own (autograd's graph tasks) inside the backward. A parameter that is used in such a part and outside
-of it too gets its gradient in pieces. So a unit is ready early only if all its gradients come in the graph
-task in which its owner's output got its own; the root, which may share parameters with any layer, only if no
-layer is checkpointed so. What is not ready early is dropped and reduced at the end of the backward.
+[Note: late gradients] Reentrant activation checkpointing runs parts of the graph as separate backward passes
+(autograd's graph tasks) inside the backward. A parameter that is used both inside and outside of such a part
+gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
+which its owner's output received its gradient. The root may share parameters with any layer, so it is ready
+early only if no layer is checkpointed this way. All other units are reduced at the end of the backward.
 """
 
 import threading
@@ -46,12 +46,12 @@ MOST_REDUCING = 2
 
 @dataclass
 class Pass:
-    """One forward pass of the module, and what its backward needs to know of it.
+    """One forward pass of the module: the facts that its backward needs.
 
-    trains:       whether it was entered with gradients
+    trains:       whether gradients were enabled when it began
     begun, ended: owners of units, in the order in which their forwards began and ended
-    is_reentrant: whether it has layers that are checkpointed reentrantly
-    is_over:      whether it came to its end, not to an exception
+    is_reentrant: whether it has layers with reentrant activation checkpointing
+    is_over:      whether it has ended without an exception
     """
 
     trains: bool
@@ -59,10 +59,10 @@ class Pass:
     ended: list[nn.Module] = field(default_factory=list)
     is_reentrant: bool = False
     is_over: bool = False
-    place: int = 0  # in the order of the pass that runs, forward or backward: what comes next
+    place: int = 0  # index of the next owner in the order of the running pass, forward or backward
 
     def after(self, owner: nn.Module, order: list[nn.Module]) -> nn.Module | None:
-        """The module that comes after this one in an order, from the place reached so far."""
+        """The module after `owner` in an order, searched from the place reached so far; else None."""
         if owner not in order[self.place :]:
             return None
         self.place = order.index(owner, self.place) + 1
@@ -70,7 +70,7 @@ class Pass:
 
 
 class Engine:
-    """Everything lowband keeps about one sharded module."""
+    """The state that lowband keeps for one sharded module, and the hooks on it."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Engine:
         overlap: bool,
         scheme_of: Callable[[str, nn.Module], Scheme],
     ) -> None:
-        """scheme_of: of a unit's name and its owner; `scheme` is for collectives of no unit"""
+        """scheme_of: maps a unit's name and owner to its scheme; `scheme` serves collectives of no unit"""
         check_unsharded(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
@@ -105,11 +105,11 @@ class Engine:
         del first  # the whole parameters are freed unit by unit
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
-        self._thread: int | None = None  # that is inside of a forward or, on a CPU, of a backward
+        self._thread: int | None = None  # the one that runs a forward or, on a CPU, a backward
         self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
-        self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it is alive
-        self._pass = Pass(trains=False)  # the forward that runs, or the last one
+        self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it exists
+        self._pass = Pass(trains=False)  # the running forward, or the last one
         self._forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
         self.collectives = Collectives(scheme, topology, self.ledger, self.meter, self.device, overlap)
@@ -157,7 +157,7 @@ class Engine:
         if owner is self.module and not self._in_backward:
             self._pass = Pass(trains=torch.is_grad_enabled())
         self._gather(units, backward=self._in_backward)
-        if not self._in_backward:  # in backward this is activation checkpointing's recomputation
+        if not self._in_backward:  # a forward inside a backward is activation checkpointing's recomputation
             self._pass.begun.append(owner)
             self._prefetch(self._pass.after(owner, self._forward_order), backward=False)
         args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
@@ -165,7 +165,7 @@ class Engine:
         return args, kwargs
 
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
-        """Frozen units have no gradients to show when their backward is over: their inputs' gradients do."""
+        """Drop frozen units when their inputs have gradients: they have none of their own to wait for."""
         frozen = [unit for unit in units if not unit.requires_grad]
         tensors = _differentiable(inputs)
 
@@ -179,7 +179,7 @@ class Engine:
             register_multi_grad_hook(tensors, over, mode="all")
 
     def _cast(self, value: Any) -> Any:
-        """Floating-point inputs in the compute dtype, as the weights are."""
+        """Cast a floating-point tensor to the compute dtype; other values stay as they are."""
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(self.compute_dtype) if is_float else value
 
@@ -193,19 +193,19 @@ class Engine:
             register_multi_grad_hook(tensors, before, mode="any")
         if self._in_backward:
             return
-        is_checkpointed = run.trains and not torch.is_grad_enabled()  # reentrantly: computed again later
+        is_checkpointed = run.trains and not torch.is_grad_enabled()  # reentrantly: recomputed in backward
         run.is_reentrant |= is_checkpointed
         if tensors or is_checkpointed:
             run.ended.append(owner)
         for unit in units:
             if run.trains:
                 unit.keep_secondary()
-            # The root's units are used first and last in a pass: between forward and backward they stay.
+            # The root's units are used first and last in a pass, so they stay between forward and backward.
             if not (tensors and owner is self.module):
                 unit.drop()
         if owner is self.module:
             self._forward_order, run.place, run.is_over = run.begun, 0, True
-            for unit in self.units:  # one that was prefetched and not used
+            for unit in self.units:  # one may have been prefetched and not used
                 if unit not in units:
                     unit.drop()
 
@@ -224,7 +224,7 @@ class Engine:
                 )
         if not self._in_backward:
             self._in_backward = True
-            if self.device.type == "cpu":  # on a GPU autograd has threads of its own
+            if self.device.type == "cpu":  # on a GPU autograd uses its own threads
                 self._enter_thread()
             for unit in self.units:
                 unit.grads.expect()
@@ -242,20 +242,20 @@ class Engine:
         self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
-        """Start a unit's reduction, and let no more than two wait: each holds a whole unit's gradient."""
+        """Start a unit's reduction; at most two are pending, because each holds a unit's whole gradient."""
         if len(self._reducing) == MOST_REDUCING:
             self._reducing.popleft().grads.wait_reduce()
         unit.grads.start_reduce(at_boundary=self.sync)
         self._reducing.append(unit)
 
     def _queue_end(self) -> None:
-        """Have autograd call `_end_backward`. If the backward breaks, it frees the call without making it."""
+        """Have autograd call `_end_backward`. If the backward fails, autograd frees the callback uncalled."""
         call = partial(self._end_backward)
         self._ending = weakref.ref(call)
         torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
     def _end_backward(self) -> None:
-        """Reduce what no hook has reduced: units with unused parameters, gradients that came late."""
+        """Reduce what the hooks have not: units with unused parameters, gradients that arrived late."""
         for unit in self.units:
             if unit.grads.needs_reduce:
                 self._reduce(unit)
@@ -269,11 +269,11 @@ class Engine:
             self.topology.order.compare()
 
     def leave_broken_backward(self) -> None:
-        """If the last backward ended by an exception, forget what it had gathered and summed so far.
+        """If the last backward ended with an exception, discard its gathered weights and partial gradients.
 
-        That includes gradients of earlier backward passes that `no_sync` still accumulates: some units' may
-        already have been reduced to the optimizer's level. What the optimizer's parameters have is left to
-        `zero_grad`.
+        This includes gradients that earlier backward passes accumulated under `no_sync`, because some units'
+        gradients may already have been reduced to the optimizer's level. The gradients that the optimizer's
+        parameters already have stay until `zero_grad`.
         """
         runs = torch._C._current_graph_task_id() != -1 and self._ending() is not None
         if not self._in_backward or runs:
@@ -289,10 +289,10 @@ class Engine:
         for unit in self.units:
             unit.drop()
 
-    # ---- both
+    # ---- forward and backward
 
     def _enter_thread(self) -> None:
-        """Raises UserError if another thread runs a forward or backward: their order would be chance."""
+        """Raises UserError if another thread runs a forward or backward: their order would be arbitrary."""
         mine = threading.get_ident()
         alive = {thread.ident for thread in threading.enumerate()}
         if self._thread not in (None, mine) and self._thread in alive:
@@ -304,7 +304,7 @@ class Engine:
         self._thread = mine
 
     def _leave_forward(self) -> None:
-        """A forward has ended, also by an exception: the parameters are the shards again."""
+        """Put the shards back after a forward, also after one that ended with an exception."""
         if not self._in_backward:
             self._thread = None
             for unit in self.units:
@@ -314,7 +314,7 @@ class Engine:
                     unit.drop()
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
-        """The module's zero_grad: also of what `no_sync` has accumulated."""
+        """The module's zero_grad, which also discards gradients accumulated under `no_sync`."""
         self.put_shards()
         if not self._in_backward:
             for unit in self.units:
@@ -322,7 +322,7 @@ class Engine:
         type(self.module).zero_grad(self.module, set_to_none)
 
     def sum_over_ranks(self, mine: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's value of shape [1], same bits on every rank; counted as `norm_gather`."""
+        """The sum of all ranks' values of shape [1], bit-equal on every rank; counted as `norm_gather`."""
         everyones = mine.new_empty(self.topology.levels.world)
         messages = self.collectives
         messages.submit(
@@ -333,7 +333,7 @@ class Engine:
         return everyones.sum()
 
     def put_shards(self) -> None:
-        """Register the shards in the module: a forward without its backward leaves whole parameters there."""
+        """Register the shards in the module, where a forward without a backward leaves whole parameters."""
         self.leave_broken_backward()
         for unit in self.units:
             unit.put_shards()
@@ -345,15 +345,15 @@ class Engine:
             unit.finish_gather()
 
     def _prefetch(self, owner: nn.Module | None, backward: bool) -> None:
-        """Start the gathers of the module that comes next."""
+        """Start the gathers of the next module's units."""
         for unit in self._units_of.get(owner, []) if owner is not None else ():
             unit.start_gather(backward)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here accumulate at the grads level and are not reduced further.
+        """Backward passes in this context accumulate gradients at the grads level and reduce no further.
 
-        `module.zero_grad()` forgets what has been accumulated; an optimizer's zero_grad does not reach it.
+        `module.zero_grad()` discards the accumulated gradients; an optimizer's zero_grad does not reach them.
         """
         self.sync = False
         try:
@@ -363,7 +363,7 @@ class Engine:
 
 
 def _differentiable(values: Any) -> list[torch.Tensor]:
-    """The tensors in nested values through which gradients flow."""
+    """The tensors in nested values that require gradients."""
     if not torch.is_grad_enabled():
         return []
     return [v for v in tree_flatten(values)[0] if isinstance(v, torch.Tensor) and v.requires_grad]

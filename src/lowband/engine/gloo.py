@@ -1,12 +1,12 @@
 """Messages between partners over gloo, each with a deadline and a name that both ends must agree on.
 
-[Note: pairs] Between two ranks of a group gloo moves one direction at a time. So a hop has two groups of the
-same ranks: what a rank sends to a later one goes through the first, the rest through the second, and each
-direction has a connection of its own.
+[Note: pairs] Between two ranks of a group gloo moves data in one direction at a time. So a hop has two groups
+of the same ranks: messages to later ranks use the first, messages to earlier ranks the second, and each
+direction has its own connection.
 
 [Note: tags] A message is received only under the tag that it was sent with. The tag is made from the name of
-the collective, so ranks that have come to run different collectives wait for each other until the timeout and
-fail, instead of taking each other's bytes.
+the collective, so ranks that run different collectives wait for each other until the timeout and fail,
+instead of receiving each other's bytes.
 """
 
 import zlib
@@ -29,11 +29,11 @@ def exchange(
 ) -> None:
     """Send sent[i] to partner i and receive received[i] from it, all at once.
 
-    partners: global ranks, in order; the own places of `sent` and `received` stay as they are
-    groups:   of the partners: the first for messages to later ranks, the second for messages to earlier ones
-    name:     of the collective; the same on every partner
+    partners: global ranks, in order; this rank's own entries of `sent` and `received` are not used
+    groups:   two groups of the partners: for messages to later ranks, and for messages to earlier ones
+    name:     name of the collective; the same on every partner
 
-    What lies on a GPU goes through the CPU: gloo's sends read host memory. Raises PeerLost.
+    GPU tensors are copied through the CPU, because gloo's sends read host memory. Raises PeerLost.
     """
     if received[0].is_cuda:
         arrived = [torch.empty_like(tensor, device="cpu") for tensor in received]

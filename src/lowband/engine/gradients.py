@@ -1,7 +1,7 @@
 """A unit's gradients: from the leaves, over the levels, to the optimizer's shards.
 
-Within a backward pass a unit's gradient is reduced into the grads level; at an accumulation boundary the sum
-goes on to the optimizer's level, where it is averaged over all ranks.
+Within a backward pass a unit's gradient is reduced to the grads level; at an accumulation boundary the sum is
+reduced further to the optimizer's level, where it is averaged over all ranks.
 """
 
 from collections.abc import Callable
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 class Gradients:
-    """What one rank holds of one unit's gradients, and what it still waits for."""
+    """One unit's gradients on one rank: the shards it holds and the reductions it still waits for."""
 
     def __init__(self, unit: "Unit", reduce_dtype: torch.dtype) -> None:
         self._unit, self._dtype = unit, reduce_dtype
         self._collectives, self._meter, self._scheme = unit.collectives, unit.meter, unit.scheme
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction
-        self._missing: set[torch.Tensor] = set()  # leaves without their gradient of this backward
-        self._ready_in: int | None = None  # the graph task in which the last missing gradient makes it ready
+        self._missing: set[torch.Tensor] = set()  # leaves still without a gradient in this backward
+        self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
         self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
-        self._handed_bytes = 0  # of what the optimizer's parameters have as gradients
+        self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
 
     # ---- from autograd
 
     def watch(self, ready: Callable[["Unit"], None]) -> None:
-        """Call `ready` when every leaf has its gradient of this backward, if that can be known then."""
+        """Call `ready` once every leaf has its gradient of this backward, if that can be known in time."""
 
         def arrived(leaf: torch.Tensor) -> None:
             if torch._C._current_graph_task_id() != self._ready_in:
@@ -54,20 +54,20 @@ class Gradients:
                 leaf.register_post_accumulate_grad_hook(arrived)
 
     def expect(self) -> None:
-        """A backward begins."""
+        """Prepare for a backward that begins."""
         self._missing, self._ready_in, self._is_reduced = set(self._unit.leaves), None, False
         if all(shard.grad is None for shard in self._unit.shards):
             self._meter.release("grads", self._handed_bytes)
             self._handed_bytes = 0
 
     def expect_ready(self, graph_task: int) -> None:
-        """If all gradients come in this graph task of autograd, the unit is ready with the last of them."""
+        """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task."""
         if len(self._missing) == len(self._unit.leaves):
             self._ready_in = graph_task
 
     @property
     def needs_reduce(self) -> bool:
-        """Whether this backward's gradients, or some that came late, are still to be reduced."""
+        """Whether gradients of this backward, including late ones, have not been reduced yet."""
         return self._unit.requires_grad and (
             not self._is_reduced or any(leaf.grad is not None for leaf in self._unit.leaves)
         )
@@ -75,8 +75,8 @@ class Gradients:
     # ---- over the levels
 
     def start_reduce(self, at_boundary: bool) -> None:
-        """Submit the reduction of the leaves' gradients; out to the optimizer's level at the boundary."""
-        self.wait_reduce()  # one that came earlier in this backward
+        """Submit the reduction of the leaves' gradients; at the boundary, to the optimizer's level."""
+        self.wait_reduce()  # there may be an earlier one in this backward
         grads = [leaf.grad for leaf in self._unit.leaves]
         for leaf in self._unit.leaves:
             leaf.grad = None
@@ -89,7 +89,7 @@ class Gradients:
         )
 
     def wait_reduce(self) -> None:
-        """Return when the reduction is over. Raises what it raised, once."""
+        """Wait for the reduction. Raises, once, the error that it raised."""
         if self._reducing is not None:
             reducing, self._reducing = self._reducing, None
             reducing.wait()
@@ -100,7 +100,7 @@ class Gradients:
 
     def _reduce(self, call: Call, grads: list[torch.Tensor | None], at_boundary: bool) -> Work:
         meter = self._meter
-        # A list, so that only the collective refers to the gradient while it is on its way.
+        # A list, so that only the collective refers to the gradient while it is being sent.
         moving = [self._flatten(call, grads)]
         for row in reductions("pass"):
             moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
@@ -116,7 +116,7 @@ class Gradients:
         if self._accumulated is not None:
             meter.release("grads", self._accumulated.nbytes)
             part, self._accumulated = call.hold(self._accumulated.to(self._dtype)), None
-        # Out to the optimizer's level, averaged over all ranks.
+        # Reduce to the optimizer's level, and average over all ranks.
         moving.append(part)
         del part
         for row in reductions("step"):
@@ -133,7 +133,7 @@ class Gradients:
             self._boundary += part
 
     def _flatten(self, call: Call, grads: list[torch.Tensor | None]) -> torch.Tensor:
-        """1D, the unit's gradient in the reduce dtype. Empties the list, so that its tensors can be freed."""
+        """The unit's gradient, 1D, in the reduce dtype. Empties the list, so its tensors can be freed."""
         layout = self._unit.layout
         full = call.hold(self._unit.master.new_empty(layout.numel, dtype=self._dtype))
         into, present = [], []
@@ -152,7 +152,7 @@ class Gradients:
     # ---- to the optimizer's parameters
 
     def finish_reduce(self) -> None:
-        """Wait for the reduction; at a boundary give the gradient shards to the optimizer's parameters."""
+        """Wait for the reduction; at a boundary, set the gradients of the optimizer's parameters."""
         self.wait_reduce()
         if self._boundary is None:
             return
@@ -171,8 +171,8 @@ class Gradients:
         self._boundary = None
 
     def forget(self) -> None:
-        """Give up whatever was reduced and not given to the optimizer's parameters yet."""
-        with suppress(RuntimeError):  # the backward is broken already
+        """Discard all gradients that the optimizer's parameters do not have yet."""
+        with suppress(RuntimeError):  # the backward has failed already
             self.wait_reduce()
         for leaf in self._unit.leaves:
             leaf.grad = None

@@ -1,4 +1,4 @@
-"""Ranks must fill host after host: otherwise a level's messages travel on another level's links."""
+"""Check that ranks fill host after host: otherwise a level's messages use another level's links."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,11 +10,11 @@ MENDED_BY = "ranks that fill host after host: srun --distribution=block, or torc
 
 
 def check_hosts(hosts: Sequence[str], levels: Levels) -> None:
-    """Compare where the ranks run with the levels.
+    """Check the ranks' hosts against the levels.
 
     hosts: the host of each rank, by rank
-    Raises UserError if a host's ranks are not consecutive, or if a group of a level holds a part of one host
-    and something of another.
+    Raises UserError if a host's ranks are not consecutive, or if a level's group contains only a part of one
+    host together with ranks of another.
     """
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     seen: set[str] = set()
@@ -32,7 +32,7 @@ def check_hosts(hosts: Sequence[str], levels: Levels) -> None:
 
 
 def _check_level(level: str, size: int, runs: Sequence[tuple[str, int]]) -> None:
-    """A group of `size` consecutive ranks lies inside a host, or is made of whole hosts."""
+    """Raise UserError unless each group of `size` consecutive ranks is within a host or of whole hosts."""
     start = 0
     for host, count in runs:
         stop = start + count

@@ -1,10 +1,10 @@
-"""Lanes: collectives behind the computation, a lane for the links of each level.
+"""Lanes run collectives behind the computation; there is one lane for the links of each level.
 
-[Note: order] A collective is a generator. What it does first runs in the lane of its first level; at each
-`yield level, tensors` it moves on to that level's lane. A lane runs its parts in the order in which the
-collectives were submitted, which is the same on every rank because every rank runs the same program. So a hop
-over one level's links runs beside another collective's hop over another level's. No ranks can dead-lock: of
-all unfinished parts, the first one of the collective that was submitted first waits for its partners alone.
+[Note: order] A collective is a generator. Its first part runs in the lane of its first level; at each
+`yield level, tensors` it moves on to that level's lane. A lane runs parts in the order in which their
+collectives were submitted, which is the same on every rank because every rank runs the same program. So hops
+of different collectives over different levels' links overlap. Ranks cannot deadlock: of all unfinished parts,
+the first part of the collective that was submitted first waits for nothing but its partners.
 
 On a CPU a lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is a stream.
 """
@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from lowband.engine.gloo import PeerLost
 
-# Yields the level whose lane comes next, and the tensors that were made in this lane and are used in that
-# one.
+# Yields the level whose lane comes next, and the tensors that were made in this lane and are used in the
+# next one.
 Work = Generator[tuple[str, Sequence[torch.Tensor]], None, object]
 
 
@@ -29,14 +29,14 @@ class Handle(Protocol):
     """A collective that has been submitted."""
 
     def wait(self) -> None:
-        """Return when the caller may use the results. Raises what the collective raised."""
+        """Return when the caller may use the results. Raises the collective's error."""
 
 
 class Lanes:
-    """The lanes of one topology: threads. Every engine on the topology submits to them."""
+    """The lanes of one topology, a thread each. Every engine on the topology submits to them."""
 
     def __init__(self, levels: Sequence[str]) -> None:
-        """levels: of the topology, `self` included, where collectives without a hop run"""
+        """levels: the topology's levels, including `self`, where collectives without a hop run"""
         threads = torch.get_num_threads()  # a new thread would start with the library's default
         self._threads = {
             level: ThreadPoolExecutor(
@@ -55,8 +55,8 @@ class Lanes:
     def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
         """Start a collective.
 
-        levels: those that `work` yields, in order
-        uses:   tensors of the work that the caller is about to free; kept until the work has been waited for
+        levels: the levels that `work` yields, in order
+        uses:   tensors of the work that the caller is about to free; kept until the handle's `wait`
         """
         future: Future[None] | None = None
         for level in levels:
@@ -65,12 +65,12 @@ class Lanes:
         return _Waiting(self, future)  # the work refers to what it uses
 
     def on_each_thread(self, call: Callable[[], None]) -> None:
-        """Run `call` once in every thread that runs collectives, but for the caller's own."""
+        """Run `call` once in every thread that runs collectives, except the caller's own."""
         for future in [thread.submit(call) for thread in self._threads.values()]:
             future.result()
 
     def take_times(self) -> tuple[float, float]:
-        """Seconds that callers have waited, and seconds in which any lane worked, since the last call."""
+        """Seconds that callers have waited, and seconds in which any lane was busy, since the last call."""
         with self._lock:
             times = self._exposed_s, self._busy_s
             self._exposed_s = self._busy_s = 0.0
@@ -79,7 +79,7 @@ class Lanes:
     def _run_part(self, work: Work, level: str, before: Future[None] | None) -> None:
         if before is not None:
             before.result()
-        if self._lost is not None:  # it would wait its whole timeout for a partner that is gone
+        if self._lost is not None:  # this part would wait its whole timeout for a lost partner
             raise self._lost
         self._begin()
         try:
@@ -131,8 +131,8 @@ class _Waiting:
 
 
 class InlineLanes(Lanes):
-    """Runs collectives where they are submitted: torch's fake tensors, stand-ins for a large job, know one
-    thread.
+    """Runs collectives in the submitting thread, because torch's fake tensors, which stand in for a large
+    job, work in one thread only.
     """
 
     def submit(self, levels: Sequence[str], work: Work, _uses: Sequence[torch.Tensor | None] = ()) -> Handle:
@@ -150,13 +150,13 @@ class InlineLanes(Lanes):
 
 
 class StreamLanes(Lanes):
-    """The same on a CUDA or HIP device: a side stream for each level.
+    """The lanes of one topology on a CUDA or HIP device: a side stream for each level.
 
-    [Note: lanes and allocator] Every part starts after everything that the caller had issued before its
-    submission. So memory that the caller frees is taken again by later work only after the caller's kernels
-    that used it. The other way round, the handle keeps what the caller is about to free, and what one lane
-    makes and another one reads, until the caller has waited; `record_stream` would not do: the host may be a
-    whole backward pass ahead, and memory so recorded is not free before the side stream has really passed.
+    [Note: lanes and allocator] Every part starts after all work that the caller issued before submitting it.
+    So later work reuses memory that the caller frees only after the caller's kernels that used it. In turn,
+    the handle keeps tensors that the caller is about to free, and tensors that one lane makes and another
+    reads, until the caller has waited. `record_stream` would not do: the host may be a whole backward pass
+    ahead, and memory recorded that way is not free until the side stream has actually passed that point.
 
     The streams have high priority: a collective's few blocks need not queue behind a matrix product's many.
     """
@@ -167,10 +167,10 @@ class StreamLanes(Lanes):
         self._streams = {level: torch.cuda.Stream(device, priority=-1) for level in levels}
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._parts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._is_timed = False  # from the first `take_times` on: events are kept only if somebody takes them
+        self._is_timed = False  # True from the first `take_times` on: events are kept only if they are read
 
     def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
-        held = list(uses)  # before the work, which may empty the caller's list
+        held = list(uses)  # copied before the work, which may empty the caller's list
         caller = torch.cuda.current_stream(self._device)
         done: torch.cuda.Event | None = None
         for level in levels:
@@ -195,7 +195,7 @@ class StreamLanes(Lanes):
     def take_times(self) -> tuple[float, float]:
         self._is_timed = True
         torch.cuda.synchronize(self._device)
-        # The caller's stream stood still from reaching a wait to its event; a negative span means it did not.
+        # The caller's stream stalled from reaching a wait until its event; a negative span means no stall.
         exposed_ms = sum(max(0.0, reached.elapsed_time(done)) for reached, done in self._waits)
         busy_ms = _union_ms(self._parts)
         self._waits.clear()
@@ -226,11 +226,11 @@ class _OnStream:
             reached.record(here)
             self._lanes._waits.append((reached, self._done))
         here.wait_event(self._done)
-        self._held.clear()  # taken again only by what the caller's stream does from here on
+        self._held.clear()  # the memory is reused only by later work on the caller's stream
 
 
 def new_lanes(levels: Sequence[str], device: torch.device) -> Lanes:
-    """The lanes that suit the device and the back end of torch.distributed."""
+    """New lanes of the kind that suits the device and the back end of torch.distributed."""
     if dist.get_backend() == "fake":
         return InlineLanes(levels)
     return StreamLanes(levels, device) if device.type == "cuda" else Lanes(levels)

@@ -7,7 +7,7 @@ from lowband.spec.records import Sent
 
 
 class Ledger:
-    """What this rank has sent since the last `take`."""
+    """Bytes that this rank has sent since the last `take`."""
 
     def __init__(self) -> None:
         self._bytes: Counter[tuple[str, str, str]] = Counter()
@@ -19,7 +19,7 @@ class Ledger:
             self._bytes[level, collective, wire] += sent_bytes
 
     def take(self) -> list[Sent]:
-        """The counts so far, and start again at zero."""
+        """Return the counts so far and reset them to zero."""
         with self._lock:
             taken = [
                 Sent(level=level, collective=collective, wire=wire, bytes=count)

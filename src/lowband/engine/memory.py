@@ -9,10 +9,10 @@ import torch
 class MemoryMeter:
     """Counts tensors from the line that makes them to the line that frees them.
 
-    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), buffers (gradients on
-    their way; what collectives send and receive; the peak is the largest of one submission, for how many
-    submissions meet is a matter of timing). Not counted: activations and the leaves' gradients, which are
-    autograd's, and what encoding and decoding hold of one piece (engine.wire).
+    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), buffers (gradients being
+    reduced; send and receive buffers; the peak is the largest of one submission, because timing decides how
+    many submissions overlap). Not counted: activations and the leaves' gradients, which belong to autograd,
+    and the temporaries of encoding and decoding one piece (engine.wire).
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class MemoryMeter:
         return tensor
 
     def release(self, kind: str, count: int) -> None:
-        """Bytes that are about to be freed."""
+        """Stop counting bytes that are about to be freed."""
         with self._lock:
             self.now[kind] -= count
 
     def reach(self, kind: str, count: int) -> None:
-        """Bytes that were held for a while and counted elsewhere."""
+        """Raise the peak to bytes that were held temporarily and counted elsewhere."""
         with self._lock:
             self.peak[kind] = max(self.peak[kind], count)

@@ -1,9 +1,9 @@
-"""Whether all ranks have submitted the same collectives, where messages carry no tags.
+"""Check that all ranks have submitted the same collectives, for back ends whose messages have no tags.
 
-gloo's messages do (engine.gloo, [Note: tags]). NCCL and RCCL take whatever comes next on a group, so ranks
-that ran different modules would compute with each other's bytes. So at the end of a step's last backward each
-rank compares a running sum of its submissions with that of the first rank to get there, by one request to the
-job's store.
+gloo's messages have tags (engine.gloo, [Note: tags]). NCCL and RCCL accept the next message on a group, so
+ranks that ran different modules would compute with each other's bytes. So at the end of a step's last
+backward each rank compares a running checksum of its submissions with that of the first rank to get there, by
+one request to the job's store.
 """
 
 import zlib
@@ -17,15 +17,15 @@ class Order:
     """The collectives that this rank has submitted on one topology."""
 
     def __init__(self, topology: int) -> None:
-        """topology: its number among those of the process, the same on every rank"""
+        """topology: number of the topology in this process, the same on every rank"""
         self._key, self._round, self._sum, self._last = f"lowband/order/{topology}", 0, 0, "none"
 
     def note(self, name: str) -> None:
-        """A collective is submitted; `name` is the same on every rank that runs the same program."""
+        """Note a submission; `name` is the same on every rank that runs the same program."""
         self._sum, self._last = zlib.crc32(name.encode(), self._sum), name
 
     def compare(self) -> None:
-        """Raises PeerLost if another rank, which got here before, has submitted something else."""
+        """Raises PeerLost if the first rank to get here has submitted other collectives."""
         store = dist.distributed_c10d._get_default_store()
         mine = f"{self._sum:08x} {self._last}"
         first = store.compare_set(f"{self._key}/{self._round}", "", mine).decode()

@@ -2,17 +2,17 @@
 
 [Note: leaves] The module computes with `leaves`: parameters that are views into the unit's flat buffer.
 They live as long as the unit, so that autograd's graph stays valid while the buffer behind them is freed
-and filled again. They are made from `.data`, which gives them version counters of their own: filling the
-buffer is no in-place change in autograd's eyes. It brings the same values back, unless a scheme gives forward
-and backward gather different wires: then the backward uses its own wire's values, as is meant.
+and refilled. They are made from `.data`, which gives them version counters of their own, so autograd does not
+see a refill as an in-place change. A refill restores the same values, unless a scheme gives forward and
+backward gather different wires: then the backward intentionally uses its own wire's values.
 
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
-shards: one 1D parameter per original parameter (empty where this rank holds nothing of it), all of them
-views into `master`, each with the padding behind it: zeros, with gradients of zero. Any optimizer that works
-element by element works on them.
+shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
+into `master`, and each includes the padding behind it: zeros, whose gradients are zero. Any optimizer that
+works element by element works on them.
 
-[Note: stale] When the shards have changed (engine.changes), the next gather first carries the new weights
-from the optimizer's level to the weights' level.
+[Note: stale] When the shards have changed (engine.changes), the next gather first moves the new weights from
+the optimizer's level to the weights' level.
 """
 
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attr
 
 @dataclass(frozen=True)
 class ShardOf:
-    """The whole parameter of which an optimizer's parameter is this rank's shard: its attribute `shard_of`.
+    """The whole parameter behind a shard: attribute `shard_of` of each of the optimizer's parameters.
 
-    name, shape: of the whole, in the module as it was
-    start, stop: this rank's range of the flattened whole; behind it the shard has padding
-    ranks:       whose shards make up the whole, in their order
+    name, shape: of the whole parameter in the original module
+    start, stop: this rank's range of the flattened whole; in the shard, padding follows it
+    ranks:       the ranks whose shards make up the whole, in the order of their ranges
     """
 
     name: str
@@ -52,7 +52,7 @@ class ShardOf:
 
 
 class Unit:
-    """Parameters that are gathered together and the shards that this rank holds of them."""
+    """Parameters that are gathered together, and this rank's shards of them."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Unit:
     ) -> None:
         """Take over the parameters at `slots`: per parameter, all places where it is registered.
 
-        names: of the parameters in the module that is sharded
+        names: the parameters' names in the sharded module
         """
         self.name, self.slots = name, slots
         self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
@@ -79,24 +79,24 @@ class Unit:
         self._make_leaves(originals)
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
-        self._secondary_version: int | None = None  # of the weights that the secondary shard holds
+        self._secondary_version: int | None = None  # version of the weights in the secondary shard
         self.grads = Gradients(self, reduce_dtype)
         self._put(self.shards, instead_of=originals)
         for original, (module, attribute) in zip(originals, (places[0] for places in slots), strict=True):
             mark_replaced(original, f"{name}: {type(module).__name__}.{attribute}")
 
-    # ---- what this rank holds
+    # ---- this rank's shards
 
     def _range(self, level: str) -> tuple[int, int]:
         return shard_range(self.layout.numel, self.levels, level, self.rank)
 
     @property
     def optim_range(self) -> tuple[int, int]:
-        """First and last-plus-one element of `master` in the unit."""
+        """The range of the unit's elements that `master` covers, as (start, stop)."""
         return self._range(self.scheme.optim)
 
     def _part(self, originals: list[nn.Parameter], level: str, dtype: torch.dtype) -> torch.Tensor:
-        """1D, this rank's shard over `level` of the flattened parameters, in fresh memory."""
+        """This rank's shard over `level` of the flattened parameters, 1D, in new memory."""
         start, stop = self._range(level)
         part = originals[0].new_zeros(stop - start, dtype=dtype)
         for original, place in zip(originals, self.layout.ranges(), strict=True):
@@ -120,7 +120,7 @@ class Unit:
         self.changes = Changes(self.name, self.master, self.shards)
         self._seen_version = self.changes.version
 
-        # Whether each rank holds the whole unit all the time, so that nothing is gathered to compute.
+        # Whether each rank always holds the whole unit, so that computing needs no gather.
         self.is_whole = not self.levels.hops(SELF, self.scheme.weights)
         self.weights: torch.Tensor | None = None  # 1D, shard of `weights`, compute dtype
         if keeps_weights_copy(self.scheme, self.levels, dtype == torch.float32):
@@ -132,7 +132,7 @@ class Unit:
             self.secondary = hold("secondary", self.master.new_zeros(b - a, dtype=dtype))
 
     def _make_leaves(self, originals: list[nn.Parameter]) -> None:
-        """See [Note: leaves]."""
+        """Make the unit's buffer and the leaves. See [Note: leaves]."""
         if self.is_whole:
             self.flat = self.master if self.weights is None else self.weights
         else:
@@ -154,7 +154,7 @@ class Unit:
         self._put(self.leaves, instead_of=self.shards)
 
     def _put(self, parameters: list[nn.Parameter], instead_of: list[nn.Parameter]) -> None:
-        """Raises UserError if somebody else has registered something there."""
+        """Register `parameters`. Raises UserError if other code has changed the registration."""
         for places, parameter, before in zip(self.slots, parameters, instead_of, strict=True):
             for module, attribute in places:
                 found = module._parameters.get(attribute)
@@ -170,9 +170,9 @@ class Unit:
     # ---- weights: gather and drop
 
     def start_gather(self, backward: bool) -> None:
-        """Submit the gather of the whole unit, if it is not held or on its way.
+        """Submit the gather of the whole unit, unless it is already gathered or being gathered.
 
-        Raises UserError if the shards are not what the engine made, or were written where nothing notices it.
+        Raises UserError if the shards were replaced, moved, cast, frozen, or written through `.data`.
         """
         version = self.changes.version
         stale = version != self._seen_version
@@ -181,7 +181,7 @@ class Unit:
             self._refresh_whole(stale)
             self._seen_version = version
             return
-        if stale:  # an optimizer step came between a forward without its backward and this one
+        if stale:  # there was an optimizer step between a forward without a backward and this one
             self.drop()
         if self.state is not UnitState.SHARDED:
             return
@@ -222,8 +222,8 @@ class Unit:
             self._secondary_version = self._seen_version
 
     def drop(self) -> None:
-        """Back to shards. The unit's buffer is freed unless it is held all the time."""
-        if self._gathering is not None:  # prefetched, and not used after all
+        """Register the shards again, and free the unit's buffer unless it is held all the time."""
+        if self._gathering is not None:  # prefetched but not used
             self.finish_gather()
         self.put_shards()
         if self.state is UnitState.GATHERED:
@@ -237,7 +237,7 @@ class Unit:
             self.state = UnitState.SHARDED
 
     def _check_copy(self, stale: bool) -> None:
-        """Before the copy of the weights is used: refuse changes that the engine cannot have noticed."""
+        """Before the copy of the weights is used, check for changes that no version counter shows."""
         if self.weights is None:
             return
         if stale:
@@ -264,13 +264,13 @@ class Unit:
         if source is None:
             if stale:
                 yield from self._refresh(call)
-            # The master shard itself serves where no copy is kept of it.
+            # Without a copy of the weights, the master shard itself is gathered.
             source, level = (self.master if self.weights is None else self.weights), self.scheme.weights
         row = BACKWARD_GATHER if backward else FORWARD_GATHER
         yield from self.collectives.gather(call, source, self.flat, SELF, level, row.name)
 
     def _refresh(self, call: Call) -> Work:
-        """Carry the master weights from the optimizer's level in to the weights' level. [Note: stale]"""
+        """Gather the master weights from the optimizer's level to the weights' level. [Note: stale]"""
         if self.weights is not None:
             weights, optim = self.scheme.weights, self.scheme.optim
             yield from self.collectives.gather(

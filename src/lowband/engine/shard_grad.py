@@ -1,7 +1,7 @@
-"""The gradient of an optimizer shard: a plain tensor to optimizers, but not to norms.
+"""The gradient of an optimizer shard: a plain tensor to optimizers, but not to functions that take norms.
 
-torch.nn.utils.clip_grad_norm_ would give each rank the norm of its own shards, and each rank would scale by
-another factor. A GradScaler would find infinities on some ranks only, and those alone would skip their step.
+torch.nn.utils.clip_grad_norm_ would give each rank the norm of its own shards, and each rank would scale by a
+different factor. A GradScaler would find infinities on some ranks only, and only those would skip their step.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _OF_ALL_RANKS = {
 
 
 class ShardGrad(torch.Tensor):
-    """Behaves as torch.Tensor. Raises UserError for what only has a meaning over all ranks."""
+    """Behaves as torch.Tensor, but raises UserError in functions that are meaningful only over all ranks."""
 
     @classmethod
     def __torch_function__(

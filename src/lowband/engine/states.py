@@ -1,4 +1,4 @@
-"""The states a unit's weights can be in, and what each costs in memory."""
+"""The states that a unit's weights can be in, and the memory that each takes."""
 
 from enum import Enum
 

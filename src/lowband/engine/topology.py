@@ -1,4 +1,4 @@
-"""Ranks to process groups and lanes: one group per hop between neighbouring levels, one lane per level."""
+"""The process groups and lanes of a job: one group per hop between neighbouring levels, a lane per level."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class BoundHop:
     hop: Hop
     group: dist.ProcessGroup
     coordinate: int
-    back: dist.ProcessGroup | None  # on gloo: for what a rank sends to an earlier one, see engine.gloo
+    back: dist.ProcessGroup | None  # on gloo: for messages to earlier ranks, see engine.gloo
 
     def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], name: str) -> None:
         """On gloo: send sent[i] to partner i and receive received[i] from it. See engine.gloo.exchange."""
@@ -42,8 +42,8 @@ class Topology:
 
     inner: sizes of the levels inside the world, inner to outer, e.g. {"package": 2, "node": 8}
 
-    Modules that run in one program may share a topology: their collectives keep one order. torch.distributed
-    must be initialised; groups take over the timeout of its default group. Every rank must build the same
+    Modules in one program may share a topology: their collectives then have one order. torch.distributed must
+    be initialised; groups inherit the timeout of its default group. Every rank must build the same
     topologies in the same order, because building one creates process groups. Raises UserError if the ranks
     do not fill whole groups, differ in the levels' sizes, or are not numbered host after host.
     """
@@ -72,15 +72,15 @@ class Topology:
         return cls(read_machine(root or Path.cwd(), name).sizes)
 
     def hops(self, inner: str, outer: str) -> list[BoundHop]:
-        """The steps from one level out to another, inner first, with this rank's groups."""
+        """The hops from one level outwards to another, inner first, with this rank's groups."""
         return [self._groups[hop.level] for hop in self.levels.hops(inner, outer)]
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """torch's view of the same ranks and groups, for DTensor and what is built on it.
+        """torch's view of the same ranks and groups, for DTensor and code that is built on it.
 
-        One dimension per level with more than one partner, named after it, outermost first; ["world"] alone
-        for a single rank. Its groups are this topology's: code that sends on them takes turns with the engine
-        (not between a forward and the end of its backward).
+        One dimension per level with more than one partner, named after it, outermost first; only ["world"]
+        for a single rank. The groups are this topology's own, so other code must not send on them between a
+        forward and the end of its backward.
         """
         hops = self.levels.hops("self", "world")[::-1]
         if not hops:
@@ -95,17 +95,17 @@ class Topology:
         )
 
     def lanes(self, device: torch.device) -> Lanes:
-        """The lanes for tensors on a device; the same ones at every call."""
+        """The lanes for tensors on a device; every call returns the same ones."""
         if device not in self._lanes:
             self._lanes[device] = new_lanes(self.levels.names, device)
         return self._lanes[device]
 
     def next_call(self) -> int:
-        """The number of the collective that is submitted next; the same on every rank."""
+        """The number of the next submission; the same on every rank."""
         return next(self._calls)
 
     def _new_group(self, hop: Hop) -> dist.ProcessGroup:
-        """Of its own even where it holds all ranks: the default group carries messages of other code."""
+        """A new group even if it has all ranks: the default group carries messages of other code."""
         mine = None
         for rank in range(self.levels.world):
             if hop.coordinate(rank) == 0:

@@ -1,6 +1,6 @@
-"""Tensors into messages and back, in a wire's format.
+"""Conversion of tensors to messages in a wire's format, and back.
 
-Quantized messages are made by a kernel on a GPU, in pieces by torch elsewhere; the bytes are the same.
+Quantized messages are made by a kernel on a GPU and in pieces by torch elsewhere; the bytes are the same.
 """
 
 import math
@@ -19,12 +19,12 @@ AT_ONCE = 2**24  # values; quantizing takes up to 16 bytes for each of them
 
 
 def is_plain(wire: Wire, dtype: torch.dtype) -> bool:
-    """Whether a tensor of this dtype travels as it is."""
+    """Whether a tensor of this dtype is sent unchanged."""
     return spec.is_plain(wire, _NAME.get(dtype, ""))
 
 
 def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:
-    """One message per row.
+    """Encode each row as one message.
 
     values: [rows, n] floating point, n a multiple of 8
     Returns [rows, message length], contiguous: the wire's dtype, or bytes (codes, scales, unwritten padding).
@@ -71,7 +71,7 @@ def decode_sum(messages: torch.Tensor, out: torch.Tensor, wire: Wire, block_size
 def sum_encode(
     messages: torch.Tensor, n: int, parts: int, dtype: torch.dtype, wire: Wire, block_size: int
 ) -> torch.Tensor:
-    """The sum of messages [partners, length] of n values, rounded to `dtype`, as one message a part."""
+    """The sum of messages [partners, length] of n values, rounded to `dtype`, as one message per part."""
     if wire in WIRE_BITS and n % (parts * block_size) == 0:
         kernels = fast_path(messages.device, block_size)
         if kernels is not None:
@@ -84,7 +84,7 @@ def sum_encode(
 def _decoded(
     messages: torch.Tensor, n: int, wire: Wire, block_size: int
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """A range of columns at a time and its values, [rows, columns] fp32, of messages of n values."""
+    """Decode messages of n values piece by piece: yields columns and their values [rows, columns] fp32."""
     bits = WIRE_BITS[wire]
     for (start, stop), codes_at, scales_at in _pieces(messages, n, bits, block_size):
         codes, scales = messages[:, codes_at], messages.view(torch.float32)[:, scales_at]
@@ -95,10 +95,10 @@ def _decoded(
 def _pieces(
     tensor: torch.Tensor, n: int, bits: int, block_size: int
 ) -> Iterator[tuple[tuple[int, int], slice, slice]]:
-    """Ranges of columns that hold whole blocks, AT_ONCE values together or one block a row.
+    """Ranges of columns of whole blocks, with AT_ONCE values in all rows together or one block per row.
 
-    tensor: a row for each message of n values; of a fake one there is nothing to compute, so no range
-    Yields a range and its places in a message: of the codes, in bytes, and of the scales, in fp32 words.
+    tensor: one row per message of n values; a fake tensor yields no range, as there is nothing to compute
+    Yields a range and its places in a message: that of the codes, in bytes, and of the scales, in fp32 words.
     """
     if isinstance(tensor, FakeTensor):
         return

@@ -1,12 +1,12 @@
-"""Checkpoints that fit any scheme, rank count and level sizes.
+"""Checkpoints that can be loaded under any scheme, rank count and level sizes.
 
 A checkpoint holds logical tensors. Each rank writes the ranges that it owns into its own file, and reads the
 ranges that it owns under the scheme and rank count of the load. Only rank 0's persistent buffers (running
-statistics and the like) are saved, and every rank gets them. The states of the random number generators, of
+statistics and the like) are saved, and every rank loads them. The states of the random number generators, of
 the CPU and of the rank's device, belong to ranks: they are restored only if the number of ranks is the same.
 
 A checkpoint is a folder `step-00000010` (see `lowband.engine.checkpoint.manifest`). It is written as
-`.step-00000010.writing` and renamed when it is whole: an interrupted write never harms an earlier one.
+`.step-00000010.writing` and renamed when complete: an interrupted write never damages an earlier checkpoint.
 """
 
 import atexit
@@ -45,12 +45,12 @@ class Checkpointer:
     """Saves and loads a sharded module and its optimizer. Every rank must make the same calls.
 
         checkpointer = lowband.Checkpointer("checkpoints")
-        extra = checkpointer.load_newest(model, optimizer)  # None: there is no checkpoint yet
-        checkpointer.save(step, model, optimizer, {"scheduler": scheduler.state_dict()})  # now and then
+        extra = checkpointer.load_newest(model, optimizer)  # None if there is no checkpoint yet
+        checkpointer.save(step, model, optimizer, {"scheduler": scheduler.state_dict()})  # periodically
         checkpointer.wait()  # at the end
 
-    folder:    on a file system that all ranks see; made when the first checkpoint is written
-    timeout_s: seconds without a sign of life or of progress from a rank before the others give up, however
+    folder:    on a file system that all ranks see; created when the first checkpoint is written
+    timeout_s: seconds without a sign of life or progress from a rank before the others give up, however
                long the whole write takes; default: the timeout of the job's default process group
 
     Every error is raised on all ranks.
@@ -61,8 +61,8 @@ class Checkpointer:
         self._meeting = Meeting(world_timeout().total_seconds() if timeout_s is None else timeout_s)
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self.stall_s = 0.0  # time that the last `save` kept its caller
-        self.skipped: tuple[str, ...] = ()  # lines on what the last `load_newest` skipped, newest first
+        self.stall_s = 0.0  # time that the last `save` blocked its caller
+        self.skipped: tuple[str, ...] = ()  # a line per checkpoint that `load_newest` skipped, newest first
 
     def save(
         self,
@@ -71,10 +71,10 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """Copy the state, then write it in the background; `wait` returns when it is whole.
+        """Copy the state, then write it in the background; `wait` returns when it is complete.
 
-        extra: anything that JSON can hold, e.g. the place in the data; rank 0's is kept
-        Raises what the last save failed with, and UserError for a state that cannot be saved.
+        extra: anything that JSON can represent, e.g. the position in the data; rank 0's is saved
+        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved.
         """
         start = time.perf_counter()
         self.wait()
@@ -83,13 +83,13 @@ class Checkpointer:
         other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
         if other is not None:
             raise UserError(f"rank {other} saves another step or state than rank 0", where=self.folder)
-        # Not a daemon: a process that exits without `wait` exits once the checkpoint is whole.
+        # Not a daemon: a process that exits without `wait` first completes the checkpoint.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()
         self.stall_s = time.perf_counter() - start
 
     def wait(self) -> None:
-        """Return when the last save is whole. Raises what it failed with."""
+        """Wait until the last save is complete. Raises its error if it failed."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -105,8 +105,8 @@ class Checkpointer:
     def load(self, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Fill module and optimizer in place; returns the `extra` that was saved.
 
-        The optimizer may be new: its states are made as the checkpoint has them. No code from the checkpoint
-        is run, whoever made it.
+        The optimizer may be new: its states are created from the checkpoint. No code in a checkpoint is ever
+        run, whoever made it.
         Raises UserError, naming the file or tensor, if a file is missing or damaged, or if the checkpoint
         does not fit the module or the optimizer. In that case nothing is changed, on any rank.
         """
@@ -115,10 +115,10 @@ class Checkpointer:
         return self._fill(path, self._verify(path), module, optimizer)
 
     def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Load the newest checkpoint that is whole; returns its `extra`, or None if there is no checkpoint.
+        """Load the newest undamaged checkpoint; returns its `extra`, or None if there is no checkpoint.
 
-        Each damaged one is reported in one line on stderr, by rank 0, and listed in `skipped`.
-        Raises UserError if all are damaged, naming the newest, or if the newest whole one does not fit.
+        Rank 0 reports each damaged one in one line on stderr; `skipped` lists them on every rank.
+        Raises UserError if all are damaged, naming the newest, or if the newest undamaged one does not fit.
         """
         self.wait()
         self.skipped = ()
@@ -201,7 +201,7 @@ class Checkpointer:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """A copy of the pieces that this rank writes, and the content that all ranks must agree on."""
+    """A copy of the pieces that this rank writes, and the content on which all ranks must agree."""
 
     content: Content
     extra: dict[str, Any]
@@ -219,7 +219,7 @@ class _Snapshot:
             _check_json(f"param group {i}", group.options)
         written = {name: piece for name, piece in here.pieces.items() if piece.writes}
         pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
-        # Through JSON, so that what the caller changes later is not saved.
+        # Copied through JSON, so that later changes by the caller are not saved.
         return cls(here.content(step), json.loads(json.dumps(extra)), pieces)
 
 
@@ -230,7 +230,7 @@ def _check_json(where: str, value: dict[str, Any]) -> None:
         raise UserError(f"cannot be saved: {error}", where=where, allowed="what JSON can hold") from None
 
 
-_unraised: list[BaseException] = []  # failures of background writes that no `wait` has raised yet
+_unraised: list[BaseException] = []  # errors of background writes that no `wait` has raised yet
 
 
 @atexit.register

@@ -43,7 +43,7 @@ def _check_groups(mine: tuple[Group, ...], theirs: tuple[Group, ...], folder: Pa
 
 
 def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
-    """A parameter without optimizer states takes those of the checkpoint; existing ones must be the same."""
+    """A parameter without optimizer states will get the checkpoint's; existing states must match them."""
     mine, theirs = _keys([*here.pieces, *here.numbers]), _keys([*manifest.tensors, *manifest.numbers])
     for parameter, keys in theirs.items():
         if parameter not in here.parameters:
@@ -66,7 +66,7 @@ def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
 
 
 def _keys(names: list[str]) -> dict[str, list[str]]:
-    """The states' keys by parameter."""
+    """The keys of the optimizer states among `names`, by parameter."""
     keys: dict[str, list[str]] = {}
     for key, parameter in filter(None, map(state_of, names)):
         keys.setdefault(parameter, []).append(key)

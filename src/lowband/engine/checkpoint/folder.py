@@ -1,4 +1,4 @@
-"""The folder of checkpoints: which ones exist, and how one is begun and finished. Only rank 0 changes it."""
+"""The folder of checkpoints: list them, begin one and finish one. Only rank 0 changes the folder."""
 
 import re
 from contextlib import suppress
@@ -21,14 +21,14 @@ _NAME = re.compile(r"step-[0-9]{8}")
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints, without what an interrupted write left and without copies under other names."""
+    """The checkpoints, without leftovers of interrupted writes and without copies under other names."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
 def begin(writing: Path, tick: Tick) -> None:
-    """Make an empty folder to write into; what earlier writes left unfinished is removed to make room."""
+    """Make an empty folder to write into, after removing what unfinished earlier writes have left."""
     with naming(writing):
         writing.parent.mkdir(parents=True, exist_ok=True)
         for left_over in writing.parent.glob(".step-*.writing"):
@@ -43,9 +43,9 @@ def finish(
     written: list[tuple[File, dict[str, Saved]]],
     tick: Tick,
 ) -> None:
-    """Make a checkpoint of what all ranks have written, and remove those that are too old.
+    """Make a checkpoint of the files that all ranks have written, and remove those that are too old.
 
-    written: by rank, what `write_rank_file` returned
+    written: the results of `write_rank_file`, by rank
     """
     tensors = dict(content.tensors)
     for _, entries in written:
@@ -62,15 +62,15 @@ def finish(
         if final.exists():
             final.replace(replaced)
         writing.replace(final)
-    # Later steps do not count: training did not resume from them, they may be damaged.
+    # Later steps do not count: training did not resume from them, so they may be damaged.
     older = [path for path in newest_first(writing.parent) if path.name <= final.name]
     for path in (replaced, *older[KEPT:]):
-        with suppress(OSError):  # e.g. a file still open on NFS: the new checkpoint is whole all the same
+        with suppress(OSError):  # e.g. a file still open on NFS; the new checkpoint is complete anyway
             _remove(path, tick)
 
 
 def _remove(folder: Path, tick: Tick) -> None:
-    """Remove a checkpoint file by file: with thousands of ranks this takes a while."""
+    """Remove a checkpoint, with a tick per file: with thousands of ranks this takes a while."""
     if folder.is_dir():
         for path in folder.iterdir():
             path.unlink()

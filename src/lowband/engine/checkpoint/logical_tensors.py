@@ -1,7 +1,7 @@
 """A sharded module and its optimizer as logical tensors under the module's own names.
 
-A logical tensor is the one that a single device without sharding would have. A rank holds a range of each
-flattened parameter and of each per-element optimizer state, and the whole of others (step counts, buffers).
+A logical tensor is the tensor that a single device would have without sharding. A rank holds a range of each
+flattened parameter and of each per-element optimizer state, and all of the others (step counts, buffers).
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ from lowband.errors import UserError
 class Piece:
     """The part of a logical tensor that this rank holds.
 
-    local:   1D, this rank's values
-    start:   place of the first value in the flattened logical tensor
-    shape:   of the logical tensor
-    sharded: whether ranks hold ranges of it; otherwise every rank holds all of it
+    local:   this rank's values, 1D
+    start:   index of the first value in the flattened logical tensor
+    shape:   shape of the logical tensor
+    sharded: whether each rank holds a range; otherwise every rank holds the whole tensor
     writes:  whether this rank writes its values into a checkpoint
     """
 
@@ -37,12 +37,12 @@ class Piece:
 
     @property
     def saved(self) -> Saved:
-        """The manifest's entry for it, without chunks."""
+        """The logical tensor's manifest entry, without chunks."""
         dtype = str(self.local.dtype).removeprefix("torch.")
         return Saved(dtype=dtype, shape=self.shape, sharded=self.sharded)
 
     def to_cpu(self) -> "Piece":
-        """A copy that training does not change."""
+        """A copy on the CPU, which training does not change."""
         return replace(self, local=self.local.to("cpu", copy=True))
 
     def like(self, local: torch.Tensor) -> "Piece":
@@ -52,10 +52,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Logical:
-    """Everything of a module and its optimizer that a checkpoint holds.
+    """All state of a module and its optimizer that a checkpoint holds.
 
-    shards: the optimizer's parameter by name
-    pieces: by name in the manifest, without the random number generators, which belong to ranks
+    shards: the optimizer's parameters by name
+    pieces: by name in the manifest, without the random number generators' states, which belong to ranks
     """
 
     shards: dict[str, nn.Parameter]
@@ -95,14 +95,14 @@ class Logical:
 
 
 def state_name(key: Any, parameter: str) -> str:
-    """Name of an optimizer state in the manifest."""
-    if not isinstance(key, str) or not key.isidentifier():  # no dot, so that the name can be taken apart
+    """Name of an optimizer state in the manifest. Raises UserError if its key is not an identifier."""
+    if not isinstance(key, str) or not key.isidentifier():  # no dot, so that the name can be split
         raise UserError(f"state {key!r} cannot be saved", where="optimizer", allowed="names as in Python")
     return f"optimizer.{key}.{parameter}"
 
 
 def state_of(full: str) -> tuple[str, str] | None:
-    """(key, name of the parameter) from the name of an optimizer state in the manifest; else None."""
+    """(key, name of the parameter) from the manifest name of an optimizer state; None for other names."""
     kind, _, rest = full.partition(".")
     key, _, parameter = rest.partition(".")
     return (key, parameter) if kind == "optimizer" else None
@@ -130,7 +130,7 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
     engine.put_shards()
     levels = engine.topology.levels
     for unit in engine.units:
-        # Beyond the optimizer's level ranks hold copies: those of the first group write.
+        # Beyond the optimizer's level ranks hold copies, so only the first group writes.
         writes = engine.topology.rank < levels.size(unit.scheme.optim)
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of

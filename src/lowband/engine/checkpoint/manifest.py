@@ -1,9 +1,9 @@
-"""The manifest of a checkpoint: what it holds, where, and the sums by which damage is found.
+"""The manifest of a checkpoint: its content, where each part is, and the checksums that reveal damage.
 
 A checkpoint is a folder with one file of plain values per rank, `rank-00003.bin`, and `manifest.json`. The
-manifest lists every logical tensor with its dtype, its shape and the chunks of its flattened values, the sum
-of every file, and a sum of its own content. Nothing in a checkpoint is code, and nothing is unpickled: one
-from a stranger can be refused, but it cannot run anything.
+manifest lists every logical tensor with its dtype, its shape and the chunks of its flattened values, the
+checksum of every file, and a checksum of its own content. Nothing in a checkpoint is code, and nothing is
+unpickled: a checkpoint from an untrusted source can be refused, but it cannot run anything.
 """
 
 import hashlib
@@ -20,20 +20,20 @@ from lowband.errors import UserError
 from lowband.spec.yaml_model import Strict
 
 MANIFEST = "manifest.json"
-FORMAT = 2  # 1 was written by torch.distributed.checkpoint
+FORMAT = 2  # format 1 was written by torch.distributed.checkpoint
 MOST_STEPS = 99_999_999  # eight digits: names of folders sort as their steps do
 
 Number = bool | int | float | None
 
 
 class Damaged(UserError):
-    """A file of a checkpoint is missing or not as it was written. An older checkpoint may be whole."""
+    """A file of a checkpoint is missing or damaged. An older checkpoint may be undamaged."""
 
 
 class Chunk(NamedTuple):
     """A contiguous range of a flattened tensor: elements `start` to `start + length`.
 
-    They lie in the file of `rank`, from the byte `offset` on.
+    The elements are in the file of `rank`, from byte `offset` on.
     """
 
     rank: NonNegativeInt
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 class Saved(Strict):
     """A logical tensor.
 
-    sharded: whether ranks hold ranges of it, those of the parameter; otherwise every rank holds all of it
+    sharded: whether each rank holds its parameter's range; otherwise every rank holds the whole tensor
     """
 
     dtype: str
@@ -80,8 +80,8 @@ class Group(Strict):
 class Content(Strict):
     """The part of a manifest that all ranks must agree on before they write.
 
-    optimizer: full name of its class
-    numbers:   optimizer states that are Python numbers, named as tensors are
+    optimizer: full name of the optimizer's class
+    numbers:   optimizer states that are Python numbers, under the same kind of names as tensors
     """
 
     step: int = Field(ge=0, le=MOST_STEPS)
@@ -95,7 +95,7 @@ class Content(Strict):
 
 
 class File(Strict):
-    """Bytes and sum of one rank's file."""
+    """Size and checksum of one rank's file."""
 
     bytes: NonNegativeInt
     sha256: str
@@ -106,9 +106,9 @@ class Manifest(Content):
 
     Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME` and `rng.DEVICE.RANK`.
 
-    files:  by rank
+    files:  size and checksum of each rank's file, by rank
     extra:  the caller's own data, as JSON reads it back
-    sha256: of everything else in the manifest
+    sha256: checksum of everything else in the manifest
     """
 
     format: Literal[2]
@@ -120,8 +120,8 @@ class Manifest(Content):
     def read(cls, folder: Path) -> "Manifest":
         """The manifest of a checkpoint.
 
-        Raises Damaged if it is missing, is not as it was written, or lies in the folder of another step;
-        UserError if another version of lowband wrote it.
+        Raises Damaged if it is missing, damaged or in the folder of another step, UserError if another
+        version of lowband wrote it.
         """
         path = folder / MANIFEST
         try:
@@ -129,13 +129,13 @@ class Manifest(Content):
             return cls._checked(plain, folder)
         except OSError as error:
             raise Damaged(f"cannot be read: {error.strerror}", where=path) from None
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep, too many digits
+        except (ValueError, RecursionError) as error:  # not UTF-8 or JSON, too deep, too many digits
             raise Damaged(f"is damaged: {str(error).splitlines()[0][:100]}", where=path) from None
 
     @classmethod
     def _checked(cls, plain: Any, folder: Path) -> "Manifest":
         path = folder / MANIFEST
-        if not isinstance(plain, dict) or not isinstance(plain.get("sha256"), str):  # of format 1: a dict
+        if not isinstance(plain, dict) or not isinstance(plain.get("sha256"), str):  # format 1: a dict
             raise Damaged("is damaged, or an earlier version of lowband wrote it: it has no sum", where=path)
         if plain.pop("sha256") != (expected := _sum(plain)):
             raise Damaged("is damaged: its content does not have its sum", where=path)
@@ -158,7 +158,7 @@ class Manifest(Content):
         return manifest
 
     def _check_chunks(self, name: str, saved: Saved, path: Path) -> None:
-        """Raise Damaged unless the chunks are the whole tensor, none of it twice, and within the files."""
+        """Raise Damaged unless the chunks cover the tensor exactly once and are within their files."""
         end = 0
         for chunk in sorted(saved.chunks, key=lambda chunk: chunk.start):
             if chunk.start != end or chunk.rank >= len(self.files):
@@ -171,7 +171,7 @@ class Manifest(Content):
 
 
 def write_manifest(folder: Path, content: Content, extra: dict[str, Any], files: list[File]) -> None:
-    """extra: as JSON can hold it."""
+    """Write `manifest.json` and sync it. extra: must be representable in JSON."""
     plain = {"format": FORMAT, **content.model_dump(), "extra": extra}
     plain["files"] = [file.model_dump() for file in files]
     with (folder / MANIFEST).open("w", encoding="ascii") as file:
@@ -189,5 +189,5 @@ def file_name(rank: int) -> str:
 
 
 def _sum(plain: dict[str, Any]) -> str:
-    """sha256 of the content; spaces and the order of keys do not change it."""
+    """sha256 of the content, independent of whitespace and of the order of keys."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()

@@ -1,10 +1,10 @@
-"""Work that each rank does on its own, with one outcome for all: an error on one rank is raised on all.
+"""Work that each rank does on its own with one outcome for all: an error on one rank is raised on all.
 
 [Note: progress] Writing or reading a large checkpoint may take far longer than ranks wait for each other in
 training. So the work runs in a thread, without collectives, and meanwhile the ranks meet in a tiny all-reduce
 about once a second. That all-reduce has the peer timeout: a rank that died or was stopped is noticed as fast
-as in training, however long the work takes. A rank that keeps meeting the others while its work makes no
-progress for that long (a hanging disk) ends the work on all ranks.
+as in training, however long the work takes. If a rank still meets the others but its work makes no progress
+for that long (a hanging disk), the work ends on all ranks.
 """
 
 import threading
@@ -27,7 +27,7 @@ Tick = Callable[[], None]  # work calls it after every step; a step must be far 
 class Meeting:
     """All ranks of the job. Every rank must make the same calls, one at a time.
 
-    timeout_s: seconds without a sign of life, or of progress, from a rank until the others give up
+    timeout_s: seconds without a sign of life or progress from a rank before the others give up
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -38,8 +38,8 @@ class Meeting:
     def agree(self, work: Callable[[], T]) -> T:
         """The result of `work`, which must be short, once it has succeeded on every rank.
 
-        If it failed, every rank raises the error of the lowest rank that failed: a UserError as it is, an
-        OSError as a UserError that names the file, anything else as a RuntimeError of one line.
+        If it failed, every rank raises the error of the lowest rank that failed: a UserError unchanged, an
+        OSError as a UserError that names the file, anything else as a one-line RuntimeError.
         """
         result, error = None, None
         try:
@@ -53,11 +53,11 @@ class Meeting:
         return result  # type: ignore[return-value]
 
     def together(self, what: str, work: Callable[[Tick], T]) -> T:
-        """The result of `work` of any length, once it has succeeded on every rank; see [Note: progress].
+        """The result of `work`, however long it takes, once all ranks succeeded; see [Note: progress].
 
         what: names the work in the TimeoutError that every rank raises if one makes no progress
         work: must not communicate
-        If it failed, raises as `agree` does.
+        If it failed, raises the same errors as `agree`.
         """
         running = _Running(work)
         pause = FIRST_PAUSE_S
@@ -68,7 +68,7 @@ class Meeting:
         return result
 
     def first(self, what: str, work: Callable[[Tick], T]) -> T:
-        """The result of `work` on every rank; only rank 0 does the work. Raises as `together` does."""
+        """Rank 0's result of `work`, on every rank. Raises the same errors as `together`."""
         is_first = dist.get_rank() == 0
         box = [self.together(what, lambda tick: work(tick) if is_first else None)]
         dist.broadcast_object_list(box, src=0, group=self._group)
@@ -81,7 +81,7 @@ class Meeting:
         return values
 
     def collect(self, mine: T) -> list[T]:
-        """On rank 0 every rank's value, by rank; elsewhere []."""
+        """Every rank's value, by rank, on rank 0; [] elsewhere."""
         values: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
         dist.gather_object(mine, values or None, dst=0, group=self._group)
         return values
@@ -98,7 +98,7 @@ class Meeting:
 
 
 class _Running:
-    """Work in a thread, and when it last moved."""
+    """Work in a thread, and the time of its last progress."""
 
     def __init__(self, work: Callable[[Tick], Any]) -> None:
         self.moved_at = time.monotonic()
@@ -112,7 +112,7 @@ class _Running:
         return self._thread.is_alive()
 
     def result(self) -> Any:
-        """What the work returned. Raises what it raised."""
+        """The work's return value. Raises the work's error."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -128,7 +128,7 @@ class _Running:
 
 
 def _to_send(error: Exception) -> Exception:
-    """An error that can be pickled, has one line and names the file or the rank."""
+    """The error as one that can be pickled, has one line and names the file or the rank."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError) and error.filename is not None:

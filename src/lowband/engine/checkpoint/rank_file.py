@@ -1,6 +1,6 @@
-"""The file of one rank in a checkpoint: plain values, one chunk behind the other.
+"""The file of one rank in a checkpoint: plain values, one chunk after the other.
 
-Values are in the byte order of the machine, which is little-endian wherever torch runs.
+Values are in the machine's byte order, which is little-endian wherever torch runs.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ SYNC_BYTES = 2**28  # synced between two ticks: one sync of a large file could o
 def write_rank_file(
     folder: Path, rank: int, pieces: Mapping[str, Piece], tick: Tick
 ) -> tuple[File, dict[str, Saved]]:
-    """Write pieces that lie on the CPU.
+    """Write pieces that are on the CPU.
 
-    Returns the file's size and sum, and the pieces' entries for the manifest with the chunks written here.
+    Returns the file's size and checksum, and the pieces' manifest entries with the chunks written here.
     Raises UserError naming the file if it cannot be written.
     """
     path, digest, entries = folder / file_name(rank), hashlib.sha256(), {}
@@ -46,7 +46,7 @@ def write_rank_file(
 
 
 def verify_rank_file(folder: Path, rank: int, expected: File, tick: Tick) -> None:
-    """Raise Damaged, naming the file, unless it is as it was written."""
+    """Raise Damaged, naming the file, unless its size and checksum are as expected."""
     path, digest, buffer = folder / file_name(rank), hashlib.sha256(), bytearray(STEP_BYTES)
     try:
         with path.open("rb") as file:
@@ -61,7 +61,7 @@ def verify_rank_file(folder: Path, rank: int, expected: File, tick: Tick) -> Non
 
 
 def read_range(folder: Path, saved: Saved, start: int, count: int, tick: Tick) -> torch.Tensor:
-    """1D, on the CPU: elements `start` to `start + count` of a flattened tensor.
+    """Elements `start` to `start + count` of a flattened tensor, 1D, on the CPU.
 
     Raises UserError naming the file that cannot be read.
     """
@@ -82,7 +82,7 @@ def read_range(folder: Path, saved: Saved, start: int, count: int, tick: Tick) -
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError: that of a full disk does not name its file."""
+    """Turn an OSError into a UserError that names the path; a full disk's OSError does not."""
     try:
         yield
     except OSError as error:

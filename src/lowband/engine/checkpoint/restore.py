@@ -1,4 +1,4 @@
-"""Put a checkpoint's values in place, after all of them are known to fit and have been read."""
+"""Put a checkpoint's values in place, after all of them have been read and checked to fit."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[
 def check_random(
     values: dict[str, torch.Tensor], random: dict[str, Piece], device: torch.device, folder: Path
 ) -> None:
-    """Raise UserError if a state is not one that its random number generator takes."""
+    """Raise UserError if a random number generator does not accept its state."""
     for name in random:
         try:
             torch.Generator(device if _is_of_device(name) else "cpu").set_state(values[name])
@@ -36,7 +36,7 @@ def check_random(
 
 
 def new_states(manifest: Manifest, here: Logical) -> dict[str, torch.Tensor]:
-    """Tensors for the states that only the checkpoint has, by name in the manifest; zeros in the padding."""
+    """New tensors for states that only the checkpoint has, by name in the manifest; padding is zeros."""
     options = {name: group.options for group in manifest.groups for name in group.parameters}
     made = {}
     for full, saved in manifest.tensors.items():
@@ -47,7 +47,7 @@ def new_states(manifest: Manifest, here: Logical) -> dict[str, torch.Tensor]:
         if saved.sharded:
             made[full] = torch.zeros_like(shard, dtype=dtype, requires_grad=False)
         else:
-            # A step count, which fused and capturable optimizers keep on the device.
+            # A step count; fused and capturable optimizers keep theirs on the device.
             of_group = options.get(state[1], {})
             is_on_device = of_group.get("fused") or of_group.get("capturable")
             made[full] = torch.empty(saved.shape, dtype=dtype, device=shard.device if is_on_device else "cpu")
@@ -66,8 +66,8 @@ def overwrite(
 ) -> None:
     """Fill everything in place.
 
-    values: 1D, on the CPU, the `ranges` of each tensor
-    made:   the `new_states`
+    values: this rank's range of each tensor (see `ranges`), 1D, on the CPU
+    made:   the result of `new_states`
     """
     for name, piece in here.parameters.items():
         piece.local.copy_(values[f"model.{name}"])
@@ -91,7 +91,7 @@ def _overwrite_states(
     here: Logical,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Give the optimizer the states that the checkpoint has, and no others."""
+    """Give the optimizer exactly the states that the checkpoint has."""
     states: dict[str, dict[str, Any]] = {name: {} for name in here.shards}
     for full, saved in manifest.tensors.items():
         state = state_of(full)
