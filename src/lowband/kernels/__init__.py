@@ -1,1 +1,1 @@
-"""Kernels, one file each: the reference in plain torch, what it costs, and its fast paths under one name."""
+"""Kernels, one file each: the reference in plain torch, its costs, and the fast paths under one name."""

@@ -1,12 +1,12 @@
-"""Block quantization on a GPU: messages written, read, summed and rewritten in one pass each.
+"""Block quantization on a GPU: messages are written, read, summed and rewritten in one pass each.
 
-A message is what `engine.wire` sends: the codes of n values, then the fp32 scale of each of their blocks,
-then padding that nobody writes or reads (`spec.wire`).
+A message, as `engine.wire` sends it, is the codes of n values, then the fp32 scale of each of their blocks,
+then padding that is neither written nor read (`spec.wire`).
 
 [Note: the same bits] The results equal those of `block_quant` on the CPU, bit by bit. So divisions round to
-nearest (Triton's `/` is approximate), no product is fused with the sum that takes it (enable_fp_fusion), and
-a block's largest magnitude is found among bit patterns as integers: their order is that of the magnitudes,
-with infinity above every number and NaN above infinity, where a floating-point maximum may drop a NaN.
+nearest (Triton's `/` is approximate), products are not fused with sums (enable_fp_fusion), and a block's
+largest magnitude is found by comparing bit patterns as integers: they are ordered as the magnitudes are, with
+infinity above every number and NaN above infinity, whereas a floating-point maximum may drop a NaN.
 """
 
 import torch
@@ -19,18 +19,18 @@ TILE = 4096  # values per program
 LARGEST_BLOCK = 8192
 TL_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
-_MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # of an fp32's bits: all but the sign
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # mask of an fp32's bits without the sign
 _SMALLEST_NORMAL = tl.constexpr(torch.finfo(torch.float32).tiny)
-_ROUNDER = tl.constexpr(1.5 * 2.0**23)  # added and taken away, it rounds |x| < 2^22 to the nearest even
+_ROUNDER = tl.constexpr(1.5 * 2.0**23)  # adding and subtracting it rounds |x| < 2^22 half to even
 
 
 def takes(block: int) -> bool:
-    """Whether blocks of this length are served: no byte of two 4-bit codes may lie in two blocks."""
+    """Whether blocks of this length are supported: no byte of two 4-bit codes may span two blocks."""
     return block % 2 == 0 and block <= LARGEST_BLOCK
 
 
 def encode(values: torch.Tensor, bits: int, block: int) -> torch.Tensor:
-    """One message per row: [rows, length] bytes of values [rows, n], n a multiple of 8."""
+    """One message per row, [rows, length] bytes, from values [rows, n], n a multiple of 8."""
     rows, n = values.shape
     values = values if values.stride(1) == 1 else values.contiguous()
     messages = _messages(rows, n, bits, block, values.device)
@@ -67,9 +67,9 @@ def decode_sum(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int)
 def sum_encode(
     messages: torch.Tensor, n: int, parts: int, dtype: torch.dtype, bits: int, block: int
 ) -> torch.Tensor:
-    """Messages [parts, length'] of the sum, rounded to `dtype`, of messages [partners, length] of n values.
+    """Sum messages [partners, length] of n values, round to `dtype`, return as messages [parts, length'].
 
-    n: parts x a multiple of `block`, so that no block of the sum lies in two parts
+    n: parts x a multiple of `block`, so that no block of the sum spans two parts
     """
     out = _messages(parts, n // parts, bits, block, messages.device)
     launch_sum_encode(messages, out, n, dtype, bits, block)
@@ -92,7 +92,7 @@ def _messages(rows: int, n: int, bits: int, block: int, device: torch.device) ->
 
 
 def constants(bits: int, block: int) -> dict[str, int]:
-    """What the kernels are compiled for."""
+    """The kernels' compile-time constants."""
     width = triton.next_power_of_2(block)
     return {"BITS": bits, "BLOCK": block, "WIDTH": width, "GROUP": max(1, TILE // width), "QMAX": QMAX[bits]}
 
@@ -167,7 +167,7 @@ def _sum_encode(
     blocks, _, is_value = _tile(part, BLOCK, WIDTH, GROUP)
     row = tl.program_id(1).to(tl.int64)
     first = row * (part // BLOCK)  # the row's first block among the blocks received
-    # Blocks beyond this row's are another row's: read in vain, and not written.
+    # Blocks beyond this row's end belong to another row: they are read but not written.
     total = _sum(
         received, received_scales, row * 0, partner_stride, partners, n, first + blocks,
         BITS, BLOCK, WIDTH, GROUP,
@@ -178,7 +178,7 @@ def _sum_encode(
 
 @triton.jit
 def _tile(n, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
-    """This program's blocks [GROUP], their values' places [GROUP, WIDTH], and which of these are there."""
+    """This program's blocks [GROUP], their values' places [GROUP, WIDTH], and which of these exist."""
     blocks = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
     within = tl.arange(0, WIDTH)[None, :]
     places = blocks[:, None] * BLOCK + within
@@ -187,9 +187,9 @@ def _tile(n, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def _bytes_of(blocks, n, BITS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The places in a message of these blocks' codes, and which of them are there.
+    """The places of these blocks' codes in a message, and which of them exist.
 
-    n is divided first: n * BITS would not fit 32 bits from 2^28 values on.
+    n is divided first: n * BITS would not fit in 32 bits from 2^28 values on.
     """
     within = tl.arange(0, WIDTH * BITS // 8)[None, :]
     places = blocks[:, None] * (BLOCK * BITS // 8) + within
@@ -210,7 +210,7 @@ def _sum(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """[GROUP, WIDTH] fp32, values of these blocks summed over `count` messages in their order."""
+    """The values of these blocks summed over `count` messages in their order, [GROUP, WIDTH] fp32."""
     places, is_code = _bytes_of(blocks, n, BITS, BLOCK, WIDTH)
     scale_places = n // (32 // BITS) + blocks
     is_scale = blocks * BLOCK < n
@@ -220,7 +220,7 @@ def _sum(
         start = first + i * stride.to(tl.int64)
         codes = tl.load(messages + start + places, mask=is_code, other=0).to(tl.int8, bitcast=True)
         scale = tl.load(scales + start // 4 + scale_places, mask=is_scale, other=0.0)
-        if BITS == 4:  # the shifts to the right are arithmetic and bring the sign
+        if BITS == 4:  # the right shifts are arithmetic: they extend the sign
             codes = tl.reshape(tl.join((codes << 4) >> 4, codes >> 4), (GROUP, WIDTH))
         total += codes.to(tl.float32) * scale[:, None]
     return total
@@ -244,7 +244,7 @@ def _write(
     magnitudes = x.to(tl.int32, bitcast=True) & _MAGNITUDE
     largest = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
     scale = tl.div_rn(largest, tl.full((GROUP,), QMAX, tl.float32))
-    scale = tl.where(scale < _SMALLEST_NORMAL, 0.0, scale)  # a NaN stays
+    scale = tl.where(scale < _SMALLEST_NORMAL, 0.0, scale)  # a NaN stays a NaN
     is_usable = (scale > 0.0) & (scale < float("inf"))
     divisor = tl.where(is_usable, scale, 1.0)[:, None]
     codes = (tl.div_rn(x, tl.broadcast_to(divisor, (GROUP, WIDTH))) + _ROUNDER) - _ROUNDER

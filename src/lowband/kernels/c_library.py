@@ -1,7 +1,7 @@
-"""C of this package, compiled by the machine's own compiler when a process first uses it.
+"""This package's C code, compiled with the machine's own compiler when a process first uses it.
 
-No build step when the package is installed and no binary that travels: the library is built in a temporary
-folder (about a second), loaded, and the folder removed. What a processor can do is asked of Linux.
+Installing the package needs no build step and ships no binary: the library is built in a temporary folder
+(about a second) and loaded, and the folder is removed. Linux reports the processor's features.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ TIMEOUT_S = 60
 
 
 class Compiler(NamedTuple):
-    """A C compiler: its path and the first line of what it says of itself."""
+    """A C compiler: its path and the first line that `--version` prints."""
 
     path: str
     version: str
@@ -27,7 +27,7 @@ class Compiler(NamedTuple):
 
 @cache
 def compiler() -> Compiler:
-    """The first of COMPILERS that is there and answers. Raises UserError if none does."""
+    """The first of COMPILERS that is installed and runs. Raises UserError if none does."""
     for name in COMPILERS:
         path = shutil.which(name)
         if path is not None and (said := _run([path, "--version"])).returncode == 0:
@@ -45,19 +45,19 @@ def build(source: Path, flags: tuple[str, ...], library: Path) -> None:
 
 @cache
 def load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The library of a C file, built anew for this process. Raises UserError if that cannot be."""
+    """The library of a C file, built for this process. Raises UserError if it cannot be built or loaded."""
     try:
         with tempfile.TemporaryDirectory(prefix="lowband-") as folder:
             library = Path(folder) / f"{source.stem}.so"
             build(source, flags, library)
-            return ctypes.CDLL(str(library))  # stays mapped when its file is gone
+            return ctypes.CDLL(str(library))  # stays mapped after its file is removed
     except OSError as error:
         raise UserError(f"cannot be loaded: {error}", where=source) from None
 
 
 @cache
 def processor_features() -> frozenset[str]:
-    """What the processor can do, in Linux's words (`avx2`, `fma`); empty where Linux is not."""
+    """The processor's features by Linux's names (`avx2`, `fma`); empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Every Triton kernel compiled for the papers' machines, without any of them: registers, spills, memory.
+"""Compile every Triton kernel for the papers' machines, without the machines: registers, spills, memory.
 
-Triton brings both back ends, so a CPU can compile for all. This proves that a kernel compiles and fits, not
-that it is right or fast there. In a process with TRITON_INTERPRET=1 kernels cannot be compiled.
+Triton includes both back ends, so a CPU can compile for all targets. This proves that a kernel compiles and
+fits, not that it is right or fast there. In a process with TRITON_INTERPRET=1 kernels cannot be compiled.
 """
 
 import csv
@@ -29,16 +29,16 @@ TARGETS = {
     "gfx90a": GPUTarget("hip", "gfx90a", 64),  # MI250X
     "gfx942": GPUTarget("hip", "gfx942", 64),  # MI300X
 }
-# What one block may have (CUDA C++ Programming Guide, table of compute capabilities; CDNA ISA guides: LDS).
+# Most per block (CUDA C++ Programming Guide, table of compute capabilities; CDNA ISA guides: LDS).
 SHARED_LIMIT_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx90a": 64 * 1024, "gfx942": 64 * 1024}
 TOOL_TIME_LIMIT_S = 60
 
-# Instructions of the matrix units in the assembly of each target.
+# Matrix-unit instructions in the targets' assembly.
 _MATRIX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|v_mfma_\w+)")
 
 
 class Variant(NamedTuple):
-    """A kernel with everything that is fixed when it is compiled."""
+    """A kernel with all of its compile-time parameters."""
 
     kernel: str
     config: str
@@ -50,7 +50,7 @@ class Variant(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """One row: a variant on a target. Spilled bytes are a thread's; registers too (AMD: vector registers)."""
+    """One row: a variant on a target. Registers (AMD: vector registers) and spilled bytes are per thread."""
 
     kernel: str
     config: str
@@ -64,14 +64,14 @@ class Compiled(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel; attention with causal masking and, for each head size, the first of its tiles."""
+    """Every kernel; attention with causal masking and the first tile of each head size."""
     yield from _block_quant()
     yield from _softmax()
     yield from _attention("hip" if target.startswith("gfx") else "cuda")
 
 
 def compile_all(targets: list[str], path: Path, say: Callable[[str], None]) -> None:
-    """Write a row for every variant on the targets. Raises what the compiler raises."""
+    """Write a row for every variant on the targets. Raises the compiler's errors."""
     rows = []
     for target in targets:
         for variant in variants(target):
@@ -95,7 +95,7 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
         signature[name] = variant.pointers.get(name, "fp32" if name in variant.floats else "i32")
         is_stride = name.endswith(("stride", "_b", "_n", "_t"))
         if name in variant.pointers or is_stride or name in ("n", "part", "columns"):
-            attributes[i,] = [["tt.divisibility", 16]]  # as the launcher finds of aligned tensors
+            attributes[i,] = [["tt.divisibility", 16]]  # as the launcher infers for aligned tensors
     source = ASTSource(function, signature, variant.constants, attributes)
     compiled = triton.compile(source, target=TARGETS[target], options=variant.options)
     assembly = compiled.asm["ptx" if "ptx" in compiled.asm else "amdgcn"]
@@ -107,7 +107,7 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
 
 
 def _cubin(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack of a CUDA kernel; nothing but spilled registers is on the stack of these."""
+    """Registers and stack bytes of a CUDA kernel; these kernels' stacks hold only spilled registers."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
@@ -121,7 +121,7 @@ def _cubin(cubin: bytes) -> tuple[int, int]:
 
 
 def _amdgcn(assembly: str) -> tuple[int, int]:
-    """Vector registers and the bytes of those spilled, from the metadata of an AMD kernel."""
+    """Vector registers and bytes of spilled ones, from the metadata of an AMD kernel."""
     counts = {
         key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", assembly)
     }

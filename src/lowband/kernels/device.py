@@ -1,4 +1,4 @@
-"""Where the Triton kernels run: on a CUDA or ROCm device, and on the CPU under Triton's interpreter.
+"""Where the Triton kernels run: on a CUDA or ROCm device, or on the CPU under Triton's interpreter.
 
 The interpreter is for tests. It is chosen by TRITON_INTERPRET=1 before the first kernel is imported.
 """
@@ -14,5 +14,5 @@ _IS_INSTALLED = find_spec("triton") is not None
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether Triton kernels take tensors of this device."""
+    """Whether Triton kernels accept tensors on this device."""
     return _IS_INSTALLED and (device.type == "cuda" or (IS_INTERPRETED and device.type == "cpu"))

@@ -8,8 +8,8 @@ and for a gradient do of out, with delta = the row sums of do * out:
 
     dv = P^T do      dP = do v^T      dS = P * (dP - delta)      dq = s dS k      dk = s dS^T q
 
-With causal masking a query sees the keys up to its own, counted from the last of both (as FlashAttention
-since 2.1 does): key j <= query i + Tk - Tq. A query that sees no key has an output of 0.
+With causal masking a query sees the keys up to its own position, with the last query and the last key aligned
+(as in FlashAttention since 2.1): key j <= query i + Tk - Tq. A query that sees no key has an output of 0.
 
 Shape letters: B batch, N query heads, G key heads (N a multiple: grouped queries), T sequence, D head size.
 """
@@ -20,14 +20,14 @@ from lowband.errors import UserError
 from lowband.kernels.device import IS_INTERPRETED, runs_triton
 
 HEAD_SIZES = (32, 64, 128, 256)
-MOST_HEADS = 65535  # over the batch: the second dimension of a CUDA grid
-WIDEST_FP32 = 64  # on a GPU: exact fp32 products are unrolled, wider tiles compile for minutes and spill
+MOST_HEADS = 65535  # in the whole batch: the limit of a CUDA grid's second dimension
+WIDEST_FP32 = 64  # on a GPU: exact fp32 products are unrolled; wider tiles compile for minutes and spill
 
 
 def inputs(
     shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> tuple[torch.Tensor, ...]:
-    """Random q, k, v and a gradient of the output. shape: B, N, G, Tq, Tk, D."""
+    """Random q, k, v and a random gradient of the output. shape: B, N, G, Tq, Tk, D."""
     B, N, G, Tq, Tk, D = shape
     generator = torch.Generator(device).manual_seed(seed)
     return tuple(
@@ -39,7 +39,7 @@ def inputs(
 def reference(
     q_BNTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor, is_causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, N, Tq, D] and logsumexp [B, N, Tq] by the formulas above, in the dtype given."""
+    """Output [B, N, Tq, D] and logsumexp [B, N, Tq] by the module's formulas, in the inputs' dtype."""
     N, Tq, Tk = q_BNTD.shape[1], q_BNTD.shape[2], k_BGTD.shape[2]
     k, v = (x.repeat_interleave(N // x.shape[1], dim=1) for x in (k_BGTD, v_BGTD))
     scores = scale * q_BNTD @ k.transpose(-1, -2)
@@ -63,7 +63,7 @@ def require(device: torch.device) -> None:
 
 
 def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
-    """Raises UserError for heads that the kernels do not serve."""
+    """Raises UserError for head counts or a head size that the kernels do not support."""
     if head_size not in HEAD_SIZES:
         raise UserError(f"head size {head_size} is not served", where="attention flash2", allowed=HEAD_SIZES)
     if heads % kv_heads:
@@ -73,7 +73,7 @@ def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
 
 
 def check_dtype(dtype: torch.dtype, head_size: int, device: torch.device) -> None:
-    """Raises UserError for fp32 on a GPU in heads too wide for it."""
+    """Raises UserError for fp32 on a GPU with a head size above WIDEST_FP32."""
     if dtype == torch.float32 and head_size > WIDEST_FP32 and device.type == "cuda":
         raise UserError(
             f"fp32 in heads of {head_size} on a GPU", where="attention flash2",
@@ -90,8 +90,8 @@ def attention(
 ) -> torch.Tensor:
     """Softmax attention, differentiable: [B, N, Tq, D] in the dtype of q (fp16, bf16 or fp32).
 
-    Values of a head must lie side by side; other strides are free. scale: default 1 / sqrt(D).
-    Raises UserError for a head size, a grouping, a dtype or a device that the kernels do not serve.
+    scale: default 1 / sqrt(D). A last dim that is not contiguous is copied; other strides are free.
+    Raises UserError for a head size, a grouping, a dtype or a device that the kernels do not support.
     """
     require(q_BNTD.device)
     _check_shapes(q_BNTD, k_BGTD, v_BGTD)
@@ -99,7 +99,7 @@ def attention(
     check_heads(q_BNTD.shape[1], k_BGTD.shape[1], D)
     check_dtype(q_BNTD.dtype, D, q_BNTD.device)
     scale = D**-0.5 if scale is None else scale
-    if not scale > 0:  # the largest score is found before scaling
+    if not scale > 0:  # the kernels take the largest score before scaling
         raise UserError(f"scale {scale} is not positive", where="attention flash2")
     if IS_INTERPRETED and q_BNTD.dtype == torch.bfloat16:  # the interpreter's bf16 arithmetic is wrong
         q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
@@ -108,7 +108,7 @@ def attention(
 
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """The kernels read k and v by the sizes of q and of each other."""
+    """Raises UserError unless shapes match: the kernels index k and v by the sizes of q and each other."""
     shapes = [tuple(x.shape) for x in (q, k, v)]
     if (
         any(len(shape) != 4 for shape in shapes)
@@ -123,7 +123,7 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-# Operators of torch's, so that its compiler does not break the graph at them.
+# Registered as torch operators, so that torch.compile does not break the graph at them.
 
 
 @torch.library.custom_op("lowband::flash_attention", mutates_args=())
@@ -161,7 +161,7 @@ def _(dout, q, k, v, out, logsumexp, is_causal, scale):
 def _keep(ctx, inputs, output) -> None:
     q, k, v, ctx.is_causal, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)  # nobody uses the logsumexp's gradient
+    ctx.set_materialize_grads(False)  # the logsumexp's gradient is not used
 
 
 def _gradients(ctx, dout, _dlogsumexp):
@@ -172,5 +172,5 @@ _forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:
-    """With the values of a head side by side."""
+    """x with a contiguous last dim, copied only if needed."""
     return x if x.stride(-1) == 1 else x.contiguous()

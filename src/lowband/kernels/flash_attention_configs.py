@@ -1,8 +1,8 @@
-"""Tile sizes to choose from on a device: the first call for a head size and a mask times them all.
+"""Candidate tile sizes for the autotuner: the first call for a head size and a mask times them all.
 
-Few, so that choosing takes seconds. A tile that does not fit a device's shared memory is left out by the
-autotuner itself. ROWS are queries, COLUMNS keys. `lowband bench-kernel --compile`
-compiles the first tile of each list.
+There are few, so that tuning takes seconds. The autotuner itself skips tiles that do not fit a device's
+shared memory. ROWS are queries, COLUMNS are keys. `lowband bench-kernel --compile` compiles the first tile of
+each list.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ import triton
 
 from lowband.kernels.device import IS_HIP, IS_INTERPRETED
 
-# (ROWS, COLUMNS, warps, stages), by device and head size. A block may have 163 (sm_80) or 227 KiB (sm_90) of
-# shared memory on CUDA devices, 64 KiB on CDNA, whose warps have 64 lanes.
+# (ROWS, COLUMNS, warps, stages), by device and head size. A block may use 163 (sm_80) or 227 KiB (sm_90) of
+# shared memory on CUDA devices, and 64 KiB on CDNA, whose warps have 64 lanes.
 Tile = tuple[int, int, int, int]
 Tiles = dict[str, dict[int, list[Tile]]]
 
@@ -58,11 +58,11 @@ BACKWARD_QUERIES: Tiles = {
         256: [(32, 16, 4, 1)],
     },
 }
-INTERPRETED: Tile = (64, 32, 1, 1)  # unequal, so that a mix-up shows
+INTERPRETED: Tile = (64, 32, 1, 1)  # unequal, so that mixing up rows and columns fails
 
 
 def tuned(tiles: Tiles) -> Callable:
-    """Decorator of a kernel with HEAD, IS_CAUSAL, ROWS and COLUMNS."""
+    """Autotuning decorator for a kernel with the constants HEAD, IS_CAUSAL, ROWS and COLUMNS."""
     by_head = tiles["hip" if IS_HIP else "cuda"]
     if IS_INTERPRETED:
         by_head = {head: [INTERPRETED] for head in by_head}

@@ -1,14 +1,14 @@
 """FlashAttention-2 on a GPU (arXiv 2307.08691): one program per block of queries, or of keys, of one head.
 
 [Note: base 2] The GPU's exponential is 2^x. Scores are scaled by s log2(e), so that P = 2^(S' - L'), and the
-logsumexp is brought back to base e where it is stored.
+logsumexp is converted back to base e when it is stored.
 
-[Note: three stretches] With causal masking the keys of a block of queries are a stretch that all of them see,
-without any mask, then the diagonal, with one, then keys that none sees, which are not read at all. For a
-block of keys the queries are the same in reverse. A block that reaches over the last key is masked likewise.
+[Note: three stretches] With causal masking the keys of a block of queries form three stretches: keys that all
+queries see, without a mask; the diagonal, with a mask; and keys that no query sees, which are not read. For a
+block of keys the queries form the same stretches in reverse. A block that reaches past the last key is masked.
 
-[Note: no atomics] The backward makes dk and dv by blocks of keys (each program goes over the queries of all
-heads of its group) and dq by blocks of queries: five products become seven, no sum depends on an order.
+[Note: no atomics] The backward computes dk and dv by blocks of keys (each program loops over the queries of
+all heads of its group) and dq by blocks of queries: five products become seven, but sums are deterministic.
 """
 
 import torch
@@ -51,7 +51,7 @@ def backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v from that of the output, [B, N, Tq, D]."""
+    """Gradients of q, k and v, in their shapes, from the output's gradient dout [B, N, Tq, D]."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale)
     return dq, dk, dv
@@ -75,7 +75,7 @@ def launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale)
 
 
 def _strides(*tensors: torch.Tensor) -> list[int]:
-    """Of batch, head and position of each tensor."""
+    """The strides of each tensor's batch, head and position dims."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
@@ -88,7 +88,7 @@ def _forward(
     heads, group, queries, keys, scale,
     HEAD: tl.constexpr, IS_CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    # With a causal mask the last queries have most keys: they go first.
+    # With a causal mask the last queries have the most keys, so they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0) if IS_CAUSAL else tl.program_id(0)
     b, n = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -109,7 +109,7 @@ def _forward(
         True, IS_CAUSAL, HEAD, COLUMNS,
     )  # fmt: skip
 
-    seen = total > 0.0  # not so for a query without keys
+    seen = total > 0.0  # False for a query without keys
     result = sums / tl.where(seen, total, 1.0)[:, None]
     places = _places(out + b * out_b + n * out_n, block * ROWS, out_t, HEAD, ROWS)
     tl.store(places, result.to(out.dtype.element_ty), mask=is_row[:, None])
@@ -121,7 +121,7 @@ def _forward(
 def _keys_of(
     block, queries, keys, IS_CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Ends of the keys that all queries of the block see, in whole blocks, and of those that any sees."""
+    """Ends of the keys that all queries of the block see (whole blocks) and of the keys that any sees."""
     end, all_see = keys, keys
     if IS_CAUSAL:
         offset = keys - queries
@@ -135,7 +135,7 @@ def _forward_stretch(
     top, total, sums, q_tile, k, v, k_t, v_t, rows, queries, keys, start, end, scale,
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The state after the keys from `start` to `end`."""
+    """Update (top, total, sums) with the keys from `start` to `end`, and return them."""
     for first in range(start, end, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         k_tile = _load(k, first, k_t, keys, IS_MASKED, HEAD, COLUMNS)
@@ -144,7 +144,7 @@ def _forward_stretch(
             scores = tl.where(_is_seen(rows, columns, queries, keys, IS_CAUSAL), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
         shift = new_top
-        if IS_MASKED:  # no key seen yet: -inf less -inf is no number
+        if IS_MASKED:  # no key seen yet: -inf minus -inf would be NaN
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(scores * scale - shift[:, None])
         decay = tl.exp2(top - shift)
@@ -157,14 +157,14 @@ def _forward_stretch(
 
 @triton.jit
 def _places(head, first, stride, HEAD: tl.constexpr, SIZE: tl.constexpr):
-    """Pointers to [SIZE, HEAD], the positions of one head from `first` on: 64 bits but for the offsets."""
+    """Pointers [SIZE, HEAD] to one head's positions from `first` on; only the offsets are 32 bits wide."""
     offsets = tl.arange(0, SIZE)[:, None] * stride + tl.arange(0, HEAD)[None, :]
     return head + first * tl.cast(stride, tl.int64) + offsets
 
 
 @triton.jit
 def _load(head, first, stride, count, IS_MASKED: tl.constexpr, HEAD: tl.constexpr, SIZE: tl.constexpr):
-    """What lies there; zeros beyond position `count`."""
+    """The values [SIZE, HEAD] of one head's positions from `first` on; zeros from position `count` on."""
     pointers = _places(head, first, stride, HEAD, SIZE)
     mask = (first + tl.arange(0, SIZE) < count)[:, None]
     return tl.load(pointers, mask=mask, other=0.0) if IS_MASKED else tl.load(pointers)
@@ -172,7 +172,7 @@ def _load(head, first, stride, count, IS_MASKED: tl.constexpr, HEAD: tl.constexp
 
 @triton.jit
 def _is_seen(rows, columns, queries, keys, IS_CAUSAL: tl.constexpr):
-    """[rows, columns], whether the key is there and the query sees it."""
+    """Whether the key exists and the query sees it, [rows, columns]."""
     seen = (columns < keys)[None, :]
     if IS_CAUSAL:
         seen = seen & (columns[None, :] <= rows[:, None] + (keys - queries))
@@ -213,7 +213,7 @@ def _backward_keys(
     dk_sums = tl.zeros((COLUMNS, HEAD), tl.float32)
     dv_sums = tl.zeros((COLUMNS, HEAD), tl.float32)
 
-    # Queries before `start` see none of these keys, those from `whole` on see all.
+    # Queries before `start` see none of these keys; queries from `whole` on see all of them.
     start, whole = 0, 0
     if IS_CAUSAL:
         offset = keys - queries
@@ -247,15 +247,15 @@ def _keys_stretch(
     start, end, scale,
     IS_DIAGONAL: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The sums after the queries from `start` to `end`.
+    """Add the queries from `start` to `end` to (dk_sums, dv_sums), and return them.
 
-    Beyond the last query dout and q are zeros, and so is what they add.
+    Beyond the last query dout and q are zeros, so they add nothing.
     """
     for first in range(start, end, ROWS):
         rows = first + tl.arange(0, ROWS)
         q_tile = _load(q, first, q_t, queries, True, HEAD, ROWS)
         row_log, row_delta = _row_values(logsumexp, delta, rows, queries)
-        # Transposed, [columns, rows]: what the products below take.
+        # Transposed, [columns, rows], as the products below need them.
         scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * (scale * _LOG2E)
         weights = tl.exp2(scores - row_log[None, :])
         if IS_DIAGONAL:
@@ -270,7 +270,7 @@ def _keys_stretch(
 
 @triton.jit
 def _row_values(logsumexp, delta, rows, queries):
-    """Of these queries, the logsumexp, base 2, and delta."""
+    """The logsumexp, base 2, and delta of these queries."""
     is_row = rows < queries
     row_log = tl.load(logsumexp + rows, mask=is_row, other=0.0) * _LOG2E
     return row_log, tl.load(delta + rows, mask=is_row, other=0.0)
@@ -314,7 +314,7 @@ def _queries_stretch(
     sums, q_tile, dout_tile, k, v, k_t, v_t, row_log, row_delta, rows, queries, keys, start, end, scale,
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The sum after the keys from `start` to `end`."""
+    """Add the keys from `start` to `end` to the sums of dq, and return them."""
     for first in range(start, end, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         k_tile = _load(k, first, k_t, keys, IS_MASKED, HEAD, COLUMNS)

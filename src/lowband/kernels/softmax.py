@@ -1,6 +1,6 @@
 """Softmax of the rows of a matrix, by four algorithms that move different numbers of bytes.
 
-Of a row that no cache holds, each pass reads it, and some write it. N values take
+If no cache holds the row, every pass reads it from memory, and some write it. N values take
 
     recompute   max; sum of e^(x - max); e^(x - max) / sum             reads 3 N, writes N
     reload      max; e^(x - max) written, and summed; divided          reads 3 N, writes 2 N
@@ -8,9 +8,9 @@ Of a row that no cache holds, each pass reads it, and some write it. N values ta
     two_pass    sum as a mantissa and an exponent; divided             reads 2 N, writes N
 
 Two-Pass (arXiv 2001.04438) needs no maximum, because nothing in it can overflow: e^x = m 2^n with
-n = round(x log2 e) and m = e^(x - n ln 2) in [2^-1/2, 2^1/2]. A sum of such pairs keeps the largest n, and
-shifts the other mantissa by the difference: a product with a power of two, which is exact. Rows with numbers
-beyond 45,000, whose n is not exact in fp32, are computed by `recompute` instead.
+n = round(x log2 e) and m = e^(x - n ln 2) in [2^-1/2, 2^1/2]. A sum of two pairs keeps the larger n and
+scales the other mantissa by a power of two, which is exact. Rows with numbers beyond 45,000, whose n is not
+exact in fp32, are computed by `recompute` instead.
 """
 
 from typing import Literal, get_args
@@ -27,14 +27,14 @@ ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 def inputs(
     rows: int, columns: int, dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random x and a gradient of its softmax, [rows, columns]."""
+    """Random x and a random gradient of its softmax, each [rows, columns]."""
     generator = torch.Generator(device).manual_seed(seed)
     x, dy = (torch.randn(rows, columns, generator=generator, device=device) for _ in range(2))
     return (4 * x).to(dtype), dy.to(dtype)
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
-    """e^(x - max) / sum along the last dim, in the dtype given."""
+    """e^(x - max) / sum along the last dim, in x's dtype."""
     weights = (x - x.amax(-1, keepdim=True)).exp()
     return weights / weights.sum(-1, keepdim=True)
 
@@ -42,8 +42,8 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 def softmax(x: torch.Tensor, algorithm: Algorithm = "two_pass") -> torch.Tensor:
     """Softmax along the last dim of [..., columns], differentiable, in x's dtype (fp16, bf16, fp32).
 
-    Sums are fp32. A row with an infinity or a NaN comes out as torch's does.
-    Raises UserError without a GPU, for an empty tensor, and for an algorithm that there is not.
+    Sums are fp32. A row with an infinity or a NaN gives the same result as torch.softmax.
+    Raises UserError without a GPU, for an empty tensor, and for an unknown algorithm.
     """
     if algorithm not in ALGORITHMS:
         raise UserError(f"no algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)

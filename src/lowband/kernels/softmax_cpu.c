@@ -1,13 +1,13 @@
 /* Softmax of one vector in fp32, by the three algorithms of arXiv 2001.04438 (Dukhan and Ablavatski), and
- * plain passes over memory to hold them against. One source for two widths: -DLANES=8 (AVX2 and FMA) and
+ * plain passes over memory for comparison. One source for two widths: -DLANES=8 (AVX2 and FMA) and
  * -DLANES=16 (AVX-512F).
  *
  *   y_i = e^(x_i) / sum_j e^(x_j),   e^x = m 2^n,   n = round(x / ln 2),   m = e^(x - n ln 2) in [0.70, 1.42]
  *
- * A pass goes in blocks of UNROLL vectors; what is left at the end is padded with -inf, whose e^x is 0. Sums
- * are kept per lane over at most CHUNK values and then in double, so that one of a hundred million keeps its
- * digits. Results below the smallest normal number are 0 (denormals are flushed): some processors take 150
- * cycles for one.
+ * A pass works in blocks of UNROLL vectors; the last block is padded with -inf, whose e^x is 0. Sums are kept
+ * per lane over at most CHUNK values and then in double, so that a sum of a hundred million values keeps its
+ * precision. Results below the smallest normal number are 0 (denormals are flushed): some processors take
+ * 150 cycles for one.
  *
  * A NaN, a +inf, or nothing but -inf gives NaN everywhere, as torch.softmax does; another -inf gives 0.
  */
@@ -63,7 +63,7 @@ INLINE vec power(vec n, vec base)
 #endif
 }
 
-/* The same for any n <= base: 0 if it is far below. */
+/* 2^(n - base) for any whole n <= base: 0 if n is far below. */
 INLINE vec power_far(vec n, vec base)
 {
 #if LANES == 16
@@ -82,12 +82,12 @@ INLINE vec power_far(vec n, vec base)
 typedef void reading(const float *x, void *state);
 typedef void writing(const float *x, float *y, void *state);
 
-/* Asks for the input of a later block: between loads that wait for arithmetic the processor's own
+/* Prefetches the input of a later block: between loads that wait for arithmetic the processor's own
  * prefetching falls behind (docs/softmax-cpu.md). */
 INLINE void prefetch(const float *x)
 {
     for (size_t byte = 0; byte < BLOCK * sizeof *x; byte += 64)
-        _mm_prefetch((const char *)((uintptr_t)x + AHEAD + byte), _MM_HINT_T0); /* may lie behind the end */
+        _mm_prefetch((const char *)((uintptr_t)x + AHEAD + byte), _MM_HINT_T0); /* may be beyond the end */
 }
 
 INLINE void pad(float *block, const float *x, size_t count)
@@ -150,7 +150,7 @@ static float max_pass(const float *x, size_t n)
     float lanes[BLOCK], top = -INFINITY;
     EACH V(storeu)(lanes + k * LANES, s.top[k]);
     for (int k = 0; k < BLOCK; k++)
-        top = lanes[k] > top ? lanes[k] : top; /* a NaN is lost here, and found by the sum */
+        top = lanes[k] > top ? lanes[k] : top; /* may lose a NaN, which the sum then keeps */
     return top;
 }
 
@@ -278,7 +278,7 @@ static void two_pass(const float *x, float *y, size_t n)
         read_blocks(add_pairs_block, x + i, n - i < CHUNK ? n - i : CHUNK, &s);
         add_lanes(&s, &sum_m, &sum_n);
     }
-    /* What pairs do not hold exactly (a +inf, a NaN, nothing but -inf, huge numbers) is shifted first. */
+    /* Input that pairs cannot represent exactly (+inf, NaN, nothing but -inf, huge) is shifted first. */
     if (!(fabs(sum_n) < N_LIMIT && isfinite(sum_m))) {
         three_pass_recompute(x, y, n);
         return;
@@ -287,7 +287,7 @@ static void two_pass(const float *x, float *y, size_t n)
     write_blocks(scale_pairs_block, x, y, n, &s);
 }
 
-/* ---- what is exported ---- */
+/* ---- exported functions ---- */
 
 #define FLUSH_DENORMALS 0x8000u
 
@@ -301,7 +301,7 @@ static void two_pass(const float *x, float *y, size_t n)
         _mm_setcsr(mode);                                          \
     }
 
-/* Passes over memory without arithmetic worth the name: what the algorithms' passes could take at best. */
+/* Passes over memory with negligible arithmetic: lower bounds for the times of the algorithms' passes. */
 static void read_pass(const float *x, float *y, size_t n) { y[0] = max_pass(x, n); }
 
 static void scale_pass(const float *x, float *y, size_t n)

@@ -1,7 +1,7 @@
 """Softmax of one fp32 vector on one core: the three algorithms of arXiv 2001.04438, vectorised in C.
 
-`softmax_cpu.c` holds the algorithms and says how they work; compiled for AVX2 it handles 8 values at a time,
-for AVX512 16. What they cost is in `cost/softmax.py`, how they are measured in `bench/softmax.py`.
+`softmax_cpu.c` implements and explains the algorithms; compiled for AVX2 it handles 8 values at a time, for
+AVX512 16. `cost/softmax.py` has their costs, `bench/softmax.py` measures them.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ _FLAGS = ("-std=gnu11", "-O3")
 
 
 class Isa(NamedTuple):
-    """An instruction set: its name in a sentence, what the processor must have, what the compiler is told."""
+    """An instruction set: its name in text, the required processor features, the compiler flags."""
 
     title: str
     features: frozenset[str]
     flags: tuple[str, ...]
 
 
-# Widest first: the first that is here is used.
+# Widest first: the first one that the processor supports is used.
 ISAS = {
     "AVX512": Isa("AVX-512", frozenset({"avx512f"}), (*_FLAGS, "-DLANES=16", "-mavx512f")),
     "AVX2": Isa("AVX2", frozenset({"avx2", "fma"}), (*_FLAGS, "-DLANES=8", "-mavx2", "-mfma")),
@@ -41,7 +41,7 @@ def missing(isa: str) -> str:
 
 
 class Kernels:
-    """The functions of one instruction set, compiled. Raises UserError where it cannot be had."""
+    """The compiled functions of one instruction set. Raises UserError if they cannot be compiled or run."""
 
     def __init__(self, isa: str) -> None:
         if cause := missing(isa):
@@ -52,20 +52,20 @@ class Kernels:
         self._calls = {name: _function(library, name) for name in (*ALGORITHMS, *PASSES)}
 
     def run(self, name: str, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
-        """One algorithm, or a pass that only moves data, from x to y.
+        """Run one algorithm, or a pass that only moves data, from x to y.
 
         x, y: [n] fp32, contiguous, n >= 1, not overlapping
         """
         self._calls[name](*_pointers(x, y))
 
     def seconds(self, name: str, x: NDArray[np.float32], y: NDArray[np.float32]) -> float:
-        """The same, timed. Before the clock starts x is read once: it is in the caches as far as it fits."""
+        """Time of one `run`, in seconds. x is read once before, so the caches hold as much as fits."""
         return float(self._seconds(self._calls[name], *_pointers(x, y)))
 
 
 @cache
 def kernels(isa: str) -> Kernels:
-    """The compiled functions of an instruction set. Raises UserError where it cannot be had."""
+    """The functions of an instruction set, compiled once. Raises UserError if that is impossible."""
     return Kernels(isa)
 
 
@@ -77,7 +77,7 @@ def softmax(x: NDArray[np.float32], algorithm: str = TWO_PASS, isa: str | None =
     isa:       a name in ISAS; default: the widest that this processor has
     Returns [n] fp32, within `error_bound` of exact arithmetic. Results below the smallest normal number
     (1.2e-38) may be 0. A NaN, a +inf or nothing but -inf gives NaN everywhere, as torch.softmax does.
-    Raises UserError for other input, and where there is no such instruction set or no C compiler.
+    Raises UserError for other input, and if the instruction set or a C compiler is missing.
     """
     if algorithm not in ALGORITHMS:
         raise UserError(f"no algorithm '{algorithm}'", allowed=ALGORITHMS)
@@ -94,8 +94,8 @@ def softmax(x: NDArray[np.float32], algorithm: str = TWO_PASS, isa: str | None =
 
 
 def reference(x: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """The same in float64, x shifted by its largest value: the definition. [n] -> [n]"""
-    with np.errstate(invalid="ignore"):  # inf - inf is meant
+    """Softmax of a vector by its definition, in float64, shifted by the largest value. [n] -> [n]"""
+    with np.errstate(invalid="ignore"):  # inf - inf is intended
         e = np.exp(x.astype(np.float64) - np.float64(x.max()))
         return np.asarray(e / e.sum())
 
@@ -105,13 +105,13 @@ _BLOCK, _CHUNK = 32, 8192  # UNROLL * LANES of AVX2, CHUNK of the C file
 
 
 def error_bound(x: NDArray[np.float32], algorithm: str) -> NDArray[np.float64]:
-    """How far each output may be from exact arithmetic at most. [n] -> [n]
+    """The largest error of each output against exact arithmetic. [n] -> [n]
 
-    Relative: the polynomial and its roundings (4 in the output, 4 in the sum), 4 of the output's products and
-    of the sum's last steps, and one for each block that is added to a lane before the lanes are added in
-    float64. Three-pass algorithms also round x - max, of which e^x makes a relative error of |x - max|
-    roundings, in the output and in the sum alike; two-pass does not. Absolute: what is flushed to 0, twice
-    the smallest normal number.
+    Relative: the polynomial and its roundings (4 in the output, 4 in the sum), 4 for the output's products
+    and the sum's last steps, and one per block that is added to a lane before the lanes are added in float64.
+    Three-pass algorithms also round x - max, which e^x turns into a relative error of |x - max| roundings,
+    both in the output and in the sum; two-pass does not. Absolute: twice the smallest normal number, for
+    results that are flushed to 0.
     """
     blocks = -(-min(len(x), _CHUNK) // _BLOCK)
     exact = reference(x)

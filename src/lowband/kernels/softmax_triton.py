@@ -1,6 +1,6 @@
-"""Softmax on a GPU: a program has one long row, or several short ones, and goes over it in tiles.
+"""Softmax on a GPU: a program handles one long row, or several short ones, and loops over it in tiles.
 
-State is kept for each column of a tile and joined once, after the last tile: no reduction inside the loop.
+State is kept per column of a tile and combined once, after the last tile: the loop contains no reduction.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from lowband.kernels.softmax import Algorithm
 
-TILE = 8192  # values of a program at a time, at most
+TILE = 8192  # most values that a program handles at a time
 WARPS = 8
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -17,12 +17,12 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2_HIGH = tl.constexpr(0.693145751953125)
 _LN2_LOW = tl.constexpr(1.4286068203094172e-06)
 _HALF_LN2 = tl.constexpr(0.34657359027997264)
-_NOTHING = tl.constexpr(-3.0e38)  # the exponent of a sum of nothing
+_NOTHING = tl.constexpr(-3.0e38)  # the exponent of an empty sum
 _EXACT = tl.constexpr(65536.0)  # below it n is the nearest integer to x log2 e, and n ln 2 exact enough
 
 
 def forward(x: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
-    """Of x [rows, columns], contiguous."""
+    """Softmax of the rows of x [rows, columns], contiguous."""
     y = torch.empty_like(x)
     launch_forward(x, y, algorithm)
     return y
@@ -38,7 +38,7 @@ def launch_forward(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm) -> No
 
 
 def backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """Gradient of x from y = softmax(x) and its gradient, [rows, columns], contiguous."""
+    """Gradient of x from y = softmax(x) and y's gradient, each [rows, columns], contiguous."""
     dx = torch.empty_like(y)
     launch_backward(y, dy, dx)
     return dx
@@ -51,14 +51,14 @@ def launch_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None
 
 
 def kernel(algorithm: Algorithm) -> tuple[triton.JITFunction, dict[str, bool]]:
-    """An algorithm's kernel, and its constants beside the tile's."""
+    """An algorithm's kernel, and its constants in addition to the tile's."""
     if algorithm in ("recompute", "reload"):
         return _three_pass, {"IS_RELOADED": algorithm == "reload"}
     return {"online": _online, "two_pass": _two_pass}[algorithm], {}
 
 
 def tile(columns: int) -> dict[str, int]:
-    """Rows and columns that a program takes at a time, for rows of this length."""
+    """Rows and columns that a program handles at a time, for rows of this length."""
     width = min(TILE, triton.next_power_of_2(columns))
     return {"ROWS": max(1, TILE // 4 // width), "WIDTH": width}
 
@@ -73,7 +73,7 @@ def _three_pass(
     top = tl.full((ROWS, WIDTH), float("-inf"), tl.float32)
     for first in range(0, columns, WIDTH):
         value = _load(x, start, is_row, first, columns, WIDTH, float("-inf"))
-        top = tl.maximum(top, value)  # a NaN may get lost here, not in the sum
+        top = tl.maximum(top, value)  # may lose a NaN, which the sum then keeps
     row_top = tl.max(top, axis=1)
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in range(0, columns, WIDTH):
@@ -102,7 +102,7 @@ def _online(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
         new_top = tl.maximum(top, value)
         shift = tl.where(
             new_top == float("-inf"), 0.0, new_top
-        )  # nothing so far: -inf less -inf is no number
+        )  # no value so far: -inf minus -inf would be NaN
         total = total * tl.exp2((top - shift) * _LOG2E) + tl.exp2((value - shift) * _LOG2E)
         top = new_top
     row_top = tl.max(top, axis=1)
@@ -131,7 +131,7 @@ def _two_pass(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
         exponent = largest
     row_exponent = tl.max(exponent, axis=1)
     total = tl.sum(mantissa * _power_of_two(exponent - row_exponent[:, None]), axis=1)
-    # What pairs do not hold exactly (huge numbers, an infinity, a NaN) takes three passes.
+    # Rows that pairs cannot represent exactly (huge numbers, an infinity, a NaN) take three passes.
     is_exact = (row_exponent > -_EXACT) & (row_exponent < _EXACT) & (total > 0.0)
     if tl.min(tl.where(is_row, is_exact.to(tl.int32), 1)) == 0:
         _three_pass(x, y, rows, columns, ROWS, WIDTH, False)
@@ -145,7 +145,7 @@ def _two_pass(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _exp_pair(x):
-    """e^x = m 2^n: m in [2^-1/2, 2^1/2] and n an integer, as a float. Of a huge x only n's size is right."""
+    """e^x = m 2^n: m in [2^-1/2, 2^1/2], n an integer, as a float. For a huge x only n's size is right."""
     n = tl.minimum(tl.floor(x * _LOG2E + 0.5), -_NOTHING)
     rest = tl.fma(n, tl.full(n.shape, -_LN2_HIGH, tl.float32), x)
     rest = tl.fma(n, tl.full(n.shape, -_LN2_LOW, tl.float32), rest)
@@ -156,7 +156,7 @@ def _exp_pair(x):
 
 @triton.jit
 def _power_of_two(n):
-    """2^n of integers n <= 0, as floats, by its bits: exact. Below the smallest normal number it is 0."""
+    """2^n for integers n <= 0 (as floats), exact, made from its bits; 0 below the smallest normal number."""
     n = tl.maximum(n, -127.0).to(tl.int32)
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
 
@@ -177,14 +177,14 @@ def _backward(y, dy, dx, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr)
 
 @triton.jit
 def _rows(rows, columns, ROWS: tl.constexpr):
-    """Where this program's rows start, and which of them are there."""
+    """Where this program's rows start, and which of them exist."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return row * columns, row < rows
 
 
 @triton.jit
 def _load(base, start, is_row, first, columns, WIDTH: tl.constexpr, other):
-    """[rows, WIDTH] fp32, the columns from `first` on; `other` beyond the last."""
+    """The columns from `first` on, [rows, WIDTH] fp32; `other` beyond the last column."""
     column = first + tl.arange(0, WIDTH)
     mask = is_row[:, None] & (column < columns)[None, :]
     return tl.load(base + start[:, None] + column[None, :], mask=mask, other=other).to(tl.float32)
