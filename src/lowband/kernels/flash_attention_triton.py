@@ -5,7 +5,7 @@ logsumexp is converted back to base e when it is stored.
 
 [Note: three stretches] With causal masking the keys of a block of queries form three stretches: keys that all
 queries see, without a mask; the diagonal, with a mask; and keys that no query sees, which are not read. For a
-block of keys the queries form the same stretches in reverse. A block that reaches past the last key is masked.
+block of keys the queries form the same stretches in reverse. A block that passes the last key is masked too.
 
 [Note: no atomics] The backward computes dk and dv by blocks of keys (each program loops over the queries of
 all heads of its group) and dq by blocks of queries: five products become seven, but sums are deterministic.

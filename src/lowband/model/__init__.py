@@ -1,1 +1,1 @@
-"""The model that is trained (single-device) and its data."""
+"""The model that is trained, written for a single device, and its data."""

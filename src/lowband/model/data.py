@@ -1,4 +1,4 @@
-"""Real text without a download, and batches that do not depend on the number of ranks."""
+"""Real text without a download, in batches that do not depend on the number of ranks."""
 
 import hashlib
 import sysconfig
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from lowband.errors import UserError
 
 STDLIB = "stdlib"  # the name of the default text: the Python standard library's own sources
-TRAIN_SHARE = 0.9  # fixed split: the first 90 % of tokens train, the rest validates
-# Left out: what distributions move, strip or add to.
+TRAIN_SHARE = 0.9  # fixed split: the first 90 % of tokens are for training, the rest for validation
+# Left out, because Linux distributions move, strip or extend these folders.
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"}
 
 
@@ -21,8 +21,8 @@ class Corpus:
     """A stream of tokens.
 
     train, validation: 1D uint8 (bytes) or uint16 (a `.bin` file of tokens)
-    vocab:             smallest vocabulary that holds every token
-    facts:             source, tokens, sha256, split: goes into env.json
+    vocab:             smallest vocabulary that contains every token
+    facts:             source, tokens, sha256, split; recorded in env.json
     """
 
     train: npt.NDArray[np.unsignedinteger]
@@ -79,7 +79,7 @@ def batch(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Sequences `first` to `first + count` of the `of` sequences in the global batch of `step`.
 
-    Which sequences a step holds depends on seed and step only, so any split over ranks trains on the same.
+    A step's sequences depend on seed and step only, so any split over ranks trains on the same data.
     Returns inputs and targets (inputs shifted by one), each [count, seq_len] int64.
     Raises UserError if the tokens are too few for one sequence.
     """

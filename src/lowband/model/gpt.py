@@ -1,4 +1,4 @@
-"""A decoder-only GPT for one device. Nothing in here knows of ranks.
+"""A decoder-only GPT for one device. Nothing in here depends on ranks.
 
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
@@ -67,7 +67,7 @@ class GPT(nn.Module):
     def __init__(
         self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa", draw_on: str = "cpu"
     ) -> None:
-        """draw_on: where initial weights are drawn; on the CPU they are the same whatever the device."""
+        """draw_on: device that draws the initial weights; the CPU's do not depend on the model's device."""
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)

@@ -1,1 +1,1 @@
-"""Our engine and its peers behind the calls of `trainers.trainer.Trainer`, so that all are measured alike."""
+"""Our engine and its peers behind one interface, `trainers.trainer.Trainer`, to measure all the same way."""

@@ -1,13 +1,13 @@
 """DeepSpeed's ZeRO stages, hpZ and ZeRO++ as a peer.
 
-What is set explicitly because its default changed or hurts a comparison:
+Set explicitly, because the default changed or distorts a comparison:
 
 - `gradient_clipping`: the default became 1.0 after 0.19.2.
-- `stage3_param_persistence_threshold` 0: else parameters under 100,000 elements are never sharded.
-- Blocks are "leaf modules", gathered whole, and one block is gathered ahead, as in our engine and as FSDP2
-  gathers. The defaults, made for large models, would gather a small model whole, once, and shard nothing
-  during a pass.
-- The shared-memory op is switched off: it would be compiled at the first start, and serves no ZeRO stage.
+- `stage3_param_persistence_threshold` 0: otherwise parameters under 100,000 elements are never sharded.
+- Blocks are "leaf modules", gathered whole, and one block is gathered ahead, as in our engine and FSDP2. The
+  defaults, made for large models, would gather a small model whole, once, and shard nothing during a
+  pass.
+- The shared-memory op is disabled: it would be compiled at the first start, and no ZeRO stage uses it.
 """
 
 import logging
@@ -31,15 +31,15 @@ MakeOptimizer = Callable[[nn.Module, RunSpec], torch.optim.Optimizer]
 
 
 class DeepSpeed(Trainer):
-    """A GPT under `deepspeed.initialize`, with an optimizer of torch."""
+    """A GPT under `deepspeed.initialize`, with a torch optimizer."""
 
     def __init__(self, model: GPT, spec: RunSpec, make_optimizer: MakeOptimizer = adamw) -> None:
-        """Raises UserError for a scheme that DeepSpeed has no counterpart of, or if it is not installed."""
+        """Raises UserError for a scheme without a counterpart in DeepSpeed, or if it is not installed."""
         zero = peer_arguments("deepspeed", spec.scheme, spec.levels)
         device = model.embed.weight.device
         deepspeed = load(device.type)
         os.environ["LOCAL_RANK"] = str(device.index or 0)
-        # On a CPU this is what DeepSpeed takes for the devices of a node.
+        # On a CPU DeepSpeed takes this as the number of devices per node.
         os.environ["LOCAL_SIZE"] = str(ranks_per_node(spec.scheme, spec.levels))
         if is_shimmed(zero, device):
             from lowband.trainers.deepspeed_quantizer import install
@@ -68,8 +68,8 @@ class DeepSpeed(Trainer):
         self.model.backward(loss)
 
     def step(self, max_norm: float) -> float:
-        """`max_norm` is in the configuration already."""
-        if self._stage == 0:  # which tells no norm: gradients are whole and averaged by now
+        """Clip and step; returns the norm before clipping. `max_norm` is in the configuration already."""
+        if self._stage == 0:  # reports no norm; gradients are whole and averaged by now
             norm = torch.nn.utils.get_total_norm(
                 [p.grad for p in self.model.parameters() if p.grad is not None]
             )
@@ -88,10 +88,10 @@ class DeepSpeed(Trainer):
 
 
 def configuration(spec: RunSpec, zero: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's own configuration of a run; `zero` is the scheme's part of it."""
+    """DeepSpeed's configuration of a run; `zero` is the part that follows from the scheme."""
     return {
         "train_micro_batch_size_per_gpu": spec.micro_batch,
-        "gradient_accumulation_steps": 1,  # the loop says where the boundary is, and scales the loss
+        "gradient_accumulation_steps": 1,  # the training loop sets the boundary and scales the loss
         "gradient_clipping": spec.grad_clip,
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
@@ -122,7 +122,7 @@ def is_shimmed(zero: dict[str, Any], device: torch.device) -> bool:
 
 
 def load(device_type: str) -> Any:
-    """The package. Loading takes a second: done before ranks are forked. Raises UserError without it."""
+    """The package. Loading takes a second, so load before forking ranks. Raises UserError if missing."""
     os.environ.setdefault("DS_ACCELERATOR", device_type)
     try:
         import deepspeed

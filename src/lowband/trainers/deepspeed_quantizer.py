@@ -1,8 +1,8 @@
-"""DeepSpeed's quantizer in torch, for CPUs, where DeepSpeed has none: rows made with it are called `shimmed`.
+"""DeepSpeed's quantizer in torch, for CPUs, where DeepSpeed has none; rows made with it are marked `shimmed`.
 
-It follows the CUDA kernels (csrc/quantization of DeepSpeed 0.19.8): symmetric, one scale per group, the scale
-of b bits is 2^b / (2 max), so that the largest positive value is clipped to (2^(b-1) - 1) / 2^(b-1) of
-itself; two INT4 values in a byte, the first in the low half.
+It follows the CUDA kernels (csrc/quantization of DeepSpeed 0.19.8): symmetric, one scale per group; the scale
+for b bits is 2^b / (2 max), so the largest positive value is clipped to (2^(b-1) - 1) / 2^(b-1) of itself;
+two INT4 values share a byte, the first in the low half.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 
 
 class Quantizer:
-    """The four calls that ZeRO++ makes of DeepSpeed's quantizer module."""
+    """The four functions of DeepSpeed's quantizer module that ZeRO++ calls."""
 
     Symmetric, Asymmetric = 0, 1
 
     @staticmethod
     def quantize(x: torch.Tensor, groups: int, bits: int, _kind: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes int8 in the shape of `x`, the last dimension halved for 4 bits; scales fp32 [groups]."""
+        """Codes int8 in x's shape, with the last dimension halved for 4 bits; scales fp32 [groups]."""
         codes, scales = _encode(x.reshape(groups, -1), bits)
         return codes.reshape(*x.shape[:-1], -1), scales
 
@@ -25,7 +25,7 @@ class Quantizer:
     def dequantize(
         codes: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, _kind: int
     ) -> torch.Tensor:
-        """fp16, as the CUDA kernel returns."""
+        """Values in fp16, as the CUDA kernel returns them."""
         values = _decode(codes.reshape(groups, -1), scales, bits)
         return values.reshape(*codes.shape[:-1], -1).half()
 
@@ -33,7 +33,7 @@ class Quantizer:
     def swizzle_quant(
         x: torch.Tensor, groups: int, bits: int, _kind: int, _pipeline: int, nodes: int, ranks_per_node: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantize, in the order of the first hop: by rank in the node, then by node."""
+        """Quantize, and order codes and scales for the first hop: by rank in the node, then by node."""
         codes, scales = _encode(x.reshape(groups, -1), bits)
 
         def swizzled(parts: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Quantizer:
 
 
 def _encode(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [groups, n] -> codes int8 [groups, n] or, packed, [groups, n/2]; scales fp32 [groups]."""
+    """x [groups, n] -> codes int8 [groups, n], for 4 bits packed [groups, n/2]; scales fp32 [groups]."""
     x = x.float()
     largest = x.abs().amax(1, keepdim=True)
     rate = torch.where(largest == 0, torch.ones_like(largest), 2.0**bits / (2 * largest))
@@ -77,14 +77,14 @@ def _decode(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tenso
 
 
 class _Builder:
-    """Where DeepSpeed looks for the module."""
+    """The op builder from which DeepSpeed loads its quantizer module."""
 
     def load(self, verbose: bool = True) -> Any:
         return Quantizer
 
 
 def install() -> None:
-    """Put this quantizer in the place of DeepSpeed's, in this process."""
+    """Replace DeepSpeed's quantizer with this one, in this process."""
     import deepspeed.ops.op_builder as builders
 
     builders.QuantizerBuilder = _Builder

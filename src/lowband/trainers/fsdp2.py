@@ -16,10 +16,10 @@ from lowband.trainers.trainer import Trainer, adamw
 
 
 class Fsdp2(Trainer):
-    """A GPT under `fully_shard`, each block one unit, in the placement of a scheme."""
+    """A GPT under `fully_shard`, one unit per block, in a scheme's placement."""
 
     def __init__(self, model: GPT, spec: RunSpec) -> None:
-        """Raises UserError for a scheme that FSDP2 has no counterpart of."""
+        """Raises UserError for a scheme without a counterpart in FSDP2."""
         arguments = peer_arguments("fsdp2", spec.scheme, spec.levels)
         shape = tuple(arguments["mesh_shape"])
         mesh = init_device_mesh(

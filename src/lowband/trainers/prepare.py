@@ -1,4 +1,4 @@
-"""A spec's model made ready for training, by our engine or by a peer."""
+"""Prepare a spec's model for training, by our engine or by a peer."""
 
 import torch
 
@@ -14,7 +14,7 @@ _TRAINERS = {"lowband": Lowband, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSp
 
 
 def prepare(spec: RunSpec, device: torch.device) -> Trainer:
-    """The spec's model under the spec's engine. Raises UserError where a peer has no such scheme."""
+    """The spec's model under the spec's engine. Raises UserError if a peer has no such scheme."""
     with device:
         model = GPT(spec.model, seed=spec.seed, attention=spec.attention)
     return _TRAINERS[spec.engine](model, spec)

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine: ours and every peer answer the same calls."""
+"""The interface between the training loop and an engine: our engine and every peer implement it."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
@@ -10,26 +10,26 @@ from lowband.spec.run import RunSpec
 
 
 class Trainer(ABC):
-    """A model that an engine has made ready, and its optimizer. The bodies are those of plain torch."""
+    """A model that an engine has prepared, and its optimizer. Default methods are those of plain torch."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    notes: str = ""  # what a reader of the run must know
+    notes: str = ""  # caveats for readers of the run
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[None]:
-        """Context of the forward and backward passes before an accumulation boundary."""
+        """Context for the forward and backward passes before an accumulation boundary."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward of a scalar loss, a share of the step's loss."""
+        """Run the backward pass of a scalar loss, which is a share of the step's loss."""
         loss.backward()
 
     def step(self, max_norm: float) -> float:
-        """Clip the gradients by their global norm, step, forget the gradients; returns the norm before."""
+        """Clip the gradients to a global norm, step, clear them; returns the norm before clipping."""
         norm = self._clip_grad_norm(max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(norm)  # read last: on a GPU it waits for all of the step
+        return float(norm)  # read last: on a GPU this waits for the whole step
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
@@ -40,7 +40,7 @@ class Trainer(ABC):
 
 
 def adamw(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer:
-    """The optimizer of every engine; on a GPU one kernel, without whole-model temporaries."""
+    """The optimizer of every engine; fused on a GPU, so without whole-model temporaries."""
     parameters = list(model.parameters())
     is_fused = all(parameter.device.type == "cuda" for parameter in parameters)
     return torch.optim.AdamW(
