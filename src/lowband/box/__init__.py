@@ -1,1 +1,1 @@
-"""A machine's scale model on one computer: real sockets over links shaped to its levels, and a real Slurm."""
+"""A machine's scale model on one computer: real sockets on links shaped like its levels, and a real Slurm."""

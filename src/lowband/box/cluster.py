@@ -1,8 +1,8 @@
 """A Slurm cluster in a box: up, down, status, and a command run inside one.
 
-`up` leaves a box on this machine, by root, until `down`. `run` brings one up in namespaces of its own for
-as long as a command runs, also for a plain user; when the command ends, or is killed, the kernel takes all of
-it away.
+`up`, for root, leaves a box on this machine until `down`. `run` brings up a box in its own namespaces for as
+long as a command runs, also for an ordinary user; when the command ends or is killed, the kernel removes all
+of it.
 """
 
 import os
@@ -29,9 +29,9 @@ _DAEMONS = ("munged", "slurmctld", "slurmd")
 
 
 def up(root: Path, cluster: str) -> str:
-    """Bring up the box of `slurm/<cluster>/`, and say what was done. Does nothing if it is up.
+    """Bring up the box of `slurm/<cluster>/`, unless it is up already; returns a report of the result.
 
-    Raises UserError without root, without Slurm or iproute2, or if another box or another Slurm is there.
+    Raises UserError without root, Slurm or iproute2, or if there is another box or another Slurm.
     """
     machine = read_machine(root, cluster)
     _check(machine)
@@ -45,15 +45,15 @@ def up(root: Path, cluster: str) -> str:
     configured = ETC / CONFIGURATION
     if configured.exists() and not _is_ours(configured):
         raise UserError(f"{configured} is there: this machine has a Slurm of its own")
-    down()  # what a killed `up` has left
+    down()  # remove leftovers of a killed `up`
     ETC.mkdir(exist_ok=True)
     return _bring_up(machine, lambda: configured.symlink_to(STATE / CONFIGURATION))
 
 
 def down() -> str:
-    """Take the box down, also one that came up half way: daemons, jobs, namespaces, files.
+    """Take the box down, even if it is only partly up: daemons, jobs, namespaces, files.
 
-    Raises UserError for a plain user: a box that stays is root's.
+    Raises UserError for an ordinary user, because a box that `up` made belongs to root.
     """
     if os.geteuid() != 0 and (STATE.exists() or links.namespaces()):
         raise UserError("the box is root's", where="lowband box down", allowed="root")
@@ -71,7 +71,7 @@ def down() -> str:
 
 
 def status() -> str:
-    """One line: which box is up and how its nodes are."""
+    """One line: which box is up, and its nodes' states."""
     running = _running()
     if running is None:
         left = links.namespaces()
@@ -86,17 +86,17 @@ def status() -> str:
 
 
 def run(root: Path, cluster: str, command: list[str]) -> int:
-    """Run a command in a box of its own; returns its exit code."""
+    """Run a command in its own box; returns its exit code."""
     machine = read_machine(root, cluster)
     _check(machine)
     if os.environ.get("LOWBAND_BOX") != cluster:
         arguments = [sys.executable, "-m", "lowband", "box", "run", "--cluster", cluster, "--", *command]
         isolated = private_command(arguments)
-        # Processes of its own: all that are left end with the command.
+        # In its own process namespace: remaining processes end with the command.
         isolated[1:1] = ["--pid", "--fork", "--mount-proc", "--kill-child"]
         return _supervise(isolated, {**os.environ, "LOWBAND_BOX": cluster})
     print(_bring_up(machine, _bind_configuration), flush=True)
-    signal.signal(signal.SIGINT, lambda *_: None)  # the command's to heed; the box is there until it ends
+    signal.signal(signal.SIGINT, lambda *_: None)  # for the command to handle; the box stays until it ends
     try:
         return subprocess.run(command, check=False).returncode
     except OSError as error:
@@ -106,15 +106,15 @@ def run(root: Path, cluster: str, command: list[str]) -> int:
 
 
 def _supervise(isolated: list[str], env: dict[str, str]) -> int:
-    """Run the command of a box; an order to end this process ends everything in the box."""
-    # If this process is killed the kernel ends unshare, too.
+    """Run the command of a box; SIGTERM or SIGINT to this process ends everything in the box."""
+    # If this process is killed, the kernel ends unshare too.
     process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *isolated], env=env)
-    # By force: unshare ignores the milder signals, and with it goes the first process of the box, and so all.
+    # SIGKILL, because unshare ignores milder signals; then the box's first process ends, and with it all.
     signal.signal(signal.SIGTERM, lambda *_: process.kill())
     try:
         return process.wait()
     except KeyboardInterrupt:
-        # A terminal tells the command, too: Snakemake then cancels its jobs and unlocks its folder.
+        # A terminal also signals the command: Snakemake then cancels its jobs and unlocks its folder.
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(STOP_S)
         process.kill()
@@ -130,7 +130,7 @@ def _check(machine: Machine) -> None:
 
 
 def _bring_up(machine: Machine, publish: Callable[[], None]) -> str:
-    """publish: makes the configuration known to Slurm's commands"""
+    """Make and start a box. publish: makes the configuration visible to Slurm's commands."""
     start = time.monotonic()
     assert machine.box is not None  # _check
     layout = Layout.of(machine, machine.box.nodes * machine.node_size)
@@ -152,21 +152,21 @@ def _bring_up(machine: Machine, publish: Callable[[], None]) -> str:
 
 
 def _bind_configuration() -> None:
-    """In mounts of its own a box may cover /etc/slurm."""
+    """Bind STATE over /etc/slurm, which is safe in the box's own mount namespace."""
     if not ETC.exists():
         raise UserError(f"no folder {ETC}: Slurm's package makes it")
     tools.run(["mount", "--bind", str(STATE), str(ETC)])
 
 
 def _running() -> str | None:
-    """The cluster whose box is up, if its controller lives."""
+    """The cluster whose box is up, if its controller is running; otherwise None."""
     if not any("slurmctld" in process.name() for process in _daemons()):
         return None
     return Machine.read_json(MACHINE).name if MACHINE.exists() else None
 
 
 def _daemons() -> Iterator[psutil.Process]:
-    """Every munged, slurmctld and slurmd of a box that this process is in, or of the one that stays."""
+    """Every munged, slurmctld and slurmd of the box that this process is in, or of the one made by `up`."""
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] not in _DAEMONS or not _is_of_this_system(process.pid):
             continue
@@ -175,7 +175,7 @@ def _daemons() -> Iterator[psutil.Process]:
 
 
 def _is_of_this_system(pid: int) -> bool:
-    """Whether a process sees the processes that this one sees: those of a `box run` see only each other."""
+    """Whether a process is in this one's PID namespace: processes of a `box run` see only each other."""
     try:
         return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
     except OSError:  # gone, or another user's
@@ -183,14 +183,14 @@ def _is_of_this_system(pid: int) -> bool:
 
 
 def _end_processes() -> int:
-    """End the daemons and whatever runs in the box's namespaces; returns how many processes there were."""
+    """End the daemons and all processes in the box's namespaces; returns how many there were."""
     found = {process.pid: process for process in _daemons()}
     for namespace in links.namespaces():
         for pid in links.processes(namespace):
             with suppress(psutil.NoSuchProcess):
                 found.setdefault(pid, psutil.Process(pid))
     mine = [process for pid, process in found.items() if pid != os.getpid()]
-    # Jobs first and by force: slurmd would wait for them.
+    # Kill jobs first, because slurmd would wait for them.
     for process in sorted(mine, key=lambda process: process.pid, reverse=True):
         try:
             process.terminate() if "slurm" in process.name() or "munge" in process.name() else process.kill()

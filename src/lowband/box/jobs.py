@@ -1,7 +1,7 @@
-"""What Slurm and Snakemake add to the time of a run: rows of `jobs.csv`, asked of the box's controller.
+"""Time that Slurm and Snakemake add to a run: rows of `jobs.csv`, from a query to the box's controller.
 
 A box remembers ended jobs for a day (MinJobAge in slurm.py), and Snakemake names a job's run in its comment.
-Slurm's times are whole seconds; the time between two runs is therefore exact only over several.
+Slurm's times are whole seconds, so the time between two runs is accurate only over several runs.
 """
 
 from datetime import datetime
@@ -14,18 +14,18 @@ from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 
 _ENDED = "completed,failed,cancelled,timeout,node_fail"
-# Of each: when it was submitted, its start, its end, its comment.
+# For each job: submission time, start, end, comment.
 _QUERY = ["squeue", "--noheader", f"--states={_ENDED}", "--format=%V|%S|%e|%k"]
 
 
 class JobTime(NamedTuple):
-    """One run's job, in the order in which jobs started.
+    """The times of one run's job.
 
     waited_s: from when it could start (it was submitted, and the job before it had ended) to its start
-    before_s: from its start to the run's: Snakemake in the job, srun, imports
-    wall_s:   the run, as its outcome says
+    before_s: from the job's start to the run's start: Snakemake in the job, srun, imports
+    wall_s:   the run, from its outcome
     after_s:  from the run's outcome to the job's end
-    added_s:  all but the run
+    added_s:  all of the above except the run
     """
 
     run_id: str
@@ -39,7 +39,7 @@ class JobTime(NamedTuple):
 
 
 def job_times(runs: Path) -> list[JobTime]:
-    """The jobs of the runs in a folder that ended ok, of a box in which one job runs at a time.
+    """The jobs of a folder's ok runs, in the order of their starts; the box ran one job at a time.
 
     runs: `results/<name>/runs`
     Raises UserError if there is no such folder, no controller answers, or no job of these runs has ended.
@@ -69,7 +69,7 @@ def job_times(runs: Path) -> list[JobTime]:
 
 
 def _ended_jobs() -> list[tuple[float, float, float, str]]:
-    """Submission, start, end (seconds since the epoch) and run of every job that has ended."""
+    """(submission, start, end, run) of every ended job; times in seconds since the epoch."""
     absent = slurm.missing()
     if absent:
         raise UserError(f"no Slurm here: {absent}")

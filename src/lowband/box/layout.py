@@ -1,12 +1,12 @@
-"""Where everything in a box is: names and addresses of ranks, bridges, queues. Pure arithmetic.
+"""The layout of a box: names and addresses of ranks, bridges and queues. Pure arithmetic.
 
 [Note: the network of a box] Each rank has a network namespace. A group of ranks (a package, a node) is a
-bridge, and one link leads from it to the bridge of the group around it; the outermost bridge joins the
-nodes. The link from a group of level i-1 to its group of level i has a queue at either end, of the rate
+bridge, and one link leads from it to the bridge of the enclosing group; the outermost bridge connects the
+nodes. The link from a group of level i-1 to its group of level i has a queue at both ends, with the rate
 
     ranks in the group x rate of level i's link / scale
 
-so a rank alone may use what its neighbours leave, and all together get what the machine's file says.
+so a single rank may use bandwidth that its neighbours leave, and all ranks together get the machine's rate.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, Levels
 
 HEAD_ADDRESS = "10.77.0.254"  # of Slurm's controller; traffic to and from it is not shaped
-PREFIX = "lowband-"  # of every namespace that a box makes, and of nothing else
-NODE = "node"  # and a number from 1: the name of a node as Slurm and its host say it
+PREFIX = "lowband-"  # of every namespace that a box makes, and of no others
+NODE = "node"  # followed by a number from 1: a node's name in Slurm and its host name
 FABRIC = f"{PREFIX}fabric"  # the namespace of all bridges
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its slot (from 0) on its node (from 1)."""
+    """The place of a rank: its slot (from 0) on its node (from 1)."""
 
     node: int
     slot: int
@@ -40,13 +40,13 @@ class Place:
 
 @dataclass(frozen=True)
 class UpLink:
-    """The link from one group to the group around it.
+    """The link from one group to the enclosing group.
 
-    level:      the outer group's level, whose link's rate it has
-    inner:      bridge of the group, or of a rank its number's port (`eth0` in the rank's namespace)
-    outer:      bridge that it leads to
-    rank:       of a rank's own link, else None
-    bits_per_s: of the queues at its ends, which count whole frames
+    level:      level of the outer group, which determines the rate
+    inner:      bridge of the inner group; for a single rank its port (`eth0` in the rank's namespace)
+    outer:      bridge of the outer group
+    rank:       the rank, if this is a rank's own link; otherwise None
+    bits_per_s: rate of the queues at both ends, which count whole frames
     """
 
     level: str
@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def node_size(self) -> int:
-        """Ranks of a node of this layout."""
+        """Ranks per node."""
         return self.levels.sizes[-2]
 
     @property
@@ -78,7 +78,7 @@ class Layout:
         return self.levels.world // self.node_size
 
     def place(self, rank: int) -> Place:
-        """Ranks fill one node after the other."""
+        """The place of a rank: ranks fill one node after the other."""
         return Place(rank // self.node_size + 1, rank % self.node_size)
 
     def places(self) -> list[Place]:
@@ -108,7 +108,7 @@ class Layout:
                 )
 
     def bytes_per_s(self, level: int) -> float:
-        """What one rank sends to a partner over the links of a level, scaled, when all ranks send."""
+        """Scaled rate at which one rank sends to a partner over a level's links while all ranks send."""
         box, link = self.machine.box, self.machine.levels[level - 1].link
         assert box is not None  # a box's levels all have links (spec.machine)
         assert link is not None
@@ -116,4 +116,4 @@ class Layout:
 
 
 def _bridge(level: int, group: int) -> str:
-    return f"l{level}.{group}"  # short: the kernel takes 15 characters
+    return f"l{level}.{group}"  # short: the kernel allows 15 characters

@@ -1,7 +1,7 @@
 """The network of a box in the kernel: namespaces, bridges, shaped links (iproute2's `ip` and `tc`).
 
-Only what every kernel with containers has is used: veth, bridge, htb, bfifo, u32. There is no added latency:
-netem is not everywhere.
+Only features of every kernel that runs containers are used: veth, bridge, htb, bfifo, u32. No latency is
+added, because netem is not available everywhere.
 """
 
 import ctypes
@@ -16,15 +16,15 @@ from lowband.box import tools
 from lowband.box.layout import FABRIC, HEAD_ADDRESS, PREFIX, Layout
 from lowband.errors import UserError
 
-NAMESPACES = Path("/run/netns")  # where iproute2 keeps them
+NAMESPACES = Path("/run/netns")  # iproute2's folder of named namespaces
 HEAD_PORT = "lowband-head"  # the host's end of the link to the fabric
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
-# TCP hands over single frames. A queue passes what it holds at once and pays afterwards: of a whole message
-# it would never be paid for the last one.
+# TCP passes single frames to the queue. A queue sends a packet at once and delays the next one for it: if
+# packets were whole messages, the last message would never be limited.
 FRAMES = "gso_max_segs 1"
 
-# Windows that fit the queues together: nothing is dropped, and small messages do not wait long behind large
-# ones. All windows are equal and never grow, so that connections which share a link get equal parts of it.
+# Windows that together fit the queues: nothing is dropped, and small messages do not wait long behind large
+# ones. All windows are equal and never grow, so connections that share a link get equal shares of it.
 _SYSCTLS = {
     "tcp_congestion_control": "reno",
     "tcp_wmem": "32768 32768 32768",
@@ -37,14 +37,14 @@ _SYSCTLS = {
 def network_up(layout: Layout, with_head: bool = False) -> None:
     """Make the namespaces and links of a box.
 
-    with_head: also an address of the host's own namespace, HEAD_ADDRESS, joined to the nodes
-    Raises UserError with what the kernel or iproute2 said.
+    with_head: also give the host's own namespace an address, HEAD_ADDRESS, connected to the nodes
+    Raises UserError with the error message of the kernel or iproute2.
     """
     places = layout.places()
     _batch(["ip"], [f"netns add {name}" for name in [FABRIC, *(place.namespace for place in places)]])
     fabric, queues = [], []
     for bridge in layout.bridges():
-        # No forwarding delay: a port would be silent for its first 15 seconds.
+        # No forwarding delay: otherwise a port forwards nothing for its first 15 seconds.
         fabric += [f"link add {bridge} type bridge forward_delay 0 mcast_snooping 0", f"link set {bridge} up"]
     inside: dict[int, tuple[list[str], list[str]]] = {}
     for link in layout.up_links():
@@ -79,7 +79,7 @@ def network_up(layout: Layout, with_head: bool = False) -> None:
 
 
 def network_down() -> None:
-    """Remove every namespace that a box made, of whatever size it was; with them go their links."""
+    """Remove every namespace that a box made, whatever its size, and with them their links."""
     if HEAD_PORT in [name for _, name in socket.if_nameindex()]:
         tools.run(["ip", "link", "del", HEAD_PORT])
     for namespace in namespaces():
@@ -87,17 +87,17 @@ def network_down() -> None:
 
 
 def namespaces() -> list[str]:
-    """The namespaces of a box that there are."""
+    """Names of the existing namespaces of a box, sorted."""
     return sorted(path.name for path in NAMESPACES.glob(f"{PREFIX}*")) if NAMESPACES.exists() else []
 
 
 def processes(namespace: str) -> list[int]:
-    """Process numbers of all that run in a namespace."""
+    """Ids of all processes in a namespace."""
     return [int(pid) for pid in tools.run(["ip", "netns", "pids", namespace]).split()]
 
 
 def missing() -> str:
-    """Why links cannot be shaped here, in one line; empty if they can, by root or in a user namespace."""
+    """Why links cannot be shaped here, in one line; empty if root or a user namespace can shape them."""
     absent = [tool for tool in ("ip", "tc", "unshare", "setpriv") if shutil.which(tool) is None]
     if absent:
         return f"no {' and no '.join(absent)} (Debian: iproute2, util-linux)"
@@ -117,9 +117,9 @@ def missing() -> str:
 
 
 def private_namespaces() -> list[str]:
-    """The command that runs its arguments with a network and mounts of their own, also for a plain user.
+    """A command prefix that gives a command its own network and mounts, also for an ordinary user.
 
-    All that is made in there is gone when the last process in it ends, however it ends.
+    Everything made in these namespaces disappears with their last process, however that ends.
     """
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, "--net", "--mount"]
@@ -127,7 +127,7 @@ def private_namespaces() -> list[str]:
 
 @contextmanager
 def inside_namespace(namespace: str) -> Iterator[None]:
-    """The calling thread in a network namespace for a while."""
+    """A context in which the calling thread is in a network namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         enter(namespace)
@@ -138,7 +138,7 @@ def inside_namespace(namespace: str) -> Iterator[None]:
 
 
 def enter(namespace: str) -> None:
-    """Move the calling thread, and what it starts, into a network namespace for good."""
+    """Move the calling thread, and everything it starts, into a network namespace permanently."""
     fd = os.open(NAMESPACES / namespace, os.O_RDONLY)
     try:
         _setns(fd)
@@ -153,8 +153,8 @@ def _setns(fd: int) -> None:
 
 
 def sent_bytes(interface: str = "eth0") -> int:
-    """Bytes that this thread's namespace has sent through an interface, by the kernel's counter, headers
-    included.
+    """Bytes that this thread's namespace has sent through an interface, by the kernel's counter, including
+    headers. Raises UserError if there is no such interface.
     """
     for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, counters = line.partition(":")
@@ -168,13 +168,13 @@ def _attach(port: str, bridge: str) -> list[str]:
 
 
 def _queue(device: str, bits_per_s: int) -> list[str]:
-    """tc commands: what leaves a device goes at one rate, but for bare acknowledgements and the head's.
+    """tc commands that limit a device's outgoing rate, except for bare acknowledgements and head traffic.
 
-    Were acknowledgements to wait behind data, two-way traffic would throttle itself.
+    If acknowledgements waited behind data, two-way traffic would throttle itself.
     """
     to_free = "flowid 1:10"
     add_filter = f"filter add dev {device} parent 1: protocol ip"
-    # A burst of two frames: with more, a short message would pass as if there were no limit.
+    # A burst of two frames: with more, a short message would pass without any limit.
     burst = "burst 3028 cburst 3028 quantum 1514"
     return [
         f"qdisc add dev {device} root handle 1: htb default 20",

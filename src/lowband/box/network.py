@@ -1,7 +1,7 @@
-"""How a run gets its links: a private network of its own, a Slurm box's, or what there is.
+"""The choice of a run's links: a private network, a Slurm box's links, or the machine's own.
 
-A private network needs no daemon, no root and no clean-up: `lowband train` starts itself anew in network
-and mount namespaces of its own, in which it makes the links, and the kernel removes them with its last
+A private network needs no daemon, no root and no clean-up: `lowband train` starts itself again in its own
+network and mount namespaces, in which it makes the links, and the kernel removes them with its last
 process.
 """
 
@@ -21,18 +21,18 @@ from lowband.spec.run import RunSpec
 SHAPED = "shaped"
 PLAIN = "plain loopback, not shaped"
 OWN = "the machine's own"
-STATE = Path("/run/lowband-box")  # everything of a Slurm box but its network: configuration, sockets, logs
-MACHINE = STATE / "machine.json"  # whose box it is; written when it is whole
+STATE = Path("/run/lowband-box")  # all files of a Slurm box: configuration, sockets, logs
+MACHINE = STATE / "machine.json"  # the machine whose box it is; written when the box is up
 
 Links = Literal["auto", "private", "plain", "here"]
 
 
 def connect(spec: RunSpec, wish: Links) -> str:
-    """Make or find the links of a run; returns what they are, for the record.
+    """Make or find the links of a run; returns their description, for the record.
 
-    With `auto` and `private`, a run of a box's machine that no launcher started is started anew by
+    With `auto` and `private`, a run of a box's machine that no launcher started is started again by
     `private_command`, with `here`, and this function does not return. Raises UserError in a Slurm box with
-    other links than the run's, and where `private` cannot be had.
+    other links than the run's, and if `private` is not possible here.
     """
     if spec.machine.box is None or spec.device == "fake":
         return OWN
@@ -59,14 +59,14 @@ def connect(spec: RunSpec, wish: Links) -> str:
 
 
 def start_privately() -> NoReturn:
-    """Start this command anew, with `--links here`, in a network of its own."""
+    """Replace this process by the same command with `--links here`, in its own network."""
     sys.stdout.flush()
     command = private_command([sys.executable, "-m", "lowband", *sys.argv[1:], "--links", "here"])
     os.execvp(command[0], command)
 
 
 def private_command(arguments: list[str]) -> list[str]:
-    """The command that runs `arguments` with a network of its own and an empty /run, for iproute2's names."""
+    """The command that runs `arguments` in its own network, with an empty /run for iproute2's names."""
     mounted = 'mount -t tmpfs tmpfs /run && exec "$@"'
     return [*links.private_namespaces(), "sh", "-c", mounted, "sh", *arguments]
 
@@ -78,11 +78,11 @@ def _this_node() -> int:
 def join(spec: RunSpec, rank: int, local_rank: int) -> None:
     """Make this process a rank of the box: in its place's namespace, on its interface."""
     layout = Layout.of(spec.machine, spec.ranks)
-    # A job may have got any nodes of the box: its host's name tells, not the variables of its first node.
+    # A job may have any nodes of the box: the host's name identifies the node, not Slurm's variables.
     enter_place(Place(_this_node(), local_rank) if is_slurm_task() else layout.place(rank))
 
 
 def enter_place(place: Place) -> None:
-    """Move this process to a rank's namespace, and gloo to its interface."""
+    """Move this process to a rank's namespace, and make gloo use its interface."""
     links.enter(place.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"

@@ -1,5 +1,5 @@
-/* Preloaded into Slurm's daemons in a plain user's namespace, where one user exists and setgroups is forbidden:
- * dropping groups succeeds and does nothing. */
+/* Preloaded into Slurm's daemons in an ordinary user's namespace, where only one user exists and setgroups is
+ * forbidden: makes dropping groups succeed without any effect. */
 #include <grp.h>
 #include <sys/types.h>
 

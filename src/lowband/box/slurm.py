@@ -1,7 +1,7 @@
 """Slurm's configuration and daemons for a box: munged, slurmctld, one slurmd in the namespace of each node.
 
-slurmctld checks its host's name, so it runs under the name `head`, each slurmd under its node's. The CPUs are
-declared, not there: no binding, no cgroups. There is no database: ended jobs stay visible for a day instead.
+slurmctld checks its host's name, so it runs under the name `head`, each slurmd under its node's. CPUs are
+declared but not real: no binding, no cgroups. Instead of a database, ended jobs stay visible for a day.
 """
 
 import os
@@ -64,23 +64,23 @@ PartitionName=batch Nodes={node}[1-{count}] Default=YES DefaultTime=10 OverSubsc
 
 
 def missing() -> str:
-    """Which of Slurm's programs are not there, in one line; empty if all are."""
+    """The missing Slurm programs, in one line; empty if all are installed."""
     absent = [tool for tool in _TOOLS if find(tool) is None]
     return f"no {', '.join(absent)} (`make box-deps` installs Debian's {PACKAGES})" if absent else ""
 
 
 def find(tool: str) -> str | None:
-    """Path of a program, also of one for administrators."""
+    """Path of a program, also in the folders for administrators; None if it is missing."""
     return shutil.which(tool, path=os.pathsep.join([*os.get_exec_path(), *_SBIN]))
 
 
 def is_rootless() -> bool:
-    """Whether root here is a plain user outside: the only one of a user namespace."""
+    """Whether root here is an ordinary user outside: the only user of a user namespace."""
     return Path("/proc/self/uid_map").read_text(encoding="ascii").split()[2] == "1"
 
 
 def write_configuration(layout: Layout) -> None:
-    """slurm.conf, the key of munge and the hosts file, in STATE."""
+    """Write slurm.conf, munge's key and the hosts file into STATE."""
     for folder in (STATE, STATE / "log", STATE / "spool", STATE / "state"):
         folder.mkdir(mode=0o755)
     key = STATE / "munge.key"
@@ -105,7 +105,7 @@ def write_configuration(layout: Layout) -> None:
 
 
 def start(layout: Layout) -> None:
-    """Start the daemons and wait until every node is idle. Raises UserError with its last words."""
+    """Start the daemons and wait until every node is idle. Raises UserError with the last error line."""
     munged = [
         f"--{name}={STATE / file}"
         for name, file in {
@@ -116,7 +116,7 @@ def start(layout: Layout) -> None:
             "seed-file": "munged.seed",
         }.items()
     ]
-    # --force: in a user namespace the folders above belong to users that are not in it.
+    # --force: in a user namespace the parent folders belong to users outside of it.
     tools.run([_tool("munged"), *munged, "--num-threads=2", *(["--force"] if is_rootless() else [])])
     preload = _preload()
     conf = str(STATE / CONFIGURATION)
@@ -142,7 +142,7 @@ def _wait_until_idle(nodes: int) -> None:
 
 
 def node_states() -> list[str]:
-    """The state of every node, as sinfo says; [] if no controller answers."""
+    """The state of every node, as reported by sinfo; [] if no controller answers."""
     command = [_tool("sinfo"), "-h", "-N", "-o", "%T"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -152,7 +152,7 @@ def node_states() -> list[str]:
 
 
 def _on_host(name: str, command: list[str]) -> list[str]:
-    """The command under a host name and a hosts file of its own."""
+    """The command, run with its own host name and hosts file."""
     inside = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
     mounts = ["unshare", "--uts", "--mount", "--propagation", "slave"]
     return [*mounts, "sh", "-c", inside, "sh", str(STATE / "hosts"), name, *command]

@@ -1,4 +1,4 @@
-"""Programs of the system that make a box, and what they say when they fail."""
+"""Runs the system programs that make a box, and reports their errors."""
 
 import subprocess
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ TIMEOUT_S = 60.0
 
 
 def run(command: Sequence[str], text: str = "") -> str:
-    """What the command prints, given `text` to read. Raises UserError with its last words."""
+    """The output of a command with `text` as its input. Raises UserError with its last line of errors."""
     where = " ".join(command[-5:])
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Times of a step and peak memory of this rank."""
+"""Step times and peak memory of this rank."""
 
 import math
 import resource
@@ -15,8 +15,8 @@ class StepTimes:
     """Seconds of one step on this rank.
 
     step_s:    from the first batch to the end of the optimizer step
-    exposed_s: of these, the computation waited for collectives; NaN where it is not known
-    hidden_s:  collectives ran behind the computation, with their copies, sums and quantization
+    exposed_s: part of step_s in which the computation waited for collectives; NaN if unknown
+    hidden_s:  time of collectives, copies, sums and quantization that ran behind the computation
     """
 
     step_s: float
@@ -25,7 +25,7 @@ class StepTimes:
 
 
 class StepClock:
-    """Reads the clock and the lanes around each step; a peer has no lanes to read."""
+    """Reads the clock and the lanes around each step; a peer has no lanes."""
 
     def __init__(self, lanes: Lanes | None, device: torch.device) -> None:
         self._lanes, self._device = lanes, device
@@ -49,10 +49,10 @@ class StepClock:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Measure the device's peak from here on: building the whole model is no part of training.
+    """Measure the device's peak from here on: building the whole model is not part of training.
 
-    The blocks that held it go back to the device: no gathered unit fits them, and NCCL allocates outside of
-    torch's allocator.
+    The model's memory blocks are returned to the device: gathered units do not fit into them, and NCCL
+    allocates outside of torch's allocator.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -61,12 +61,12 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak of what tensors took of the device since the reset; on a CPU of the process's resident memory."""
+    """Peak device memory of tensors since the reset; on a CPU the process's peak resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peak_reserved_bytes(device: torch.device) -> int | None:
-    """The same of what the allocator held, fragments included; None on a CPU."""
+    """Peak bytes that torch's allocator held since the reset, fragments included; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None

@@ -1,14 +1,14 @@
-"""Bytes sent, counted from outside of the engine: where torch dispatches a collective, whoever has called it.
+"""Bytes sent, counted from outside of the engine, where torch dispatches collectives, whoever calls them.
 
-The same for our engine and for every peer; it asks no engine anything. Every operator pays for being watched,
-so only one step of the warm-up is.
+It works the same way for our engine and for every peer, without asking any engine. Watching slows every
+operator down, so only one step of the warm-up is watched.
 
-[Note: what is counted] The bytes that a rank has to send, as a mean over its group of n ranks, whatever
-algorithm the back end picks: (n-1) x input of an all-gather, (n-1)/n x input of a reduce-scatter or
-all-to-all, twice that of an all-reduce, (n-1)/n of a broadcast's or reduce's tensor. gloo's reduce-scatter
-sends twice its share.
-[Note: level of a group] The innermost level that holds the whole group. A collective of all ranks at once
-counts whole as `world`, although part of it stays inside of nodes.
+[Note: what is counted] The bytes that a rank must send, as a mean over its group of n ranks, independent of
+the back end's algorithm: (n-1) x input of an all-gather, (n-1)/n x input of a reduce-scatter or all-to-all,
+twice that for an all-reduce, (n-1)/n of a broadcast's or reduce's tensor. gloo's reduce-scatter sends twice
+its share.
+[Note: level of a group] The innermost level that contains the whole group. A collective over all ranks
+counts entirely as `world`, although part of it stays inside nodes.
 """
 
 import threading
@@ -26,9 +26,9 @@ from lowband.engine.lane import Lanes
 from lowband.spec.mesh import Levels
 from lowband.spec.records import CONTROL, Sent
 
-CONTROL_BYTES = 4096  # up to here an all-reduce or a broadcast is of norms or flags, not of a state
+CONTROL_BYTES = 4096  # all-reduces and broadcasts up to this size are of norms or flags, not of states
 
-# c10d's and functional operators -> collective, and which argument is sent (0 for in-place ones)
+# c10d and functional operators -> collective, and index of the sent argument (0 for in-place operators)
 _OPERATORS = {
     "_allgather_base_": ("all_gather", 1),
     "allgather_": ("all_gather", 1),
@@ -72,7 +72,7 @@ _SHARE: dict[str, Callable[[int, int], int]] = {
 
 
 class Outside:
-    """A context in which this rank's collectives are counted, also those that lanes run on their threads."""
+    """A context that counts this rank's collectives, including those on the lanes' threads."""
 
     def __init__(self, levels: Levels, lanes: Lanes | None) -> None:
         self._levels, self._lanes = levels, lanes
@@ -95,7 +95,7 @@ class Outside:
 
     @property
     def sent(self) -> tuple[Sent, ...]:
-        """By level, collective and dtype on the wire."""
+        """The bytes counted so far, by level, collective and dtype on the wire."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for watch in self._watches.values():
             counts += watch.counts
@@ -106,7 +106,7 @@ class Outside:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts one thread's collectives. Raises RuntimeError for one that it does not know."""
+    """Counts one thread's collectives. Raises RuntimeError for an unknown one."""
 
     def __init__(self, levels: Levels) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Watch(TorchDispatchMode):
         self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if DTensor in types:  # let it become plain tensors and collectives first; those come here too
+        if DTensor in types:  # decomposed first into plain tensors and collectives, which come here too
             return NotImplemented
         if func.namespace in ("c10d", "_c10d_functional"):
             self._count(func._overloadpacket.__name__, args)
@@ -145,7 +145,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
-    """c10d's operators carry the group, functional ones its name."""
+    """The process group of an operator's arguments: c10d takes the group itself, functional ops its name."""
     for value in args:
         if isinstance(value, torch.ScriptObject):
             try:
@@ -159,7 +159,7 @@ def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
 
 
 def level_of(ranks: Iterable[int], levels: Levels) -> str:
-    """See [Note: level of a group]."""
+    """The level that a group of ranks counts as. See [Note: level of a group]."""
     ranks = list(ranks)
     places = zip(levels.names, levels.sizes, strict=True)
     return next(name for name, size in places if len({rank // size for rank in ranks}) == 1)

@@ -1,8 +1,8 @@
-"""A run at a size that no machine at hand has: the same engine on torch's fake process group and tensors.
+"""A run at a size that no available machine has: the same engine on torch's fake process group and tensors.
 
-One process plays rank 0. Nothing is computed and nothing is sent; every buffer has its true size, every
-collective is called with its true arguments, and so the ledger and the memory meter count what each rank of
-the real job would send and hold.
+One process plays rank 0. Nothing is computed and nothing is sent; every buffer has its true size and every
+collective is called with its true arguments, so the ledger and the memory meter count the bytes that each
+rank of the real job would send and hold.
 """
 
 import torch
@@ -17,7 +17,7 @@ from lowband.spec.run import RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
 
-STEPS = 2  # the first has no new weights to fetch
+STEPS = 2  # the first step has no new weights to fetch
 
 
 def count(spec: RunSpec) -> Outcome:

@@ -1,4 +1,4 @@
-"""What this machine has, and what that allows."""
+"""Examine this machine: hardware and software found, and what they allow."""
 
 import shutil
 import sys
@@ -11,13 +11,13 @@ import psutil
 
 from lowband.run.environment import cpu_name
 
-# Of `make reproduce`, rounded up from what shipped runs and a set-up took (report/needs.py).
+# Needs of `make reproduce`, rounded up from those of the shipped runs and a set-up (report/needs.py).
 NEEDED_DISK_GIB = 4
 NEEDED_MEMORY_GIB = 5
 
 
 def examine() -> str:
-    """The findings, a line each: what, what was found, what follows."""
+    """The findings, one line each: subject, finding, consequence."""
     rows = [*_machine(), *_torch(), *_deepspeed(), *_slurm(), *_packages()]
     width = max(len(what) for what, _, _ in rows)
     found_width = max(len(found) for _, found, _ in rows)

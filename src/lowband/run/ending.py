@@ -1,4 +1,4 @@
-"""How a run that did not come to its end is recorded: its cause is printed first; the first outcome stays."""
+"""Recording of a run that ended early: its cause is printed first; the first recorded outcome stays."""
 
 import signal
 import sys
@@ -6,29 +6,29 @@ import sys
 from lowband.spec.records import Outcome, RunFolder, Status
 from lowband.spec.run import RunSpec
 
-# A run that one rank can end without the others.
+# Statuses that one rank can record without the others.
 FAILED: tuple[Status, ...] = ("error", "oom", "timeout")
 
 _ORDERED = {
     signal.SIGTERM: "ended by SIGTERM: cancelled, or out of its job's time",
     signal.SIGINT: "interrupted",
 }
-# In lower case: of torch, CUDA and NCCL, Python, torch on a CPU, cuBLAS.
+# Error texts in lower case, from torch, CUDA and NCCL; Python; torch on a CPU; cuBLAS.
 _OUT_OF_MEMORY = ("out of memory", "memoryerror", "not enough memory", "cublas_status_alloc_failed")
 
 
 def exit_code(outcome: Outcome, folder: RunFolder) -> int:
-    """0 of a run whose outcome is a row of the tables, 1 of a job that failed.
+    """0 for a run whose outcome becomes a row of the tables, 1 for a failed job.
 
-    Out of memory, out of time and NaN are results. A run that is out of time and has a checkpoint goes on
-    from there when it is started again, so it is not done.
+    Out of memory, out of time and NaN are results. A run that is out of time but has a checkpoint resumes
+    from it when started again, so it is not finished.
     """
     is_unfinished = outcome.status == "timeout" and folder.has_checkpoint
     return int(outcome.status == "error" or is_unfinished)
 
 
 def failure(error: str, folder: RunFolder) -> Outcome:
-    """Of an error of one or more lines, whose first is the cause."""
+    """The outcome for an error of one or more lines, of which the first is the cause."""
     is_oom = any(sign in error.lower() for sign in _OUT_OF_MEMORY)
     cause = error.partition("\n")[0]
     return Outcome(status="oom" if is_oom else "error", cause=cause, steps=folder.count_steps())
@@ -44,9 +44,9 @@ def out_of_time(spec: RunSpec, folder: RunFolder) -> Outcome:
 
 
 def record(outcome: Outcome, folder: RunFolder) -> Outcome:
-    """Print the cause, then write the outcome unless there is one. Returns the recorded one.
+    """Print the cause, then write the outcome unless there is one already. Returns the recorded one.
 
-    Where it cannot be written, as on a full disk, that is printed, too, and the given outcome returned.
+    If it cannot be written, e.g. on a full disk, prints that too and returns the given outcome.
     """
     report(outcome.cause)
     try:

@@ -1,4 +1,4 @@
-"""Where and with what a run is made."""
+"""The environment of a run: hosts, device, software versions and variables."""
 
 import hashlib
 import os
@@ -27,9 +27,9 @@ def describe(
     hosts: tuple[str, ...], device: "torch.device", backend: str, data: Mapping[str, Any], links: str
 ) -> "Environment":
     """The environment of this process. Rank 0 writes it; `hosts` are those of all ranks."""
-    import torch  # here only: `doctor` tells where it is missing
+    import torch  # imported late, because `doctor` must work without it
 
-    from lowband.spec.records import Environment  # needs pydantic, which `bench-kernel` does without
+    from lowband.spec.records import Environment  # needs pydantic; `bench-kernel` works without it
 
     commit, dirty = code_version()
     return Environment(
@@ -47,10 +47,10 @@ def describe(
 
 @cache
 def code_version() -> tuple[str, bool]:
-    """Commit of the code that runs, and whether files differ from it. To be asked by one rank of a job.
+    """Commit of the running code, and whether files differ from it. Only one rank of a job should call this.
 
-    Files that git cannot compare, or not in time, count as differing: nothing vouches for them.
-    Outside of git, in a copy of a tree: what LOWBAND_COMMIT says, else ("unknown", False).
+    Files that git cannot compare, or not in time, count as differing, because nothing vouches for them.
+    In a copy of the tree outside of git, the commit is LOWBAND_COMMIT, else the result ("unknown", False).
     """
     here = Path(__file__).parent
     try:
@@ -65,7 +65,7 @@ def code_version() -> tuple[str, bool]:
 
 @cache
 def source_sha256() -> str:
-    """Of all Python files of this package."""
+    """Checksum of all Python files of this package."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -90,7 +90,7 @@ def _versions() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Record why a rank that a launcher started is ending: time limit, order to end, failure of another rank.
 
-Nobody here watches such a rank from outside, and it may wait for its peers inside of torch, where no handler
-of Python runs. So a thread waits beside it.
+No process of ours watches such a rank, and it may wait for its peers inside torch, where no Python signal
+handler runs. So a thread watches it.
 """
 
 import os
@@ -15,18 +15,18 @@ from threading import Thread
 
 from lowband.run.orders import orders, read_order
 
-LOOK_S = 2.0  # between two looks for another rank's failure
+LOOK_S = 2.0  # interval between checks for another rank's failure
 
 
 @contextmanager
 def last_words(
     limit_s: float, end: Callable[[signal.Signals | None], int], look: Callable[[], int | None]
 ) -> Iterator[None]:
-    """While this is entered, an order to end and the end of `limit_s` end the process with the code of `end`.
+    """A context in which an order to end, or `limit_s` running out, ends the process with `end`'s exit code.
 
-    end:  given the order, or None when the time is over
-    look: called every `LOOK_S`; an exit code that it returns ends the process, too
-    Both are called in a thread. Only a main thread can enter.
+    end:  called with the order, or with None when the time is up
+    look: called every `LOOK_S`; if it returns an exit code, the process ends with that
+    Both are called in another thread. Only the main thread can enter the context.
     """
     done, is_done = os.pipe()
     with orders() as ordered:

@@ -1,7 +1,7 @@
-"""Ranks of one machine, forked from one process that has imported torch already, and watched.
+"""Fork and watch the ranks of one machine, from one process that has imported torch already.
 
-Forking takes 0.1 s where torchrun takes ten: eight ranks need not import torch again. The parent runs no
-torch computation before it forks, so no thread pool is torn in two.
+Forking takes 0.1 s where torchrun takes ten, because eight ranks need not import torch again. The parent runs
+no torch computation before it forks, so no thread pool breaks in the fork.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ from lowband.run.orders import ORDERS, orders, read_order
 from lowband.run.ranks import Rank
 from lowband.spec.files import write_whole
 
-GRACE_S = 5.0  # from the order to end to the end by force
-CAUSE_S = 2.0  # from the first failure seen to the verdict: its cause may be seen a little later
-LOOK_S = 1.0  # between two looks for a failure on another node
+GRACE_S = 5.0  # time between SIGTERM and SIGKILL
+CAUSE_S = 2.0  # wait after the first failure seen: its cause may show a little later
+LOOK_S = 1.0  # interval between checks for a failure on another node
 
 
 class RankFailure(Exception):
-    """A rank ended badly. The text is its error, of one or more lines."""
+    """A rank failed. The text is its error, of one or more lines."""
 
     @property
     def cause(self) -> str:
-        """The first line."""
+        """The first line of the error."""
         return str(self).partition("\n")[0]
 
 
 class TimeLimit(Exception):
-    """The ranks took longer than they may."""
+    """The ranks took longer than their time limit."""
 
 
 def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> None:
-    """Run `work` on all ranks of a job that has this machine for itself. Raises as `run_ranks` does."""
+    """Run `work` on all ranks of a job on this machine alone. Raises the same errors as `run_ranks`."""
     with tempfile.TemporaryDirectory(prefix="lowband-") as folder:
         rendezvous = f"file://{folder}/rendezvous"
         run_ranks(
@@ -50,10 +50,10 @@ def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> 
 
 
 def run_ranks(ranks: list[Rank], work: Callable[[Rank], None], time_limit_s: float, causes: Path) -> None:
-    """Run `work` once per rank, each in a process of its own, and return when all have ended well.
+    """Run `work` once per rank, each in its own process, and return when all have succeeded.
 
-    causes: a folder for the errors of failing ranks; of a job over several nodes, one that all of them see
-    Raises RankFailure with the first failing rank's own error as soon as one ends badly, TimeLimit after
+    causes: a folder for the errors of failing ranks; in a job over several nodes, one that all nodes see
+    Raises RankFailure with the first failing rank's own error as soon as one fails, TimeLimit after
     `time_limit_s`, SystemExit (143) after SIGTERM, KeyboardInterrupt after SIGINT. No rank is left running in
     any case.
     """
@@ -71,7 +71,7 @@ def run_ranks(ranks: list[Rank], work: Callable[[Rank], None], time_limit_s: flo
 
 
 def _fork(processes: Sequence[BaseProcess]) -> None:
-    # An order that meets a new rank waits until the rank has its own handlers.
+    # Signals stay blocked until a new rank has its own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ORDERS)
     try:
         for process in processes:
@@ -82,10 +82,10 @@ def _fork(processes: Sequence[BaseProcess]) -> None:
 
 def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path, parent: int) -> None:
     code = 1
-    # If the parent is killed, nobody would end this rank: let the kernel do it (prctl, PR_SET_PDEATHSIG).
+    # If the parent is killed, only the kernel can end this rank (prctl, PR_SET_PDEATHSIG).
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before
+        if os.getppid() != parent:  # it was killed before the call
             os._exit(code)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -96,7 +96,7 @@ def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path, parent: i
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        # The time decides who failed first: the others fail soon after, because of it.
+        # The time determines the first failure; the other ranks fail soon after because of it.
         name = f"rank {rank.rank}"
         _record(folder, time.time_ns(), name, f"{name}: {type(error).__name__}: {str(error).strip()}")
     finally:
@@ -118,10 +118,10 @@ def _watch(processes: Sequence[BaseProcess], ordered: int, deadline: float, fold
             continue
         gone = [running.pop(sentinel) for sentinel in list(running) if sentinel in ready]
         for process in gone:
-            process.join(GRACE_S)  # its pipe closes a moment before its exit code can be asked for
+            process.join(GRACE_S)  # its pipe closes shortly before its exit code is available
         newly = [process for process in gone if process.exitcode]
         for process in newly:
-            if _signal_of(process):  # a signal's victim is the cause of its peers' broken connections
+            if _signal_of(process):  # a killed rank is the cause of its peers' broken connections
                 _record(folder, 0, process.name, _end_of(process))
         failed += newly
         if not is_failing and (newly or _causes(folder)):  # here, or on another node
@@ -148,7 +148,7 @@ def _record(folder: Path, when_ns: int, name: str, text: str) -> None:
 
 
 def _causes(folder: Path) -> list[Path]:
-    """Files of errors, the first one first; none once another node has ended well and removed the folder."""
+    """The error files, earliest first; none once another node has succeeded and removed the folder."""
     try:
         return sorted(folder.glob("[0-9]*-*"))
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def _causes(folder: Path) -> list[Path]:
 
 
 def _cause(failed: list[BaseProcess], folder: Path) -> str:
-    """The first rank's error, on any node."""
+    """The error of the rank that failed first, on any node."""
     if causes := _causes(folder):
         return causes[0].read_text(encoding="utf-8")
     return _end_of(min(failed, key=lambda process: not _signal_of(process)))
@@ -175,13 +175,13 @@ def _signal_of(process: BaseProcess) -> signal.Signals | None:
 
 
 def _stopped(processes: Iterable[BaseProcess]) -> str:
-    """Ranks that others have waited for in vain, because something stopped them."""
+    """A phrase that names the ranks that are stopped, for which others wait in vain; else empty."""
     names = [process.name for process in processes if _state(process) in ("T", "t")]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} stopped (SIGSTOP); " if names else ""
 
 
 def _state(process: BaseProcess) -> str:
-    """The letter of /proc, after the name in brackets; empty where there is no /proc."""
+    """The process's state letter from /proc, after the name in brackets; empty if there is no /proc."""
     try:
         stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -193,7 +193,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         process.terminate()
         if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGCONT)  # a stopped process takes no order
+            os.kill(process.pid or 0, signal.SIGCONT)  # a stopped process handles no signal
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

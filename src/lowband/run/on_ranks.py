@@ -1,6 +1,6 @@
-"""Run a function on several gloo ranks of this machine and get what each returns.
+"""Run a function on several gloo ranks of this machine and collect the results.
 
-The ranks are forked (0.1 s for eight); so the calling process itself must never run autograd.
+The ranks are forked (0.1 s for eight), so the calling process itself must never run autograd.
 """
 
 import os
@@ -27,10 +27,10 @@ def on_ranks(
     peer_timeout_s: float | None = None,
     enter: Callable[[int], None] = lambda rank: None,
 ) -> list[Any]:
-    """`work(*arguments)` on each rank of a gloo group; results by rank.
+    """Run `work(*arguments)` on each rank of a gloo group; returns the results by rank.
 
-    peer_timeout_s: how long a rank waits for another one; none: half of the time limit
-    enter: called with the rank's number before its group is made, to join a network
+    peer_timeout_s: how long a rank waits for another one; default: half of the time limit
+    enter: called with the rank's number before its group is made, e.g. to join a network
     Raises RankFailure with the first failing rank's error, TimeLimit after `time_limit_s`.
     """
     with tempfile.TemporaryDirectory() as folder:

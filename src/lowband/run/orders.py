@@ -1,8 +1,8 @@
-"""Orders to end, SIGTERM and SIGINT, as bytes in a pipe and not as exceptions.
+"""Orders to end, SIGTERM and SIGINT, as bytes in a pipe instead of exceptions.
 
-An exception that a handler raises may appear anywhere, also where Python drops it, as in a hook of `fork`. A
-byte is read where it is expected. Python's C half of signal handling writes it, even while the main thread
-waits inside of a library.
+An exception raised by a handler may appear anywhere, even where Python drops it, as in a hook of `fork`. A
+byte is read where it is expected. The C part of Python's signal handling writes it, even while the main
+thread waits inside a library.
 """
 
 import os
@@ -15,9 +15,9 @@ ORDERS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def orders() -> Iterator[int]:
-    """While this is entered, an order only writes its number into a pipe, whose reading end is yielded.
+    """A context in which an order only writes its number into a pipe; yields the pipe's reading end.
 
-    A signal that was ignored stays so. Only a main thread can enter.
+    A signal that was ignored stays ignored. Only the main thread can enter the context.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -38,6 +38,6 @@ def orders() -> Iterator[int]:
 
 
 def read_order(reader: int) -> signal.Signals | None:
-    """The order in the pipe, which must not be empty; None if another signal's number is there."""
+    """The next order in the pipe, which must not be empty; None if it is another signal's number."""
     number = os.read(reader, 1)[0]
     return signal.Signals(number) if number in ORDERS else None

@@ -1,13 +1,13 @@
-"""A device of constant speed: matrix products that take as long as they would at a stated rate.
+"""A device of constant speed: matrix products take as long as they would at a stated rate.
 
-[Note: pacing] In a box many ranks share a few CPU cores, and how fast each computes depends on what the
-others do. A paced rank does its real computation, and then waits until the matrix products would be done at
+[Note: pacing] In a box many ranks share a few CPU cores, so each rank's speed depends on the activity of the
+others. A paced rank does its real computation, and then waits until the matrix products would be done at
 the rate of the machine's device divided by the box's scale. Only products are counted (the same ones as in
-MFU); the CPU time of all else between them, such as norms, is taken off the waiting, as if it ran beside
-them. Time spent waiting for communication is not touched: messages are real, and so is the time they take.
+MFU); the CPU time of everything between them, such as norms, is subtracted from the wait, as if it overlapped
+with them. Waiting for communication is not changed: messages are real, and so is the time they take.
 
-Products of bf16 are computed in fp32 and rounded to bf16, as matrix units do; a CPU without bf16 units would
-take ten times as long. Source of the method: docs/scale-model.md.
+Products of bf16 are computed in fp32 and rounded to bf16, as matrix units do; in bf16, a CPU without bf16
+units would take ten times as long. Source of the method: docs/scale-model.md.
 """
 
 import time
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-# Real work per paced time above which a run is refused: the waits would no longer hold the speed constant.
+# Share of real in paced time above which a run is rejected: waits could no longer keep the speed constant.
 MOST_REAL_SHARE = 0.8
 _SHORTEST_WAIT_S = 1e-3  # a shorter one is added to the next
 
@@ -27,17 +27,17 @@ aten = torch.ops.aten
 
 
 class Overloaded(Exception):
-    """The real computation took too much of the paced time. The text says how much."""
+    """The real computation took too much of the paced time. The text contains the share."""
 
 
 def _attention_flop(query: torch.Tensor, key: torch.Tensor) -> int:
-    """The two products of attention, not halved for causality: [B, N, T, D] x [B, N, S, D]."""
+    """FLOP of attention's two products, not halved for causality: [B, N, T, D] x [B, N, S, D]."""
     B, N, T, D = query.shape
     return 4 * B * N * T * key.shape[2] * D
 
 
 def _flop(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """FLOP of an operator; 0 for all that is no matrix product."""
+    """FLOP of an operator; 0 unless it is a matrix product."""
     if op is aten._scaled_dot_product_flash_attention_for_cpu:
         return _attention_flop(args[0], args[1])
     if op is aten._scaled_dot_product_flash_attention_for_cpu_backward:
@@ -54,7 +54,7 @@ _PRODUCTS = {
 
 
 class PacedDevice(TorchDispatchMode):
-    """While it is entered, this thread's matrix products run at `flop_per_s`, forward and backward.
+    """A context in which this thread's matrix products run at `flop_per_s`, forward and backward.
 
     On a CPU, backward runs in the thread that calls it; other threads, such as the engine's lane, are not
     paced.
@@ -68,7 +68,7 @@ class PacedDevice(TorchDispatchMode):
         self._cpu_s = 0.0
 
     def __enter__(self) -> "PacedDevice":
-        # An optimizer's step or a checkpoint since the last product is no part of the computation.
+        # An optimizer step or a checkpoint since the last product is not part of the computation.
         self._cpu_s = time.thread_time()
         super().__enter__()
         return self
@@ -83,7 +83,7 @@ class PacedDevice(TorchDispatchMode):
         between_s = time.thread_time() - self._cpu_s
         start = time.perf_counter()
         out = _as_matrix_unit(func, args, kwargs)
-        product_s = time.perf_counter() - start  # with the time that other ranks held the core
+        product_s = time.perf_counter() - start  # including time in which other ranks had the core
         self._pace(_flop(op, args, kwargs, out) / self.flop_per_s, product_s + between_s)
         return out
 
@@ -94,19 +94,19 @@ class PacedDevice(TorchDispatchMode):
         if self._ahead_s > _SHORTEST_WAIT_S:
             start = time.perf_counter()
             time.sleep(self._ahead_s)
-            self._ahead_s -= time.perf_counter() - start  # what it overslept counts for the next
+            self._ahead_s -= time.perf_counter() - start  # oversleep counts towards the next wait
         self._cpu_s = time.thread_time()
 
     def take_real_share(self) -> float:
-        """Real over paced computation since the last call; 0 if nothing was computed."""
+        """Real over paced computation time since the last call; 0 if nothing was computed."""
         share = self._real_s / self._paced_s if self._paced_s else 0.0
         self._paced_s = self._real_s = 0.0
         return share
 
 
 def _as_matrix_unit(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The product, of bf16 on a CPU with fp32 inside. Attention's log-sum-exp (its second result) is fp32
-    always.
+    """The operator's result, computed in fp32 for bf16 arguments. Attention's log-sum-exp (its second result)
+    is always fp32.
     """
     if not any(isinstance(arg, torch.Tensor) and arg.dtype == torch.bfloat16 for arg in args):
         return func(*args, **kwargs)

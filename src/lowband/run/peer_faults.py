@@ -1,7 +1,7 @@
-"""Faults of peers that a comparison must know, each shown by running the peer: rows of `faults.csv`.
+"""Faults of peers that affect a comparison, each demonstrated by running the peer: rows of `faults.csv`.
 
-The gradients of one step are read off the weights: plain SGD with a learning rate of 1 and no clipping moves
-each weight by its gradient. AdamW would hide a wrong scale.
+The gradients of one step are derived from the weights: plain SGD with a learning rate of 1 and no clipping
+moves each weight by its gradient. AdamW would hide a wrong scale.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ _MODEL = ModelSpec(name="faults", layers=2, hidden=64, heads=4, vocab=256, seq_l
 
 
 class Fault(NamedTuple):
-    """One row: under which condition which quantity should be what, and what was found."""
+    """One row: a condition, a quantity, its expected value and the value found."""
 
     peer: str
     version: str
@@ -76,7 +76,7 @@ def find_faults() -> Iterator[Fault]:
 
 
 def qgz_scale(ranks: int, node: int) -> dict[int, float]:
-    """By number of dimensions: the factor between DeepSpeed's gradients under qgZ and exact ones."""
+    """The ratio of DeepSpeed's gradients under qgZ to exact ones, by number of dimensions."""
     exact = on_ranks(ranks, _update, _spec(ranks, node, {}), time_limit_s=TIME_LIMIT_S)[0]
     spec = _spec(ranks, node, {"grad_reduce": "int4"})
     quantized = on_ranks(ranks, _update, spec, time_limit_s=TIME_LIMIT_S)[0]
@@ -95,7 +95,7 @@ def _stage2_ratio() -> float:
 
 
 def _update(spec: RunSpec) -> dict[str, torch.Tensor]:
-    """What one step of SGD takes off each parameter, on rank 0."""
+    """The change that one SGD step subtracts from each parameter, on rank 0; elsewhere {}."""
     before = {name: p.detach().clone() for name, p in GPT(spec.model, seed=spec.seed).named_parameters()}
     trainer = _trainer(spec)
     _step(trainer, spec)
@@ -125,7 +125,7 @@ def _step(trainer: DeepSpeed, spec: RunSpec) -> None:
 
 
 def _spec(ranks: int, node: int, changes: dict[str, str]) -> RunSpec:
-    """ZeRO-3 with changes, on nodes of this many ranks."""
+    """A ZeRO-3 spec with changes to the scheme, on nodes of `node` ranks."""
     scheme = {"name": "fault", "weights": "world", "grads": "world", "optim": "world", **changes}
     machine = Machine.parse(
         {
@@ -159,7 +159,7 @@ def _configure_mics() -> None:
 
 
 def _error(work: Callable[[], None]) -> str:
-    """The error that `work` raises, one line; "yes" if it raises none."""
+    """The error that `work` raises, in one line; "yes" if it raises none."""
     try:
         work()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Which ranks this process is or starts: one that torchrun or srun gave it, its node's, or all."""
+"""The ranks that this process is or starts: one given by torchrun or srun, its node's, or all."""
 
 import os
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _LAUNCHERS = {
 
 
 def from_environment(ranks: int) -> Rank | list[Rank] | None:
-    """What a launcher made of this process: a rank, or the launcher of these; None without a launcher.
+    """This process's rank, or the list of ranks that it must start; None without a launcher.
 
-    srun with one task a node makes each task the launcher of its node's ranks, which saves every rank but the
-    first the import of torch.
+    srun with one task per node makes each task the launcher of its node's ranks, so only one process per node
+    imports torch.
 
-    ranks: the number that the run asks for
-    Raises UserError if the launcher started another number, or gave no MASTER_ADDR and MASTER_PORT.
+    ranks: number of ranks of the run
+    Raises UserError if the launcher started another number, or did not set MASTER_ADDR and MASTER_PORT.
     """
     launcher = _launcher()
     if launcher is None:
@@ -64,7 +64,7 @@ def is_launched() -> bool:
 
 
 def job_id() -> str:
-    """The same in all processes that a launcher started together, and in no others."""
+    """An id that is equal in all processes that a launcher started together, and in no others."""
     names = (
         "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
         "MASTER_ADDR", "MASTER_PORT",

@@ -1,6 +1,6 @@
-"""What of a reproduction is done, what runs, what failed and why, and how long is left.
+"""Status of a reproduction: runs that are done, running or failed and why, and the time left.
 
-Looks at run folders while jobs write them, and only to tell a person; tables come from `collect`.
+It reads run folders while jobs write them, only to inform a person; tables come from `collect`.
 """
 
 import sys
@@ -23,7 +23,7 @@ SHOWN = 8  # runs and failures listed, at most
 
 @dataclass(frozen=True)
 class RunStatus:
-    """state: waiting, running, died (no outcome), or how it ended. share: of its steps that are taken."""
+    """state: waiting, running, died (no outcome), or the outcome's status. share: fraction of steps done."""
 
     run_id: str
     suite: str
@@ -35,7 +35,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """All runs that a reproduction asks for."""
+    """The status of all runs of a reproduction."""
 
     runs: list[RunStatus]
 
@@ -52,7 +52,7 @@ class Status:
 
     @property
     def left_s(self) -> float | None:
-        """One run after the other, each as long as those of its suite that ended ok; none: not known yet."""
+        """Time for the rest, one run at a time, each as long as its suite's mean ok run; None if unknown."""
         left = 0.0
         for run in self.of("waiting", "running"):
             took = [other.wall_s for other in self.of("ok") if other.suite == run.suite]
@@ -63,7 +63,7 @@ class Status:
 
 
 def suites_of(root: Path, results: str) -> list[str]:
-    """The suites that results/`results` has runs of, by name. Raises UserError if it has none."""
+    """Names of the suites that have runs in results/`results`, sorted. Raises UserError if there are none."""
     found = sorted(
         {RunSpec.read_json(path).suite for path in (root / "results").glob(f"{results}/runs/*/spec.json")}
     )
@@ -115,7 +115,7 @@ def headline(status: Status) -> str:
 
 
 def report(status: Status) -> str:
-    """The headline, what runs, and what failed with its cause."""
+    """The headline, the running runs, and the failed runs with their causes."""
     running = [f"  {run.run_id}: {run.share:.0%} of its steps" for run in status.of("running")]
     failed = [f"  {run.run_id}: {run.state}, {run.cause}" for run in status.failed]
     return "\n".join(
@@ -131,7 +131,7 @@ def _listed(title: str, lines: list[str]) -> Iterable[str]:
 
 
 def duration(seconds: float) -> str:
-    """To the minute from one minute on."""
+    """The duration as text, in minutes from one minute on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,4 +1,4 @@
-"""Whether this machine can submit Slurm jobs: it has the programs, and a controller answers."""
+"""Check whether this machine can submit Slurm jobs: the programs exist and a controller answers."""
 
 import shutil
 import subprocess

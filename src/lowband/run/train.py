@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any
 
 import torch
-import torch._dynamo  # every optimizer's first step imports it: here once, before the ranks are forked
+import torch._dynamo  # every optimizer's first step imports it; so import it once, before forking the ranks
 import torch.distributed as dist
 
 from lowband.box.network import OWN, SHAPED, join
@@ -36,13 +36,13 @@ from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.trainers import deepspeed
 
-SEEN_S = 5.0  # a file that one process has written may take so long to be seen on another host
+SEEN_S = 5.0  # time that a file may take to become visible on another host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all ranks of a run are given."""
+    """The inputs of a run that all ranks share."""
 
     spec: RunSpec
     corpus: Corpus
@@ -52,10 +52,10 @@ class RunContext:
 
 
 def train(spec_path: Path, links: str = OWN) -> Outcome:
-    """Run the spec: as one rank or a node's ranks under torchrun or srun, else all ranks here.
+    """Run the spec: as one rank or a node's ranks under torchrun or srun, otherwise all ranks here.
 
-    links: how the ranks are joined, for the record; `network.SHAPED`: by a box's links
-    Returns the outcome, also of a run that failed; it lies in the folder, too, if it could be written.
+    links: how the ranks are connected, for the record; `network.SHAPED`: by a box's links
+    Returns the outcome, also of a failed run; it is in the folder too, if it could be written.
     Raises UserError, with nothing written, if the spec or its text cannot be used or another process runs
     the folder; SystemExit and KeyboardInterrupt after SIGTERM and Ctrl-C.
     """
@@ -93,7 +93,7 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
 
 @contextmanager
 def _started(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder's lock, and forget what an earlier attempt left."""
+    """Hold the folder's lock, and clear the leftovers of an earlier attempt."""
     with hold(folder.lock, job_id()):
         if line := folder.start():
             report(line)
@@ -109,7 +109,7 @@ def _count(spec: RunSpec, folder: RunFolder) -> Outcome:
 
 
 def _run_ranks(mine: list[Rank] | None, job: RunContext) -> Outcome:
-    """Fork the ranks of this node, or all where there is no launcher, and record what ends them badly."""
+    """Fork this node's ranks, or all ranks without a launcher, and record the cause if they fail."""
     spec, folder = job.spec, job.folder
     source_sha256()  # read once, before the ranks are forked
     try:
@@ -131,7 +131,7 @@ def _run_ranks(mine: list[Rank] | None, job: RunContext) -> Outcome:
 
 
 def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
-    """Under an outer launcher nobody watches all ranks: whoever ends badly first records why."""
+    """Run a rank under an outer launcher: no parent watches all ranks, so the first to fail records why."""
     spec, folder = job.spec, job.folder
     has_joined = Event()
 
@@ -158,7 +158,7 @@ def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
 
 
 def _record(outcome: Outcome, folder: RunFolder) -> Outcome:
-    """Record a failure, unless the folder is not, or not yet, this job's: then it is only printed."""
+    """Record a failure, or only print it if the folder does not become this job's within SEEN_S."""
     deadline = time.monotonic() + SEEN_S
     while not is_first_process() and job_of(folder.lock) != job_id():
         if time.monotonic() > deadline:
@@ -169,7 +169,7 @@ def _record(outcome: Outcome, folder: RunFolder) -> Outcome:
 
 
 def _run_rank(rank: Rank, job: RunContext, joined: Callable[[], None] = lambda: None) -> Outcome:
-    """joined: called when this rank has met all others"""
+    """Train as one rank. joined: called when this rank has met all others."""
     spec, corpus, folder = job.spec, job.corpus, job.folder
     if job.links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
@@ -195,17 +195,17 @@ def _run_rank(rank: Rank, job: RunContext, joined: Callable[[], None] = lambda: 
         outcome = Outcome(status="overloaded", cause=str(error), steps=folder.count_steps())
     if rank.rank == 0:
         outcome = folder.write_outcome(outcome)
-    dist.barrier()  # nobody leaves, and so breaks a connection, before the outcome is there
+    dist.barrier()  # no rank leaves, which would break connections, before the outcome is written
     dist.destroy_process_group()
     return outcome
 
 
 def _share_one_heap() -> None:
-    """Let all threads of this process take memory from one heap, which keeps what is freed.
+    """Let all threads of this process allocate from one heap, which keeps freed memory.
 
-    glibc gives threads heaps of their own and keeps there what they free. Peak resident memory would then
-    tell how the threads of gloo and of an engine took turns, not what they held. And it gives large pieces
-    back at once: faulting them in again took a third of the cores' time in a box.
+    glibc gives each thread its own heap, which keeps freed memory. Peak resident memory would then depend on
+    how the threads of gloo and an engine took turns, not on what they held. And glibc returns large blocks to
+    the system at once: faulting them in again took a third of the cores' time in a box.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
@@ -215,10 +215,10 @@ def _share_one_heap() -> None:
 
 
 def device_type(spec: RunSpec, is_launched: bool) -> str:
-    """cuda where the machine's file names an accelerator, and one is here for each rank.
+    """`cuda` if the machine's file names an accelerator and each rank has one here; otherwise `cpu`.
 
-    Not what happens to be here decides: runs of one suite are compared with each other. NCCL takes one rank a
-    device, so ranks started here that outnumber the devices train on the CPU; a launcher has counted them.
+    The machine's file decides first, because runs of one suite are compared. NCCL allows one rank per device,
+    so ranks started here that outnumber the devices train on the CPU; a launcher has counted them.
     Raises UserError if a launcher's process sees no device: node hours would be spent on CPUs.
     """
     is_accelerated = spec.machine.device.memory_gib is not None and spec.machine.box is None
@@ -242,7 +242,7 @@ def _device(rank: Rank, device_type: str) -> torch.device:
             "HIP was initialised before the ranks were forked, as counting devices does without amdsmi",
             allowed="torchrun, srun with a task a rank, or the site's amdsmi (envs/rocm.yaml)",
         )
-    # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all of a node's.
+    # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all devices of a node.
     device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
@@ -251,8 +251,8 @@ def _device(rank: Rank, device_type: str) -> torch.device:
 def _check_same_start(spec: RunSpec, data: Mapping[str, Any]) -> tuple[str, ...]:
     """Hosts of all ranks. Raises UserError if a rank has another spec, text or version of the code.
 
-    The code is compared by what is read, not by its commit: hundreds of ranks that run git on a shared file
-    system would be slow, and those whose git is too slow would seem to have another commit.
+    The code is compared by its content, not by its commit: hundreds of ranks that run git on a shared file
+    system would be slow, and ranks whose git is too slow would seem to have another commit.
     """
     spec_sha256 = hashlib.sha256(spec.to_json().encode()).hexdigest()
     mine = {

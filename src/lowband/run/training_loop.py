@@ -24,20 +24,20 @@ from lowband.spec.run import OPTIONS, RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
 
-# Options that change neither what is computed nor its times; of the text, its content counts, not its path.
+# Options that change neither results nor times; the text counts by its content, not by its path.
 _NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text"}
 
 
 class Diverged(Exception):
-    """The loss or the gradient norm is not a number. The text says at which step."""
+    """The loss or the gradient norm is not finite. The text contains the step."""
 
 
 def train_rank(
     spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder, is_shaped: bool
 ) -> Outcome:
-    """Train as the spec says, from the last checkpoint if there is one; rank 0 records each step.
+    """Train according to the spec, from the last checkpoint if there is one; rank 0 records each step.
 
-    is_shaped: whether the rank has a box's interface, whose counter is read
+    is_shaped: whether the rank has a box's network interface, whose byte counter is read
     Raises Diverged or Overloaded, on every rank at the same step.
     """
     is_first = dist.get_rank() == 0
@@ -56,7 +56,7 @@ def train_rank(
     reset_peak_memory(device)
     for step in range(resumed_from + 1, spec.steps + 1):
         clock.start()
-        # The first step gathers no updated weights; later ones of the warm-up are steady and not timed.
+        # Count a steady, untimed step: the first gathers no updated weights, later warm-up steps do.
         with outside if step == spec.warmup_steps > 1 else nullcontext():
             with paced or nullcontext():
                 loss = _backward(spec, corpus, trainer, step, device)
@@ -85,7 +85,7 @@ def train_rank(
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
-    # From the file, which has the steps of earlier attempts, too: all of them, if one was stopped at its end.
+    # Read from the file, which also has the steps of earlier attempts: all steps, if one stopped at its end.
     steps = folder.whole_steps() if is_first else []
     outcome = _outcome(spec, trainer, device, has_stepped=resumed_from < spec.steps)
     return outcome.model_copy(
@@ -103,7 +103,7 @@ def train_rank(
 
 
 def _paced_device(spec: RunSpec) -> PacedDevice | None:
-    """In a box, a device of the machine's speed divided by the scale."""
+    """In a box, a device with the machine's speed divided by the scale; otherwise None."""
     box = spec.machine.box
     return PacedDevice(box.tflops * 1e12 / box.scale) if box is not None else None
 
@@ -113,7 +113,7 @@ def _checkpointer(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Checkpoin
 
 
 def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
-    """Where a run's checkpoints are: a changed spec or text never goes on from another one's checkpoint."""
+    """Folder of a run's checkpoints, which depends on spec and text: a changed run never resumes from it."""
     options = spec.model_dump(mode="json", include=set(OPTIONS) - _NOT_OF_THE_TRAINING)
     content = json.dumps({**options, "text_sha256": corpus.facts["sha256"]}, sort_keys=True)
     return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -122,7 +122,7 @@ def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
 def _resume(
     checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[int, tuple[Sent, ...]]:
-    """The step of the newest whole checkpoint, loaded, and what was counted from outside; (0, ()) if none."""
+    """Load the newest undamaged checkpoint; returns its step and outside counts, (0, ()) if there is none."""
     extra = checkpointer.load_newest(model, optimizer) if checkpointer is not None else None
     if extra is None:
         return 0, ()
@@ -135,7 +135,7 @@ def _backward(
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
     total = torch.zeros((), device=device)
     for micro in range(spec.accumulation):
-        # A global batch goes over accumulation steps first, then ranks.
+        # A global batch is ordered by accumulation step first, then by rank.
         first = (micro * spec.ranks + dist.get_rank()) * spec.micro_batch
         inputs, targets = batch(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
@@ -177,7 +177,7 @@ def _gather_record(
 
 
 def _known(seconds: float) -> float | None:
-    """What is not measured, such as a peer's communication, is NaN between ranks."""
+    """None for NaN, by which ranks exchange values that are not measured, e.g. a peer's communication."""
     return None if math.isnan(seconds) else seconds
 
 
@@ -190,13 +190,13 @@ def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
 
 
 def _total(counts: list[int | None]) -> int | None:
-    """Their sum; None if one is not known."""
+    """The sum of the counts; None if one is unknown or there are none."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
-    """has_stepped: whether this attempt took a step; memory of one that did not is no measurement."""
+    """has_stepped: whether this attempt took a step; without one, its memory use is not a measurement."""
     memory = _memory(spec, trainer, device) if has_stepped else {}
     state = trainer.full_state()
     # Rank 0 may hash for longer than the others wait for a message.
@@ -211,7 +211,7 @@ def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped:
 
 
 def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, Any]:
-    """What an outcome records of memory, over all ranks."""
+    """The memory fields of an outcome, over all ranks."""
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
     reserved = peak_reserved_bytes(device)
     if reserved is not None:
@@ -229,7 +229,7 @@ def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, 
 
 
 def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """This rank's peak bytes by kind: what the engine holds, and the optimizer's moments under `optim`."""
+    """This rank's peak bytes by kind: the engine's, plus the optimizer's moments under `optim`."""
     peaks = dict(engine_of(model).meter.peak)
     peaks["optim"] += sum(
         value.numel() * value.element_size()
