@@ -10,7 +10,7 @@ Next forward:        each unit's gather first fetches the new weights from the o
 (autograd's graph tasks) inside the backward. A parameter that is used both inside and outside of such a part
 gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
 which its owner's output received its gradient. The root may share parameters with any layer, so it is ready
-early only if no layer is checkpointed this way. All other units are reduced at the end of the backward.
+early only if no layer is checkpointed this way. Other units are dropped and reduced at the backward's end.
 """
 
 import threading

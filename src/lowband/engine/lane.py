@@ -62,7 +62,7 @@ class Lanes:
         for level in levels:
             future = self._threads[level].submit(self._run_part, work, level, future)
         assert future is not None
-        return _Waiting(self, future)  # the work refers to what it uses
+        return _Waiting(self, future)  # the work itself refers to the tensors
 
     def on_each_thread(self, call: Callable[[], None]) -> None:
         """Run `call` once in every thread that runs collectives, except the caller's own."""

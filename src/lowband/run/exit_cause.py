@@ -1,7 +1,7 @@
 """Record why a rank that a launcher started is ending: time limit, order to end, failure of another rank.
 
-No process of ours watches such a rank, and it may wait for its peers inside torch, where no Python signal
-handler runs. So a thread watches it.
+No parent process of ours watches such a rank, and it may wait for its peers inside torch, where Python signal
+handlers do not run. So a thread in the rank does.
 """
 
 import os

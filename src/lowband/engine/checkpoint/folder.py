@@ -28,7 +28,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def begin(writing: Path, tick: Tick) -> None:
-    """Make an empty folder to write into, after removing what unfinished earlier writes have left."""
+    """Make an empty folder to write into, after removing the leftovers of unfinished writes."""
     with naming(writing):
         writing.parent.mkdir(parents=True, exist_ok=True)
         for left_over in writing.parent.glob(".step-*.writing"):
