@@ -9,8 +9,8 @@
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
 
 N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
-level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with
-each state sharded over its own level.
+level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
+over its own level.
 """
 
 from collections.abc import Sequence

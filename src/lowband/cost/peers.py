@@ -1,8 +1,8 @@
 """Bytes that one rank of a peer must send per step to run a scheme, in closed form.
 
-The closed form is that of our own engine (`cost.bytes`), summed over levels; the sum does not depend on
-a collective's hops. Only the padding differs: FSDP2 cuts every parameter along its first dimension,
-DeepSpeed cuts it flat, DDP does not cut.
+The closed form is that of our own engine (`cost.bytes`), summed over levels; the sum does not depend on a
+collective's hops. Only the padding differs: FSDP2 cuts every parameter along its first dimension, DeepSpeed
+cuts it flat, DDP does not cut.
 """
 
 import math

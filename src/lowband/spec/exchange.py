@@ -43,7 +43,7 @@ def import_scheme(root: Path, path: Path, cluster: str, ranks: int) -> str:
 def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> Scheme:
     """The scheme that a user's DeepSpeed configuration asks for.
 
-    Tuning keys, which do not place states, are ignored. Raises UserError for keys that no scheme has.
+    Tuning keys, which do not place states, are ignored. Raises UserError for keys without a counterpart.
     """
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):

@@ -1,7 +1,7 @@
 """arXiv 2306.10209: TFLOPs per GPU of the 18B model on 384 V100 with 1 to 8 InfiniBand links a node in use.
 
 Values are read off the bars' heights. TFLOPs are taken to count recomputation, as Megatron-DeepSpeed prints
-them: without it, the throughput at one link would exceed the link's bandwidth.
+them: otherwise the traffic at one link would exceed its bandwidth.
 """
 
 from lowband.predict.prediction import predict

@@ -70,7 +70,7 @@ def measure(
 
 
 def _forget(device: torch.device) -> str:
-    """Free earlier groups' memory: their models are reference cycles. Returns the device's error, if any."""
+    """Free earlier groups' memory (models are reference cycles). Returns an error of the device, or ''."""
     gc.collect()
     if device.type == "cuda":
         try:
