@@ -90,7 +90,7 @@ class _Size:
         return lambda: quantize(values, self.bits, BLOCK)
 
     def _compiled_encode(self) -> Callable[[], Any]:
-        torch.compiler.reset()  # else the second length is compiled for dynamic shapes
+        torch.compiler.reset()  # else the second length is compiled for any length
         compiled, values = torch.compile(quantize, dynamic=False), self._values()
         return lambda: compiled(values, self.bits, BLOCK)
 

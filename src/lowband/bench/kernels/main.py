@@ -45,7 +45,7 @@ def bench(
                 rows.append(row)
                 say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
             write_rows(rows, found, out / "kernels.csv", kept)
-    if device.type == "cuda":  # the clocks of a device under load
+    if device.type == "cuda":  # the clocks of a device that was just under load
         write_environment(found | {"clocks_after": environment(device)["clocks"]}, out / "environment.json")
     return rows
 

@@ -51,7 +51,7 @@ def _forward(device: torch.device, rows: int, columns: int, name: str, algorithm
             return lambda: softmax(x, algorithm)
         if name == "torch":
             return lambda: torch.softmax(x, -1)
-        torch.compiler.reset()  # else the second length is compiled for dynamic shapes
+        torch.compiler.reset()  # else the second length is compiled for any length
         compiled = torch.compile(lambda x: torch.softmax(x, -1), dynamic=False)
         return lambda: compiled(x)
 
