@@ -28,7 +28,7 @@ _RENAMED = {"steps": "asked_steps", "device": "asked_device", "seed": "first_see
 
 
 def _column(option: str) -> str:
-    """The option's column of runs.csv; for a definition (machine, model, scheme) that of its checksum."""
+    """The option's column of runs.csv; for a definition (machine, model, scheme) its checksum's."""
     kind = RunSpec.model_fields[option].annotation
     if isinstance(kind, type) and issubclass(kind, Strict):
         return f"{option}_sum"
