@@ -134,7 +134,7 @@ class RunFolder:
         self.lock = path / "run.lock"
 
     def start(self) -> str:
-        """Remove an earlier attempt's files, but keep what an unfinished one needs to continue.
+        """Remove an earlier attempt's files, except checkpoints and their step records if it did not finish.
 
         Only the holder of the lock may call this. Returns a line for the user if checkpoints are removed
         because the records of their steps are lost or damaged, else "".
