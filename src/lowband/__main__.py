@@ -1,4 +1,4 @@
-"""The command line: parsing only. `python -m lowband COMMAND --help` tells what each takes."""
+"""The command line: parsing only. `python -m lowband COMMAND --help` lists the options of each."""
 
 import argparse
 import os
@@ -10,14 +10,14 @@ from lowband.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a sub-command; returns the exit code (2 for bad input, told in one line)."""
+    """Run a sub-command; returns the exit code (2 for bad input, reported in one line)."""
     options = _parser().parse_args(arguments)
     try:
         code = int(options.run(options) or 0)
-        sys.stdout.flush()  # here, where a closed pipe can be told
+        sys.stdout.flush()  # here, where a closed pipe can be caught
         return code
-    except BrokenPipeError:  # whoever read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest flushed at exit
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that exit does not flush the rest
         return 0
     except KeyboardInterrupt:
         return 130
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--links",
         choices=["auto", "private", "plain", "here"],
-        metavar="{auto,private,plain}",  # `here` is how the command starts itself anew in a private network
+        metavar="{auto,private,plain}",  # `here` is how the command restarts itself in a private network
         default="auto",
         help="of a box's run: a network of its own with shaped links (private), plain loopback, or private "
         "where it can be had (auto, the default)",
@@ -122,7 +122,7 @@ def _train(options: argparse.Namespace) -> int:
     from lowband.spec.records import RunFolder
     from lowband.spec.run import RunSpec
 
-    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may start anew
+    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may restart us
 
     from lowband.run.ending import exit_code
     from lowband.run.train import train

@@ -27,5 +27,5 @@ class UserError(Exception):
 
 
 def _rebuilt(cls: type[UserError], what: str, where: str, allowed: str) -> UserError:
-    """From a pickle: ranks send each other their errors."""
+    """Unpickle a UserError: ranks send each other their errors."""
     return cls(what, where=where, allowed=allowed)

@@ -1,1 +1,1 @@
-"""What times something for its own sake: kernels, collectives, softmax on a CPU, the predictor."""
+"""Benchmarks: kernels, collectives, softmax on a CPU, the predictor."""

@@ -1,6 +1,6 @@
-"""How long the engine's collectives take on a box's shaped links: rows of `comm.csv`.
+"""Times of the engine's collectives on a box's shaped links: rows of `comm.csv`.
 
-Each level's hop alone, gather and reduction, with messages that should take a given time by the links' rates.
+Each level's hop alone, gather and reduction, with messages sized to take a given time at the links' rates.
 Runs in a private network (box.network.private_command).
 """
 
@@ -23,15 +23,15 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.machine import Machine
 from lowband.spec.scheme import Scheme
 
-_START_S = 120  # ranks, connections
+_START_S = 120  # for starting ranks and connecting them
 
 
 class Timed(NamedTuple):
     """One collective of all ranks at once.
 
     partners:        ranks in a group
-    bytes:           what one rank sends, by the ledger
-    interface_bytes: what the kernel counted on rank 0's interface meanwhile; TCP and gloo add headers
+    bytes:           bytes that one rank sends, by the ledger
+    interface_bytes: the kernel's count on rank 0's interface meanwhile; TCP and gloo add headers
     took_s:          from the first rank's start to the last one's end
     closed_form_s:   bytes / rate of the shaped link
     """
@@ -49,16 +49,16 @@ class Timed(NamedTuple):
 
 
 def time_collectives(machine: Machine, ranks: int, seconds: float, repeats: int) -> list[Timed]:
-    """Make the links in this private network and time every hop over them.
+    """Create the links in this private network and time every hop over them.
 
-    seconds: what a collective should take by the links' rates
+    seconds: target time of a collective at the links' rates
     """
     layout = Layout.of(machine, ranks)
     links.network_up(layout)
     return on_ranks(
         ranks,
         lambda: list(_time_hops(layout, seconds, repeats)),
-        # Two collectives on up to 4 levels, once more than timed, each thrice as long as it should be.
+        # Two collectives on up to 4 levels, one extra run each, and up to three times the target time.
         time_limit_s=_START_S + 3 * 8 * (repeats + 1) * seconds,
         enter=lambda rank: enter_place(layout.place(rank)),
     )[0]
@@ -72,7 +72,7 @@ def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
     names = layout.levels.names
     for i in range(1, len(names)):
         inner, outer = names[i - 1], names[i]
-        for bound in topology.hops(inner, outer):  # one, or none where a level has one group
+        for bound in topology.hops(inner, outer):  # one; none if the level adds no ranks
             count, rate = bound.hop.count, layout.bytes_per_s(i)
             shard = torch.ones(int(seconds * rate / 4 / (count - 1)))
             full = torch.ones(len(shard) * count)
@@ -83,7 +83,7 @@ def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
             }
             for name, move in moves.items():
                 work = partial(collectives.submit, "bench", [outer], move)
-                work()  # connections, windows
+                work()  # untimed: opens connections and TCP windows
                 for repeat in range(1, repeats + 1):
                     took_s, sent, counted = _time(work, ledger)
                     yield Timed(
@@ -95,7 +95,7 @@ def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
 def _time(work: Callable[[], object], ledger: Ledger) -> tuple[float, int, int]:
     """Seconds, bytes by the ledger, bytes by the interface.
 
-    From the first rank's start to the last one's end: ranks that start late find their links free.
+    Timed from the first rank's start to the last one's end: ranks that start late find their links idle.
     """
     dist.barrier()
     ledger.take()

@@ -1,4 +1,4 @@
-"""How fast the predictor is on this machine, as `lowband bench-predict` measures it."""
+"""Speed of the predictor on this machine, as `lowband bench-predict` measures it."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ REPEATS = 3
 def bench(root: Path) -> dict[str, Any]:
     """Time and memory of gpt-20b on Frontier over a grid, and a plan of gpt-175b on 512 GPUs; best of 3.
 
-    Rates are per second of processor time of the one thread: other work on the machine does not count.
+    Rates are per second of the single thread's CPU time, so other work on the machine does not count.
     """
     machine, model = machine_of(root, "frontier"), model_of(root, "gpt-20b")
     schemes = [scheme_of(root, name) for name in SCHEMES]

@@ -1,10 +1,10 @@
 """Softmax of one vector on one core, measured as the released code of arXiv 2001.04438 does.
 
-Inputs are uniform in [-1000, 1000]. Before each call the input is read once: it is in the caches as far as
-they hold it; outputs go round through more memory than they do. The algorithms, the passes that only move
-data, and torch.softmax are called in turn, in another order each time, so that what the machine does besides
-falls on all alike. Nothing is reported of an instruction set of which an algorithm fails a check against
-float64.
+Inputs are uniform in [-1000, 1000]. Before each call the input is read once, so the caches hold as much of it
+as fits; outputs cycle through more memory than the caches hold. The algorithms, the passes that only move
+data, and torch.softmax are called in turn, in a new random order each time, so that other activity on the
+machine affects all equally. An instruction set is not reported if any of its algorithms fails a check
+against float64.
 """
 
 import os
@@ -25,9 +25,9 @@ from lowband.run.environment import cpu_name, describe, host
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
 
 SMALLEST_BYTES, LARGEST_BYTES = 4 * 2**10, 2**30
-OUT_OF_CACHE = 8  # the sweep goes to this many times the last cache
-FEWEST, MOST = 21, 101  # calls of each at one size
-BUDGET_S = 0.7  # of one size, as far as FEWEST allows
+OUT_OF_CACHE = 8  # the sweep ends at this multiple of the last cache
+FEWEST, MOST = 21, 101  # calls of each algorithm or pass at one size
+BUDGET_S = 0.7  # per size, as far as FEWEST allows
 _ALIGNMENT_BYTES = 4096
 _SEED = 2001_04438
 
@@ -44,7 +44,7 @@ class Caches(NamedTuple):
 
 
 def measure(sizes: Sequence[int] | None = None) -> tuple[list[Time], list[Setup], dict[str, Any]]:
-    """Calls, instruction sets, environment. An instruction set that cannot be had is a row with its cause.
+    """Calls, instruction sets, environment. An unavailable instruction set is a row with its cause.
 
     sizes: elements; default: powers of two from 4 KiB to OUT_OF_CACHE times the last cache
     """
@@ -70,7 +70,7 @@ def measure(sizes: Sequence[int] | None = None) -> tuple[list[Time], list[Setup]
 
 
 def default_sizes(caches: Caches) -> list[int]:
-    """Elements: from SMALLEST_BYTES, doubled, to OUT_OF_CACHE times the last cache."""
+    """Elements: from SMALLEST_BYTES, doubling, to OUT_OF_CACHE times the last cache."""
     sizes = [SMALLEST_BYTES]
     while sizes[-1] < min(OUT_OF_CACHE * caches.last, LARGEST_BYTES):
         sizes.append(2 * sizes[-1])
@@ -78,7 +78,7 @@ def default_sizes(caches: Caches) -> list[int]:
 
 
 def read_caches() -> Caches:
-    """What Linux tells of the first core's caches. Raises UserError where it tells nothing."""
+    """The first core's cache sizes, as Linux reports them. Raises UserError if it reports none."""
     folder = Path("/sys/devices/system/cpu/cpu0/cache")
     found: dict[int, int] = {}
     for index in folder.glob("index*"):
@@ -93,7 +93,7 @@ def read_caches() -> Caches:
 def _times(built: dict[str, Kernels], sizes: Sequence[int], caches: Caches) -> Iterator[Time]:
     random = np.random.default_rng(_SEED)
     pool = _aligned(max(*sizes, 2 * caches.last // FP32_BYTES))
-    pool.fill(0)  # its pages are there before the first call
+    pool.fill(0)  # maps its pages before the first call
     for n in sizes:
         x = _aligned(n)
         x[:] = random.uniform(-1000, 1000, n)
@@ -101,7 +101,7 @@ def _times(built: dict[str, Kernels], sizes: Sequence[int], caches: Caches) -> I
         calls = _calls(built)
         start = time.perf_counter()
         for call in calls.values():
-            call(x, outputs.next())  # not counted: pages, tables, the clock of the processor
+            call(x, outputs.next())  # not counted: warms up pages, tables and the CPU clock
         repeats = int(BUDGET_S / (time.perf_counter() - start))
         for repeat in range(max(FEWEST, min(MOST, repeats))):
             for i in random.permutation(len(calls)):
@@ -110,7 +110,7 @@ def _times(built: dict[str, Kernels], sizes: Sequence[int], caches: Caches) -> I
 
 
 def _calls(built: dict[str, Kernels]) -> dict[tuple[str, str], Call]:
-    """(isa, name) -> what is timed."""
+    """(isa, name) -> the function to time."""
 
     def timed(of: Kernels, name: str) -> Call:
         return lambda x, y: of.seconds(name, x, y)
@@ -121,7 +121,7 @@ def _calls(built: dict[str, Kernels]) -> dict[tuple[str, str], Call]:
 
 
 def _torch_seconds(reader: Kernels, x: Vector, y: Vector) -> float:
-    """As `Kernels.seconds`, with the microseconds that torch takes to be called."""
+    """Seconds of torch.softmax, timed as in `Kernels.seconds`, plus torch's call overhead (microseconds)."""
     source, target = torch.from_numpy(x), torch.from_numpy(y)
     reader.run(READ, x, y)
     start = time.perf_counter()
@@ -130,7 +130,7 @@ def _torch_seconds(reader: Kernels, x: Vector, y: Vector) -> float:
 
 
 class _Outputs:
-    """Vectors of n values, one after the other in `pool`, round and round."""
+    """Consecutive vectors of n values in `pool`, used cyclically."""
 
     def __init__(self, pool: Vector, n: int) -> None:
         self._pool, self._n = pool, n
@@ -152,7 +152,7 @@ def _aligned(n: int) -> Vector:
 
 
 def _checked(of: Kernels) -> Kernels:
-    """The same. Raises UserError for an algorithm that is not within its error bound."""
+    """Return `of` once checked. Raises UserError for an algorithm that is not within its error bound."""
     random = np.random.default_rng(_SEED)
     for n in (1, 1000, 100_003):
         x = random.uniform(-20, 20, n).astype(np.float32)

@@ -1,10 +1,10 @@
-"""One file per group of sub-commands: parsing only. What they do is imported when one is run."""
+"""One file per group of sub-commands: parsing only. The implementation is imported when a command is run."""
 
 import argparse
 
 
 def at_least_one(text: str) -> int:
-    """An argument that counts something. Raises what argparse tells in one line."""
+    """Parse a positive count. Raises the error that argparse reports in one line."""
     if text.strip().isdecimal() and int(text) >= 1:
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}' (allowed: 1 or more)")

@@ -77,8 +77,8 @@ def _bench_comm(options: argparse.Namespace) -> None:
         )
     if not 0 < options.seconds <= 30:
         raise UserError(f"{options.seconds}", where="--seconds", allowed="more than 0, at most 30")
-    Layout.of(machine, options.ranks)  # raises for ranks that do not fill the levels
-    options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+    Layout.of(machine, options.ranks)  # raises if the ranks do not fill the levels
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     if options.links is None:
         reason = links.missing()
         if reason:

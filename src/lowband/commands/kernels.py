@@ -1,4 +1,4 @@
-"""bench-kernel: kernels measured on a device, or compiled for devices that are not here."""
+"""bench-kernel: kernels measured on a device, or compiled for devices that are not present."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""import-log, faults: what others have run and written."""
+"""import-log, faults: other projects' logs and peers' faults."""
 
 import argparse
 import sys

@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    """What `predict` and `plan` share. A list makes a grid."""
+    """Add the options that `predict` and `plan` share. Lists make a grid."""
     several = parser.prog.endswith("predict")
     parser.add_argument("--cluster", required=True, help="a folder of slurm/, or a machine file")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""claims, summary, appendix, page, documents, provenance, verify, status: what a reproduction shows."""
+"""claims, summary, appendix, page, documents, provenance, verify, status: results of a reproduction."""
 
 import argparse
 from pathlib import Path
@@ -108,7 +108,7 @@ def _status(options: argparse.Namespace) -> None:
     from lowband.spec.suites import asked_suites
 
     suites = options.suite
-    if suites is None and options.results == DEFAULT_RESULTS:  # which may not have runs of all its suites yet
+    if suites is None and options.results == DEFAULT_RESULTS:  # which may lack runs of some suites
         suites = asked_suites(options.root)
     elif suites is None:
         suites = suites_of(options.root, options.results)

@@ -1,4 +1,4 @@
-"""bench-softmax: Two-Pass Softmax on this processor, as its paper measured it."""
+"""bench-softmax: Two-Pass Softmax on this processor, measured as in its paper."""
 
 import argparse
 from pathlib import Path
@@ -25,7 +25,7 @@ def _bench(options: argparse.Namespace) -> None:
     from lowband.spec.files import write_whole
     from lowband.spec.softmax import Setup, Time
 
-    options.out.mkdir(parents=True, exist_ok=True)  # before a minute is spent
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
     times, setups, environment = measure()
     write_csv(pd.DataFrame(times, columns=Time._fields), options.out / TIMES)
     write_csv(pd.DataFrame(setups, columns=Setup._fields), options.out / SETUP)

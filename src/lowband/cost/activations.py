@@ -7,10 +7,10 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp)
     dropout masks: h + h
 
-With biases and dropout that is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
-parallelism divides what lies between its two exchanges; sequence parallelism the rest as well. Recomputation
-keeps: full - a block's input; selective - all but plain attention's 5 a T; op - a block's input, attention's
-output and the outputs of every other matrix product, as torchtitan's selective `op` policy does.
+With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
+parallelism divides the activations between its two exchanges; sequence parallelism the others too.
+Recomputation keeps: full - a block's input; selective - all but plain attention's 5 a T; op - a block's
+input, attention's output and every other matrix product's output, as torchtitan's selective `op` policy does.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ LOGIT_BYTES = 2 + 4 + 4 + 4
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes per token. `block`: kept of each block; `working`: of the block that runs, while recomputed."""
+    """Bytes per token. block: kept by each block; working: extra in the running block, when recomputed."""
 
     block: Num
     working: Num
@@ -46,9 +46,9 @@ def kept_bytes_per_token(
     sequence_parallel: bool = False,
     dropout: bool = False,
 ) -> Kept:
-    """See the module's formulas. tp: ranks of tensor parallelism."""
+    """Bytes of activations per token and rank, by the module's formulas. tp: ranks of tensor parallelism."""
     h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
-    outside = tp if sequence_parallel else 1  # what tensor parallelism alone does not divide
+    outside = tp if sequence_parallel else 1  # tensor parallelism alone does not divide these
     between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
     replicated = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tp

@@ -1,14 +1,14 @@
-"""Bytes of gradients on their way and of what collectives send and receive, per rank, in closed form.
+"""Bytes of gradients in flight and of collectives' send and receive buffers, per rank, in closed form.
 
-Counted is the largest collective. Those of different levels may run at once; how many do is a matter of
+Only the largest collective is counted. Those of different levels may overlap; how many do depends on
 timing. A reduction starts with the whole unit's gradient. At a hop among n partners
 
     native     (NCCL, RCCL) holds its input and 1/n of it
-    exchange   (gloo, and every wire that is not plain) holds its input and what it sends, if that is encoded;
-               then what it sends and receives, each as long as the other; then what it received and 1/n of
-               the input, summed in fp32 and cast to the reduce dtype
+    exchange   (gloo, and every wire that is not plain) holds its input and the encoded messages, if any;
+               then its messages sent and received, of equal size; then those received and 1/n of the
+               input, summed in fp32 and cast to the reduce dtype
 
-A gather on an encoded wire holds its message and all it receives; on a plain wire nothing of its own.
+A gather on an encoded wire holds its own message and all it receives; on a plain wire it has no buffer.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ def buffer_bytes(
     reduce_dtype: str,
     backend: str,
 ) -> int:
-    """Peak bytes per rank, but for what encoding and decoding hold of one piece.
+    """Peak bytes per rank, excluding the temporaries of encoding and decoding one piece.
 
     unit_numels: elements per unit, padding included
-    backend:     of torch.distributed
+    backend:     torch.distributed's backend
     """
     peak = 0
     for numel in unit_numels:
@@ -59,7 +59,7 @@ class _UnitBuffers:
         return message * (1 + self._levels.size(outer) // self._levels.size(inner))
 
     def gather_back(self, row: Collective, dtype: str) -> int:
-        """The second half of an all-reduce: with its input and its result."""
+        """The gather half of an all-reduce, including its input and its result."""
         inner, outer = self._levels_of(row)
         if not self._levels.hops(inner, outer):
             return 0

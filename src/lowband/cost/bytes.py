@@ -1,7 +1,7 @@
 """Bytes that one rank sends per optimizer step, by level, collective and wire, in closed form.
 
-A hop joins n partners. In a gather each partner forwards n - 1 times what it holds before the hop; in a
-reduce-scatter it sends n - 1 of the n parts of what it holds. A collective over several levels is a chain of
+A hop joins n partners. In a gather each partner sends n - 1 times its buffer from before the hop; in a
+reduce-scatter it sends n - 1 of the n parts of its buffer. A collective over several levels is a chain of
 hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
 rounded up to 16 bytes.
 
@@ -27,9 +27,9 @@ NORM_BYTES = 8  # squares are summed in fp64
 def unit_numels(model: ModelSpec, levels: Levels, tp: int = 1, pp: int = 1) -> list[int]:
     """Elements per unit, padding included: the root's, then each block's.
 
-    levels: of the ranks that share a part of the model
-    tp, pp: ranks over which matrices are split by rows, and blocks by stage. With pp the stage is the first,
-            which has the embeddings and keeps the most activations.
+    levels: levels of the ranks that share a part of the model
+    tp, pp: ranks over which matrices are split by rows, and blocks by stage. With pp the units are those of
+            the first stage, which has the embeddings and keeps the most activations.
     """
 
     def numel(shapes: Iterable[tuple[int, ...]]) -> int:
@@ -43,7 +43,7 @@ def unit_numels(model: ModelSpec, levels: Levels, tp: int = 1, pp: int = 1) -> l
 
 @cache
 def stage_numels(model: ModelSpec, levels: Levels, tp: int, pp: int) -> tuple[int, ...]:
-    """`unit_numels`, kept: a search asks for the same ones again and again."""
+    """`unit_numels`, cached: a search calls it with the same arguments again and again."""
     return tuple(unit_numels(model, levels, tp, pp))
 
 
@@ -51,8 +51,8 @@ def stage_numels(model: ModelSpec, levels: Levels, tp: int, pp: int) -> tuple[in
 class Transfer:
     """One hop of one unit's collective, as one rank sees it.
 
-    sent_bytes:       what it sends, to hop.count - 1 partners together
-    quantized_values: values that it encodes and decodes around the hop
+    sent_bytes:       bytes that the rank sends to its hop.count - 1 partners together
+    quantized_values: values that the rank encodes and decodes around the hop
     """
 
     collective: Collective
@@ -75,7 +75,7 @@ def sent_bytes(
 
     units: elements per unit, padding included, the root's first
     is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
-    A step counts the gather of the weights that the step before it has updated.
+    A step includes the gather of the weights that the previous step updated.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     for unit, numel in enumerate(units):
@@ -93,7 +93,7 @@ def sent_bytes(
 def transfers(
     numel: int, is_root: bool, scheme: Scheme, levels: Levels, compute_dtype: str, reduce_dtype: str
 ) -> list[Transfer]:
-    """Every hop of one unit's collectives in a step, in their order.
+    """Every hop of one unit's collectives in a step, in order.
 
     numel: elements of the unit, padding included
     The root stays gathered from forward to backward, so it is not gathered again.
@@ -118,7 +118,7 @@ class _UnitTraffic:
         self._scheme, self._levels, self._numel = scheme, levels, numel
 
     def gather(self, row: Collective, dtype: str) -> Iterator[Transfer]:
-        """Outermost hop first; encoded by its owner before it, decoded by everyone after the last."""
+        """Outermost hop first; the owner encodes before the first hop, every rank decodes after the last."""
         wire, inner, outer = (
             self._wire(row, dtype),
             self._scheme.level(row.inner),
@@ -135,7 +135,7 @@ class _UnitTraffic:
             held *= hop.count
 
     def reduce(self, row: Collective, dtype: str) -> Iterator[Transfer]:
-        """Innermost hop first; each hop encodes what it sends and decodes what it receives."""
+        """Innermost hop first; each hop encodes its messages and decodes those it receives."""
         wire, inner, outer = (
             self._wire(row, dtype),
             self._scheme.level(row.inner),

@@ -4,9 +4,9 @@
     flat   base + sum over levels of steps(level) latency(level) + all bytes / min(rate(level) x ranks inside)
 
 rate is the link's rate x its efficiency. A flat ring crosses a level's
-boundary once per inner group, so the inner group's ranks share their cards for it: its rate there is that of
-all of them together. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x product of the
-counts outside. Message size enters through the latency: half the rate is reached at latency x rate bytes a
+boundary once per inner group, so it can use the cards of all ranks of that group: its rate there is their
+combined rate. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x product of the counts
+outside. Message size enters through the latency: half the rate is reached at latency x rate bytes per
 step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and Gropp 2005); the
 latencies by level are those of NCCL's and RCCL's own tuners.
 """
@@ -24,24 +24,24 @@ from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop
 from lowband.spec.sourced import Bound, Fact
 
-Case = Literal["slow", "value", "fast"]  # every constant at the end of its interval that makes it so
+Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
 MICRO, GIGA = 1e-6, 1e9
 
 
 def share(fact: Fact | None, case: Case) -> float:
-    """An efficiency: all of it where none is stated; low is slow."""
+    """An efficiency; 1 if none is stated. The low end of its interval is the slow case."""
     ends: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
     return 1.0 if fact is None else fact.at(ends[case])
 
 
 def seconds(fact: Fact | None, case: Case) -> float:
-    """A time in microseconds, in seconds: none where none is stated; high is slow."""
+    """A time in microseconds, in seconds; 0 if none is stated. The high end of its interval is slow."""
     ends: dict[Case, Bound] = {"slow": "high", "value": "value", "fast": "low"}
     return 0.0 if fact is None else fact.at(ends[case]) * MICRO
 
 
 def _between(known: Mapping[int, float], count: int) -> float:
-    """The factor at a count, interpolated in the count's logarithm; 1 where nothing is known."""
+    """The factor at a count, interpolated in the count's logarithm; 1 if none is known."""
     if not known:
         return 1.0
     counts = sorted(known)
@@ -50,11 +50,11 @@ def _between(known: Mapping[int, float], count: int) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """A machine's links as the formulas want them.
+    """A machine's links, as inputs to the formulas.
 
     faster: level -> factor on the rate of its link, for a grid of what-ifs
-    shards: whether these are the sharding's collectives, which reach the share that the stack states; those
-            of tensor and pipeline parallelism reach what the link does
+    shards: whether these are the sharding's collectives, which reach only the share of the rate that the
+            stack states; those of tensor and pipeline parallelism reach the link's own
     """
 
     machine: Machine
@@ -75,7 +75,7 @@ class Network:
         return seconds(self.machine.link(level).latency_us, self.case)
 
     def rate(self, level: str) -> Num:
-        """Bytes per second that a rank sends over a level."""
+        """Bytes per second that a rank can send over a level."""
         link = self.machine.link(level)
         own = link.gigabytes_per_s * GIGA * share(link.efficiency, self.case)
         by_cards = {cards: share(fact, self.case) for cards, fact in link.efficiency_by_cards.items()}
@@ -85,11 +85,11 @@ class Network:
         return own * self.faster.get(level, 1.0)
 
     def hop_s(self, hop: Hop, sent: Num) -> Num:
-        """One hop in which each rank sends `sent` bytes in all."""
+        """Seconds of one hop in which each rank sends `sent` bytes in total."""
         return self.base_s + (hop.count - 1) * self.latency_s(hop.level) + sent / self.rate(hop.level)
 
     def ring_s(self, hops: Sequence[Hop], sent: Num) -> Num:
-        """One flat ring over all partners of the hops (inner first); each rank sends `sent` bytes."""
+        """Seconds of one flat ring over all hops' partners (inner first); each rank sends `sent` bytes."""
         steps = self.base_s
         outside = 1
         for hop in reversed(hops):
@@ -102,7 +102,7 @@ class Network:
         return steps + sent / slowest
 
     def collective_s(self, parts: Sequence[Transfer]) -> Num:
-        """The hops of one collective of one unit. A quantized reduction is never flat."""
+        """Seconds of one collective of one unit, given its hops. A quantized reduction is never flat."""
         gathers = parts[0].collective.kind == "gather"
         if self.is_flat and len(parts) > 1 and (gathers or parts[0].quantized_values == 0):
             hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)

@@ -1,4 +1,4 @@
-"""Seconds that one rank computes: matrix products, attention, work bound by memory, kernels' fixed time.
+"""Seconds that one rank computes: matrix products, attention, memory-bound work, kernels' fixed time.
 
     products   FLOPs / (peak x matmul efficiency)
     attention  FLOPs / (peak x attention efficiency); a fused kernel skips what causality masks (half)
@@ -7,8 +7,8 @@
 
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
-plain attention 13 a T (scores written and read, softmax, dropout). The backward of these moves twice that.
-The loss moves 24 bytes a logit: 16-bit to fp32, soft-max, gradient. Adam moves 34 bytes a parameter: the
+plain attention 13 a T (scores written and read, softmax, dropout). The backward of these moves twice as much.
+The loss moves 24 bytes per logit: 16-bit to fp32, softmax, gradient. Adam moves 34 bytes per parameter: the
 gradient twice (norm, step), master weights and two moments in and out, 16-bit weights out.
 """
 
@@ -29,18 +29,18 @@ from lowband.spec.model import ModelSpec
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34
-KERNELS = {"flash": 12, "plain": 18}  # of a block's forward, without fusion
+KERNELS = {"flash": 12, "plain": 18}  # in a block's forward, without fusion
 BACKWARD_ATTENTION = {
     "flash": 2.5,
     "plain": 2.0,
-}  # FlashAttention-2 (arXiv 2307.08691): five products for two
+}  # FlashAttention-2 (arXiv 2307.08691): five products for the forward's two
 BACKWARD_MEMORY = 2
 QUANTIZED_BYTES = 2 + 1  # a value read in 16 bits and its code written, or the other way round
 
 
 @dataclass(frozen=True)
 class Computer:
-    """A device as the formulas want it."""
+    """A device, as input to the formulas."""
 
     machine: Machine
     dtype: str
@@ -61,7 +61,7 @@ class Computer:
         return flops / (self._peak * share(self.machine.device.matmul_efficiency, self.case))
 
     def attention_s(self, flops: Num, kind: Attention) -> Num:
-        """flops: not halved for causality."""
+        """Seconds of attention. flops: not halved for causality."""
         device = self.machine.device
         if kind == "plain" or device.attention_efficiency is None:
             return self.matmul_s(flops / (2 if kind == "flash" else 1))
@@ -86,7 +86,7 @@ class Computer:
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of one micro-batch: of one block, and of what follows the last (norm, output layer, loss)."""
+    """Seconds of one micro-batch in one block, and in the head (final norm, output layer, loss)."""
 
     forward: Num
     backward: Num
@@ -106,7 +106,7 @@ def work(
     sequence_parallel: bool = False,
     dropout: bool = False,
 ) -> Work:
-    """One micro-batch of `micro_batch` sequences on one rank of `tp`."""
+    """Computation of one micro-batch of `micro_batch` sequences on one of `tp` ranks."""
     tokens = micro_batch * seq_len
     h, k, f = model.hidden, model.kv_hidden, model.mlp_width
     outside = tp if sequence_parallel else 1

@@ -1,4 +1,4 @@
-"""FLOPs per token as other projects' logs and papers count them, to tell what their TFLOPS mean.
+"""FLOPs per token as other projects' logs and papers count them, to interpret their TFLOPS.
 
 Letters: L layers, H hidden, T sequence length, V vocabulary.
 """
@@ -20,7 +20,7 @@ def megatron_flops_per_token(model: ModelSpec, seq_len: int, *, recompute: bool)
 def torchtitan_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """6 (N - input embedding) + 12 L H T: `num_flops_per_token` of torchtitan's models.
 
-    It takes every embedding off, also one that is the output layer too.
+    It subtracts every embedding, even one that is also the output layer.
     """
     embeddings = model.vocab * model.hidden
     if model.positions == "learned":
@@ -29,12 +29,12 @@ def torchtitan_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 
 
 def flash_attention_flops_per_token(model: ModelSpec, seq_len: int) -> int:
-    """6 N + 12 L H T, with all weights: the training runs of arXiv 2307.08691, section 4.2."""
+    """6 N + 12 L H T, counting all weights: the training runs of arXiv 2307.08691, section 4.2."""
     return 6 * model.parameters + 12 * model.layers * model.hidden * seq_len
 
 
 def flops_per_token(form: str, model: ModelSpec, seq_len: int, *, recompute: bool) -> float | None:
-    """What the TFLOPS of a log of this format (importers) count; None if it prints none."""
+    """FLOPs per token by which logs of this format (importers) print TFLOPS; None if they print none."""
     if form == "torchtitan":
         return torchtitan_flops_per_token(model, seq_len)
     if form == "megatron-lm":

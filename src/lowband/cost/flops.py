@@ -10,13 +10,13 @@ MODEL_CONVENTION = (
     "6 (N - position and input embeddings) + 12 L H T per token; no recomputation; "
     "attention not halved for causality"
 )
-BACKWARD_MATMUL = 2  # a product of the forward has two in the backward
+BACKWARD_MATMUL = 2  # each product of the forward has two in the backward
 
 
 def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     """Model FLOPs (for MFU): forward 2, backward 4 per weight and token, plus the two attention products.
 
-    Every weight that multiplies an activation counts; looking up an embedding is no multiplication, but a
+    Every weight that multiplies an activation counts; an embedding lookup is not a multiplication, but a
     tied embedding counts once, as the output layer. Source: PaLM (arXiv 2204.02311), appendix B.
     """
     lookups = model.vocab * model.hidden * (0 if model.tied_head else 1)
@@ -26,25 +26,25 @@ def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
 
 
 def block_matmul_flops_per_token(model: ModelSpec) -> int:
-    """Forward of one block's matrices: 2 a weight."""
+    """Forward FLOPs per token of one block's matrices: 2 per weight."""
     return 2 * sum(s[0] * s[1] for s in model.block_shapes().values() if len(s) == 2)
 
 
 def attention_flops_per_token(model: ModelSpec, seq_len: Num) -> Num:
-    """Forward of one block's two attention products, not halved for causality: 4 H T."""
+    """Forward FLOPs per token of one block's two attention products, not halved for causality: 4 H T."""
     return 4 * model.hidden * seq_len
 
 
 def head_flops_per_token(model: ModelSpec) -> int:
-    """Forward of the output layer."""
+    """Forward FLOPs per token of the output layer."""
     return 2 * model.hidden * model.vocab
 
 
 def hardware_flops_per_token(model: ModelSpec, seq_len: int, recompute: str) -> float:
-    """FLOPs of the products that run (for HFU): model FLOPs and the forward of what is recomputed.
+    """FLOPs of the products that run (for HFU): model FLOPs plus the recomputed forward.
 
-    recompute: none | selective (4 H T a layer) | op (2 every other weight of a block) | full (2 a weight and
-    4 H T a layer). Attention is not halved for causality.
+    recompute: none | selective (4 H T per layer) | op (2 per every other weight of a block) | full (2 per
+    weight and 4 H T per layer). Attention is not halved for causality.
     Source: equation 3 of Narayanan et al. (arXiv 2104.04473) for full;
     appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
     """

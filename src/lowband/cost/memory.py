@@ -1,16 +1,16 @@
 """Bytes per rank of each state, in closed form.
 
-    weights    b_c N / |weights|     0 where the master shard itself serves (`keeps_weights_copy`)
+    weights    b_c N / |weights|     0 where the master shard takes their place (`keeps_weights_copy`)
     secondary  b_c N / |secondary|
-    grads      4 N / |grads|         4 N / |optim| without accumulation: nothing waits at the grads level
+    grads      4 N / |grads|         4 N / |optim| without accumulation: none kept at the grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
-    gathered   b_c (root + the two largest blocks): the unit in use, the one on its way, and the root, which
+    gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
                stays; 0 where the weights are not sharded
-    buffers    a gradient on its way and what collectives send and receive: see cost/buffers.py
+    buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
 
 N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
-level. Source: ZeRO's budget of 16 bytes a parameter (arXiv 1910.02054, section 3), with
-each state on a level of its own.
+level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
+over its own level.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ ADAM_MOMENT_BYTES = 8
 def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -> bool:
     """Whether a copy of the weights in the compute dtype is kept beside the fp32 master shard.
 
-    Not if weights and optimizer shards coincide and either the dtype does too (the master is the weights) or
-    the weights are gathered anyway (the master is cast on its way into the gather).
+    Not if weights and optimizer shards coincide and either their dtypes do too (the master is the weights) or
+    the weights are gathered anyway (the master is cast as it enters the gather).
     """
     if levels.hops(scheme.weights, scheme.optim):
         return True
@@ -38,7 +38,7 @@ def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -
 
 
 def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
-    """Whether the secondary shard is kept: it must be smaller a group than that of the weights."""
+    """Whether the secondary shard is kept: only if its group is smaller than that of the weights."""
     return scheme.secondary is not None and bool(levels.hops(scheme.secondary, scheme.weights))
 
 
@@ -51,10 +51,10 @@ def state_bytes(
     accumulation: int,
     backend: str,
 ) -> dict[str, int]:
-    """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is a bound.
+    """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
     unit_numels: elements per unit, padding included, the root's first
-    backend:     of torch.distributed
+    backend:     torch.distributed's backend
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]

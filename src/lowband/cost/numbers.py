@@ -1,4 +1,4 @@
-"""The type of what is predicted: one number, or an array with one entry per point of a grid."""
+"""The type of a predicted quantity: one number, or an array with one entry per point of a grid."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ Num = float | NDArray[Any]
 
 
 def join(a: Num, b: Num, overlap: float) -> Num:
-    """Time of two things side by side, of which only the share `overlap` of the shorter can hide."""
+    """Seconds of two concurrent activities when only the share `overlap` of the shorter can hide."""
     return np.maximum(a, b) + (1 - overlap) * np.minimum(a, b)

@@ -1,8 +1,8 @@
-"""Bytes that one rank of a peer must send in a step to run a scheme, in closed form.
+"""Bytes that one rank of a peer must send per step to run a scheme, in closed form.
 
-The closed form is that of our own engine (`cost.bytes`), summed over levels, which does not depend on how
-many hops a collective takes. Only the padding differs: FSDP2 cuts every parameter along its first dimension,
-DeepSpeed cuts it flat, DDP does not cut.
+The closed form is that of our own engine (`cost.bytes`), summed over levels; the sum does not depend on a
+collective's hops. Only the padding differs: FSDP2 cuts every parameter along its first dimension, DeepSpeed
+cuts it flat, DDP does not cut.
 """
 
 import math
@@ -30,13 +30,13 @@ def peer_sent_bytes(spec: RunSpec) -> int:
         spec.compute_dtype,
         spec.reduce_dtype,
         spec.accumulation,
-        is_clipped=False,  # norms are control, counted apart
+        is_clipped=False,  # norms are control, counted separately
     )
     return sum(counts.values())
 
 
 def _padded(engine: str, shape: Sequence[int], ranks: int) -> int:
-    """Elements of a parameter with its padding."""
+    """Elements of a parameter, padding included."""
     if engine == "fsdp2":
         return round_up(shape[0], ranks) * math.prod(shape[1:])
     return round_up(math.prod(shape), ranks) if engine == "deepspeed" else math.prod(shape)

@@ -1,14 +1,14 @@
 """Logs of other projects -> one tidy table. A format is a file here and a line in FORMATS.
 
-A line that is no metric line of its format is passed over; one that is, and does not parse, is reported with
+Lines that are not metric lines of the format are skipped; a metric line that does not parse is reported with
 its number and left out: nothing is guessed.
 
-Columns are empty where the log does not tell. Rates of all formats are brought to tokens first, so that
+Columns are empty where the log has no value. Rates of all formats are first converted to tokens, so that
 FLOP/s of different conventions become comparable:
 
     model_flop_per_s_per_rank  in our convention (cost.flops)
     reported_over_convention   the log's TFLOPS over its own convention's, from the same tokens: 1 if the log
-                               counts as we think it does
+                               counts as we assume
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,12 +36,12 @@ FORMATS = {
 
 
 class Malformed(Exception):
-    """A metric line that does not parse. The text says what is wrong."""
+    """A metric line that does not parse. The message states what is wrong."""
 
 
 @dataclass(frozen=True)
 class ForeignRun:
-    """What a log does not tell of its run. recompute: activations were recomputed."""
+    """Facts of a run that its log does not contain. recompute: activations were recomputed."""
 
     model: ModelSpec
     seq_len: int
@@ -49,7 +49,7 @@ class ForeignRun:
     recompute: bool = False
 
 
-# What a format's `parser()` returns: line -> the step's values, None for a line of another kind.
+# The type that a format's `parser()` returns: line -> the step's values; None for a line of another kind.
 Parser = Callable[[str], dict[str, Any] | None]
 
 COLUMNS = [
@@ -79,7 +79,7 @@ def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
 
 
 def _read(lines: Iterable[str], parse: Parser) -> Iterator[dict[str, Any] | str]:
-    """The values of each metric line; for a malformed one its number and what is wrong."""
+    """The values of each metric line; for a malformed one, its number and the error as text."""
     for number, line in enumerate(lines, start=1):
         try:
             values = parse(line)
@@ -91,7 +91,7 @@ def _read(lines: Iterable[str], parse: Parser) -> Iterator[dict[str, Any] | str]
 
 
 def _rates(values: dict[str, Any], form: str, run: ForeignRun) -> dict[str, Any]:
-    """Samples, tokens and FLOP per second, from whichever the log tells."""
+    """Samples, tokens and FLOP per second, from whichever rate the log contains."""
     samples_per_s = values.get("samples_per_s")
     if samples_per_s is None and values.get("step_time_s") and values.get("samples_per_step"):
         samples_per_s = values["samples_per_step"] / values["step_time_s"]
@@ -116,7 +116,7 @@ def _rates(values: dict[str, Any], form: str, run: ForeignRun) -> dict[str, Any]
 
 
 def number(text: str, what: str) -> float:
-    """A number as logs print it (1,234.5). Raises Malformed with the name of what it should be."""
+    """A number as logs print it (1,234.5). Raises Malformed, naming the quantity `what`."""
     try:
         return float(text.replace(",", ""))
     except ValueError:

@@ -1,6 +1,6 @@
 """DeepSpeed's throughput timer: `epoch=0/micro_step=20/global_step=10, RunningAvgSamplesPerSec=..., ...`.
 
-Its samples are of all ranks, its GB are GiB.
+Its samples count all ranks; its GB are GiB.
 """
 
 import re

@@ -1,6 +1,6 @@
 """MLPerf's mllog: `:::MLLOG {json}`. A step is a `train_loss` point with the samples seen so far.
 
-Times are those between two points (or `run_start` and the first), divided by the steps between them.
+A step's time is that between two points (or `run_start` and the first), divided by the steps between them.
 """
 
 import json
@@ -12,7 +12,7 @@ _MARK = ":::MLLOG"
 
 
 class _State:
-    """What earlier lines said."""
+    """Values from earlier lines."""
 
     batch: int | None = None
     time_ms: float | None = None

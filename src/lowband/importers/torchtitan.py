@@ -1,6 +1,6 @@
 """torchtitan's console: `step: 10  loss: 8.1  ...  memory: 1.2GiB(1%)  tps: 1,234  tflops: 5.6`.
 
-`tps` is tokens per second of one device. Older versions print no grad_norm or tflops.
+`tps` is tokens per second per device. Older versions print no grad_norm or tflops.
 """
 
 import re

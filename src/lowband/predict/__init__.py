@@ -1,1 +1,1 @@
-"""The performance model of a job: time, memory and plans, predicted."""
+"""The performance model: predicts a job's time and memory, and plans jobs."""

@@ -1,4 +1,4 @@
-"""Memory of one rank, item by item: states, what is gathered, activations, logits, framework."""
+"""Memory of one rank, item by item: states, gathered units, activations, logits, framework."""
 
 from collections.abc import Mapping
 
@@ -14,14 +14,14 @@ GIB = 2**30
 
 
 def memory_items(job: Workload) -> dict[str, Num]:
-    """Peak bytes per rank by kind: the states of `state_bytes`, and besides
+    """Peak bytes per rank by kind: the states of `state_bytes`, and
 
-        activations  what all blocks keep for the micro-batches in flight, and one block's while recomputed
+        activations  those kept by all blocks for the micro-batches in flight, and one block's, recomputed
         logits       the output layer's, at the loss
-        framework    what the machine's runtime takes for itself
+        framework    memory of the machine's runtime itself
 
-    With a pipeline, of the first stage (1F1B keeps p micro-batches there, interleaved p + (p - 1) / v stages'
-    worth, breadth-first all), but with the last stage's logits.
+    With a pipeline, those of the first stage (1F1B keeps p micro-batches there, interleaved p + (p - 1) / v
+    stages' worth, breadth-first all), but with the last stage's logits.
     """
     levels = job.levels
     numels = stage_numels(job.model, levels, job.tp, job.pp)
@@ -50,8 +50,8 @@ def memory_items(job: Workload) -> dict[str, Num]:
 
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
-    """The larger of two moments: at the loss all activations are held, and gradients only if they accumulate;
-    after the backward all gradients are."""
+    """Bytes at the fuller of two moments: at the loss, with all activations, and gradients only if they
+    accumulate; after the backward, with all gradients."""
     always = sum(items[kind] for kind in ("weights", "secondary", "optim", "gathered", "framework"))
     at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]

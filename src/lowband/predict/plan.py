@@ -1,10 +1,10 @@
 """The search of `lowband plan`: every placement x wires x micro-batch x recomputation x tp x pp that fits.
 
-Covered, and nothing else:
+It covers these choices only:
 
     placements  every order weights <= grads <= optim of the levels, with every secondary inside weights
     wires       native or int8 for the two gathers, native or int4 for the reductions in and out of the grads
-                level; a wire of a collective that sends nothing, or of one rank, is left native
+                level; a collective that sends nothing, or has one rank, keeps its native wire
     batches     every micro-batch that divides a data-parallel group's share of the global batch; the rest is
                 accumulation
     recompute   none, full
@@ -43,10 +43,10 @@ MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "recompute", "tp", "pp
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the search. `short_by` bytes are missing to fit; 0 if it fits."""
+    """One point of the search. short_by: bytes by which memory is too small; 0 if it fits."""
 
-    knobs: tuple[object, ...]  # by KNOBS
-    batches: Workload  # with all micro-batches
+    knobs: tuple[object, ...]  # in the order of KNOBS
+    batches: Workload  # the job with all micro-batches, as arrays
     micro_batch: int
     accumulation: int
     step_time_s: float
@@ -59,13 +59,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """ranked: what fits, fastest first; candidates: all of them, by their knobs."""
+    """ranked: the candidates that fit, fastest first; candidates: all of them, by their knobs."""
 
     ranked: list[Candidate]
     candidates: dict[tuple[object, ...], Candidate]
 
     def reasons(self, best: Candidate) -> list[str]:
-        """What each knob's best other value would cost, all else equal."""
+        """Per knob, a line with the cost of its next best value, all else equal."""
         lines = []
         for i, knob in enumerate(KNOBS):
             others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, i)]
@@ -95,12 +95,12 @@ def plan(
     tps: Sequence[int] | None = None,
     pps: Sequence[int] | None = None,
 ) -> Plan:
-    """Every candidate, predicted. Raises UserError if none fits, with what is short and by how much."""
+    """Every candidate, predicted. Raises UserError if none fits, with how much memory is short."""
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
     for job in jobs(machine, model, ranks, seq_len, global_batch, tps, pps):
-        placed = _knobs(job, MEMORY_KNOBS)  # wires take no memory
+        placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
             peak = peak_bytes(memory_items(job), np.asarray(job.accumulation) > 1)
             shorts[placed] = np.maximum(0.0, peak - room)
@@ -166,7 +166,7 @@ def _powers(most: int) -> list[int]:
 
 
 def schemes(levels: Levels) -> Iterator[Scheme]:
-    """Every placement and its wires. Levels that hold no more ranks than the one inside them are left out."""
+    """Every placement and its wires. Levels with no more ranks than the level inside them are left out."""
     names = ["self", *(name for name in levels.names[1:] if _adds_ranks(levels, name))]
     for weights, grads, optim in itertools.combinations_with_replacement(names, 3):
         for secondary in (None, *names[: names.index(weights)]):

@@ -1,4 +1,4 @@
-"""What `lowband plan` prints and writes."""
+"""The output of `lowband plan`: text, and a scheme and suite in config/."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from lowband.spec.files import write_whole
 from lowband.spec.yaml_model import read_yaml
 
 SHOWN = 10
-STEPS, WARMUP_STEPS = 20, 2  # of the suite it writes
+STEPS, WARMUP_STEPS = 20, 2  # in the suite it writes
 
 
 def report(plan: Plan) -> str:
-    """The best ten, then the best one item by item with what each other choice would cost."""
+    """The best ten, then the best one item by item, with the cost of each other choice."""
     best = plan.ranked[0]
     lines = [f"{len(plan.candidates)} candidates, {len(plan.ranked)} fit; the fastest:", ""]
     for i, candidate in enumerate(plan.ranked[:SHOWN], start=1):
@@ -37,7 +37,7 @@ def _line(c: Candidate) -> str:
 
 
 def _why(c: Candidate) -> str:
-    """Its largest costs beside the products themselves, and its memory."""
+    """The candidate's largest costs besides forward and backward computation, and its memory."""
     p = predict(c.job, interval=False)
     costs = {name: float(t) for name, t in p.time_s.items() if name not in ("forward", "backward")}
     largest = sorted(costs.items(), key=lambda item: -item[1])[:3]
@@ -48,8 +48,8 @@ def _why(c: Candidate) -> str:
 def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
     """Add the scheme `name` to config/schemes.yaml and write the suite `name` that runs it.
 
-    Raises UserError if the name is taken, and for what a suite has not: tensor and pipeline parallelism,
-    recomputation.
+    Raises UserError if the name is taken, and for features that a suite lacks: tensor and pipeline
+    parallelism, recomputation.
     """
     job = best.job
     if job.tp * job.pp > 1:

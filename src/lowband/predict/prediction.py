@@ -14,13 +14,13 @@ from lowband.predict.workload import Workload
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one job or grid. Times in seconds, memory in bytes per rank, rates per rank.
+    """The prediction of one job or grid. Times in seconds, memory in bytes per rank, rates per rank.
 
     time_s:          by predict.time.ITEMS; they add up to step_time_s
-    communication_s: what each collective takes in the lane, hidden or not
-    memory_bytes:    by kind; the kinds peak at different times, `peak_memory_bytes` is what is held at once
-    fits:            whether that is within the device's memory; None where the device's is not known
-    step_time_slow_s, step_time_fast_s: with every constant at the end of its interval that makes it so
+    communication_s: time of each collective in the lane, hidden or not
+    memory_bytes:    by kind; the kinds peak at different times, `peak_memory_bytes` is their joint peak
+    fits:            whether that peak is within the device's memory; None if its size is not known
+    step_time_slow_s, step_time_fast_s: with every constant at the slow or fast end of its interval
     """
 
     step_time_s: Num
@@ -37,7 +37,7 @@ class Prediction:
 
 
 def predict(job: Workload, interval: bool = True) -> Prediction:
-    """Without `interval` the slow and fast times are the predicted one: a third of the work."""
+    """Predict `job`. Without `interval`, slow and fast times equal the predicted one: a third of the work."""
     step = step_time(job)
     slow = step_time(job, "slow").total if interval else step.total
     fast = step_time(job, "fast").total if interval else step.total
@@ -62,7 +62,7 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
 
 
 def _flops_per_token(job: Workload) -> tuple[Num, Num]:
-    """Model and hardware FLOPs; both are linear in the sequence length."""
+    """Model and hardware FLOPs per token; both are linear in the sequence length."""
     at_0, at_1 = (
         np.array([model_flops_per_token(job.model, t), hardware_flops_per_token(job.model, t, job.recompute)])
         for t in (0, 1)

@@ -8,7 +8,7 @@ from lowband.predict.workload import Workload
 
 
 def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
-    """Plain numbers. Times in seconds, memory in bytes per rank; items that are zero stay."""
+    """The prediction as plain numbers. Times in seconds, memory in bytes per rank; zero items are kept."""
     p = prediction
     stack = job.machine.stack
     return {
@@ -48,13 +48,13 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
 
 
 def short_by(job: Workload, prediction: Prediction) -> float:
-    """Bytes by which the device's memory is too small; 0 if it is not."""
+    """Bytes by which the device's memory is too small; 0 if it suffices."""
     memory_gib = job.machine.device.memory_gib
     return 0.0 if memory_gib is None else max(0.0, float(prediction.peak_memory_bytes) - memory_gib * GIB)
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """The record with its items as columns of their own, for a table."""
+    """The record with each item in its own column, for a table."""
     columns: dict[str, Any] = {}
     for key, value in row.items():
         if key == "interval":
@@ -67,7 +67,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(row: dict[str, Any]) -> str:
-    """One point for a screen."""
+    """One point as text for a terminal."""
     fast, slow = row["interval"]["step_time_s"]
     step = row["step_time_s"]
     lines = [

@@ -1,4 +1,4 @@
-"""`lowband predict`: names or files, single values or lists, to predictions."""
+"""`lowband predict`: from names or files, single values or lists, to predictions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ T = TypeVar("T", bound=Strict)
 
 
 def machine_of(root: Path, name: str, stack: str = "machine") -> Machine:
-    """A cluster's name, or a machine file. stack `engine`: ours, in place of the file's."""
+    """The machine of a cluster's name or a machine file. stack `engine`: ours, instead of the file's."""
     machine = _from_file(Machine, name) or read_machine(root, name)
     return machine.model_copy(update={"stack": None}) if stack == "engine" else machine
 
 
 def model_of(root: Path, name: str) -> ModelSpec:
-    """A name of config/models.yaml, or a file with one model's keys."""
+    """The model of a name in config/models.yaml, or of a file with one model's keys."""
     return _from_file(ModelSpec, name) or read_model(root / "config" / "models.yaml", name)
 
 
 def scheme_of(root: Path, name: str) -> Scheme:
-    """A name of config/schemes.yaml, or a file with one scheme's keys."""
+    """The scheme of a name in config/schemes.yaml, or of a file with one scheme's keys."""
     return _from_file(Scheme, name) or read_scheme(root / "config" / "schemes.yaml", name)
 
 
@@ -44,7 +44,7 @@ def _from_file(cls: type[T], name: str) -> T | None:
 
 @dataclass(frozen=True)
 class Grid:
-    """What `lowband predict` is asked: every product of the lists is a point."""
+    """The arguments of `lowband predict`: every combination of the lists' values is a point."""
 
     root: Path
     cluster: str
@@ -75,5 +75,5 @@ class Grid:
             )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
-        """Raises UserError for a point that cannot be, or lacks a constant."""
+        """One record per point. Raises UserError for a point that is impossible or lacks a constant."""
         return [record(job, predict(job)) for job in self.jobs()]

@@ -1,9 +1,9 @@
-"""Seconds of one optimizer step, term by term, with overlap as on one lane of collectives.
+"""Seconds of one optimizer step, term by term, with overlap as if all collectives shared one lane.
 
 The next unit is gathered while one computes, and a unit's gradient is reduced while the backward goes on. Our
-engine has a lane per level (engine/lane.py), so that g and r of different levels meet: there the exposed time
-below is an upper bound. With L blocks on a rank, forward f and backward b of one
-(recomputation included), gathers G, g and reduction r of one, that makes, for one micro-batch,
+engine has a lane per level (engine/lane.py), so g and r of different levels can overlap: there the exposed
+time below is an upper bound. With L blocks on a rank, and per block forward f, backward b (recomputation
+included), gathers G (forward) and g (backward) and reduction r, one micro-batch takes
 
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
@@ -11,12 +11,12 @@ below is an upper bound. With L blocks on a rank, forward f and backward b of on
 with the host's time for the unit in f and in b, and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
-The first micro-batch's forward also gathers updated weights, the last one's backward reduces out to the
-optimizer's level and over replicas. What a pass takes beyond its computation is exposed communication,
-attributed to collectives in proportion to their time in the lane.
+The first micro-batch's forward also gathers updated weights; the last one's backward also reduces to the
+optimizer level and over replicas. Time beyond a pass's computation is exposed communication, attributed to
+collectives in proportion to their time in the lane.
 
-Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in what
-is recomputed fully), not hidden. A pipeline of p stages, v of them on a rank, takes p - 1 further passes of a
+Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
+recomputation), not hidden. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
 micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
 activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all micro-batches through a
 stage in turn, so a unit is gathered and reduced once a step, not once a micro-batch.
@@ -40,7 +40,7 @@ ITEMS = (
     *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
 
-Lane = dict[str, Num]  # collective -> seconds in the lane, of one unit
+Lane = dict[str, Num]  # collective -> seconds in the lane, for one unit
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StepTime:
 
 
 def step_time(job: Workload, case: Case = "value") -> StepTime:
-    """One optimizer step of `job`, every constant of the machine taken at `case`."""
+    """Time of one optimizer step of `job`, with every constant of the machine taken at `case`."""
     network, computer = Network(job.machine, case, job.faster), Computer(job.machine, job.compute_dtype, case)
     w = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
@@ -94,7 +94,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
         _tell(add, exposed * times, lane)
 
-    # The first forward of a step gathers updated weights, the last backward reduces to the optimizer's level.
+    # The first forward of a step gathers updated weights; the last backward reduces to the optimizer level.
     forward(("pass", "step"), 1)
     backward(("pass", "step"), 1)
     if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once a step
@@ -131,7 +131,7 @@ def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_ro
 
 
 def _names(during: str, carries: str, every: Collection[str]) -> list[str]:
-    """Collectives of a pass, in order."""
+    """Names of a pass's collectives, in order."""
     return [r.name for r in STEP if (r.during, r.carries) == (during, carries) and r.every in every]
 
 
@@ -143,7 +143,7 @@ def _sum(lane: Lane, names: Iterable[str]) -> Num:
 
 
 def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
-    """Exposed seconds to the collectives in proportion to their time in the lane."""
+    """Attribute exposed seconds to the collectives in proportion to their time in the lane."""
     whole = _sum(lane, lane)
     for name, time in lane.items():
         if np.any(time):
@@ -151,7 +151,7 @@ def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:
-    """One all-reduce of a micro-batch's activations, 16-bit, over the tensor-parallel ranks: a flat ring."""
+    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks, as a flat ring."""
     if job.tp == 1:
         return 0.0
     hops = job.mesh.levels("tp").hops(SELF, WORLD)
@@ -160,7 +160,7 @@ def _all_reduce_s(job: Workload, network: Network) -> Num:
 
 
 def _exchange_s(job: Workload, network: Network) -> Num:
-    """Activations of a micro-batch to the next stage and gradients back, for each stage that a rank has.
+    """Seconds to send a micro-batch's activations to the next stage and gradients back, over a rank's stages.
 
     Each tensor-parallel rank sends its part (scatter/gather, arXiv 2104.04473, section 4.1).
     """

@@ -1,4 +1,4 @@
-"""What is predicted: a model under a scheme on a machine, with the numbers that a user turns."""
+"""The input of a prediction: a model under a scheme on a machine, with the numbers that a user varies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises UserError for degrees that do not divide, and for a scheme that the levels cannot serve."""
+        """Raises UserError if degrees do not divide evenly, or if the levels cannot serve the scheme."""
         for name in ("ranks", "tp", "pp", "interleave", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
@@ -89,5 +89,5 @@ class Workload:
 
     @property
     def tokens(self) -> Num:
-        """Per optimizer step, over all ranks."""
+        """Tokens per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * self.dp

@@ -1,4 +1,4 @@
-"""Tables of docs/scale-model.md, from results/reference/box and box-bench."""
+"""Tables in docs/scale-model.md, from results/reference/box and box-bench."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from lowband.spec.csv_tables import read_table
 
 _CORE, _SWEEPS = ("box", "box-dgx2"), ("box-sweep", "box-accumulation")
 _SHOWN = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3"}
-_PAIRS = (("zeropp", "zero3"), ("hier3", "zero3"), ("hier3", "zeropp"))  # scheme, over scheme
-_RANKS = 16  # on which bytes are shown
+_PAIRS = (("zeropp", "zero3"), ("hier3", "zero3"), ("hier3", "zeropp"))  # (scheme, scheme to divide by)
+_RANKS = 16  # for the table of bytes
 
 
 def core(root: Path) -> list[str]:
-    """The core experiments; rates at the machine's scale."""
+    """Table of the core experiments; rates at the machine's scale."""
     rows = [
         [
             f"{row['suite']}", f"{row['outer_link_gigabytes_per_s']:g}", f"{row['ranks']}",
@@ -38,7 +38,7 @@ def core(root: Path) -> list[str]:
 
 
 def sweep(root: Path) -> list[str]:
-    """The sweeps, one row per condition: steps, ratios of throughput, and how far predictions were off."""
+    """Table of the sweeps, one row per condition: steps, throughput ratios and prediction errors."""
     points = _points(root, _SWEEPS)
     conditions = ["suite", "micro_batch", "tokens_per_rank", "overlap", "accumulation", "outer_link_share"]
     points = points.sort_values(conditions[1:], ascending=False)
@@ -62,7 +62,7 @@ def sweep(root: Path) -> list[str]:
 
 
 def sent(root: Path) -> list[str]:
-    """What a rank sends over each level in a step of the core experiment, counted, and by the closed form."""
+    """Bytes that a rank sends over each level per step of the core experiment, counted and in closed form."""
     rows = read_table(root / "results" / "reference" / "box" / "bytes.csv")
     rows = rows[(rows["suite"] == "box") & (rows["ranks"] == _RANKS) & (rows["repeat"] == 1)]
     by_level = rows.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / 1e3
@@ -78,7 +78,7 @@ def sent(root: Path) -> list[str]:
 
 
 def links(root: Path) -> list[str]:
-    """Collectives on shaped links: seconds and counted bytes over the closed form's."""
+    """Table of collectives on shaped links: seconds and counted bytes over those of the closed form."""
     table = box_links.build(read_table(root / "results" / "reference" / "box-bench" / "comm.csv"))
     rows = [
         [
@@ -96,7 +96,7 @@ def links(root: Path) -> list[str]:
 
 
 def jobs(root: Path) -> list[str]:
-    """What Slurm and Snakemake add to a run."""
+    """Table of the time that Slurm and Snakemake add to a run."""
     table = box_jobs.build(read_table(root / "results" / "reference" / "box-bench" / "jobs.csv"))
     rows = [
         [

@@ -9,12 +9,12 @@ import pandas as pd
 from lowband.errors import UserError
 from lowband.spec.csv_tables import read_benchmark, read_table, write_csv
 
-REPORTED = "reported/"  # a source of this name is a file of results/reported/: what papers print
-SHIPPED = "shipped/"  # and of this name every such file of results/reference/*/; where there is none, no row
+REPORTED = "reported/"  # a source with this prefix is a file of results/reported/: numbers from papers
+SHIPPED = "shipped/"  # and with this one, all such files of results/reference/*/; no rows if there are none
 
 COLLECTED = ("runs", "steps", "bytes", "states", "outside")  # written by `lowband collect`
 
-# table -> the tables it is made of, in the order that its `build` takes them
+# table -> its source tables, in the order of its `build`'s parameters
 TABLES: dict[str, tuple[str, ...]] = {
     "scaling": ("runs", "steps"),
     "communication": ("bytes",),
@@ -37,8 +37,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "kernel_resources": ("compiled",),
 }
 
-# Tables of a suite or benchmark that may be no part of a reproduction: then from its shipped raw tables in
-# results/reference/
+# Tables of a suite or benchmark that a reproduction may leave out: they are then made from its shipped raw
+# tables in results/reference/
 SUITE_OF = {
     "convergence": "convergence",
     "convergence_curves": "convergence",
@@ -52,15 +52,15 @@ SUITE_OF = {
     "kernel_resources": "kernels",
 }
 
-# Benchmarks of this machine among them, and the suite with which each is made.
+# Those of them that are benchmarks of this machine, and the suite that each runs with.
 BENCHMARKS = {"softmax": "default"}
-# Their raw tables. What is shipped has a folder for each machine; a folder's name is the machine's.
+# Their raw tables. The shipped ones are in one folder per machine, which has the machine's name.
 OF_MACHINES = ("softmax_times", "softmax_setup")
 THIS_MACHINE = "local"
 
 
 def is_made_by(suites: Iterable[str], suite: str) -> bool:
-    """Whether `suites` have what a suite's tables are made of: itself, or one of its kin (`<suite>-...`)."""
+    """Whether `suites` contain `suite` or one of its variants (`<suite>-...`), to make its tables from."""
     return any(name == suite or name.startswith(f"{suite}-") for name in suites)
 
 
@@ -75,7 +75,7 @@ def raw_dir(table: str, suites: Iterable[str], own: Path, root: Path) -> Path:
 
 
 def tables_of_runs(suites: Collection[str]) -> list[str]:
-    """The tables that a reproduction of `suites` makes of its own runs and papers' numbers alone."""
+    """The tables that a reproduction of `suites` makes from its own runs and papers' numbers alone."""
     found: list[str] = []
     for table, sources in TABLES.items():
         suite = SUITE_OF.get(table)
@@ -86,7 +86,7 @@ def tables_of_runs(suites: Collection[str]) -> list[str]:
 
 
 def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
-    """The files of a table's source: one, but for what is shipped. root: the folder that holds results/"""
+    """The files of a source: one, or several if shipped. root: the folder that holds results/"""
     if source in OF_MACHINES and (several := sorted(tables_dir.glob(f"*/{source}.csv"))):
         return several
     if source.startswith(SHIPPED):
@@ -95,12 +95,12 @@ def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
 
 
 def read_sources(table: str, tables_dir: Path, root: Path) -> list[pd.DataFrame]:
-    """What the `build` of a table takes. Raises UserError for raw tables that do not name their points."""
+    """The arguments of a table's `build`. Raises UserError for raw tables that do not name their points."""
     return [read_source(source, tables_dir, root) for source in TABLES[table]]
 
 
 def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
-    """One of them; rows of a benchmark have their machine's name in `cluster`."""
+    """One source as a table; rows of a benchmark have their machine's name in `cluster`."""
     read = read_benchmark if source.startswith(SHIPPED) else read_table
     paths = source_paths(source, tables_dir, root)
     parts = [read(path) for path in paths]
@@ -114,7 +114,7 @@ def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:
-    """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: there too).
+    """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: `tables_dir`).
 
     Raises UserError for a name that is not in TABLES, and for raw tables that do not name their points.
     """

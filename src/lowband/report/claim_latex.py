@@ -16,7 +16,7 @@ _SIGNS = {"+-": r"$\pm$", r"\textless{}=": r"$\leq$", r"\textgreater{}=": r"$\ge
 
 
 def latex_text(text: object) -> str:
-    """Plain text, with what LaTeX would take for a command written out."""
+    """Plain text, with LaTeX's special characters escaped."""
     written = "".join(_LATEX.get(letter, letter) for letter in str(text))
     for typed, sign in _SIGNS.items():
         written = written.replace(typed, sign)
@@ -41,7 +41,7 @@ def _latex_table(columns: Sequence[str], widths: Sequence[str], rows: Rows) -> l
 def latex(claims: pd.DataFrame) -> list[str]:
     """Both tables, for \\input; needs the packages booktabs, longtable and array, and T1 fonts.
 
-    Claims are numbered in their order, as the appendices call them.
+    Claims are numbered in order, as in the appendices.
     """
     numbers = [f"C{number}" for number in range(1, len(claims) + 1)]
 

@@ -1,7 +1,7 @@
 """Graded claims for a reader: Markdown and HTML of the same cells (report/claim_latex.py has LaTeX).
 
-First how many hold, by paper and by kind; then what was tried, what this run showed apart from what is
-shipped; then what was not tried, with the reason.
+First the number that hold, by paper and by kind; then the claims that were tried, on this run's results and
+on shipped ones; then those that were not tried, with the reason.
 """
 
 import html
@@ -24,7 +24,7 @@ Rows = list[list[str]]
 
 
 def read_graded(path: Path) -> pd.DataFrame:
-    """A claims.csv. Raises UserError for another table."""
+    """Read a claims.csv. Raises UserError for another table."""
     claims = read_table(path)
     if not {"verdict", "experiment", "origin"} <= set(claims):
         raise UserError("no graded claims", where=path, allowed="a claims.csv that `lowband claims` wrote")
@@ -41,7 +41,7 @@ def ours(claim: "pd.Series[Any]") -> str:
 
 
 def reported(claim: "pd.Series[Any]") -> str:
-    """The paper's value in the unit of ours; of a claim that was not tried, as it is printed."""
+    """The paper's value in the unit of ours; as printed if the claim was not tried."""
     if pd.notna(claim["reported"]):
         return f"{claim['reported']:.4g}"
     if claim["verdict"] != "not run" or pd.isna(claim["printed"]):
@@ -50,7 +50,7 @@ def reported(claim: "pd.Series[Any]") -> str:
 
 
 def must_be(claim: "pd.Series[Any]") -> str:
-    """The relation that decides, with its tolerance and the unit of reported, ours and target."""
+    """The relation that must hold, with its tolerance and the unit of reported, ours and target."""
     if pd.isna(claim["target"]):
         return ""
     slack = f" +- {claim['tolerance']:g}" if claim["tolerance"] else ""
@@ -59,18 +59,18 @@ def must_be(claim: "pd.Series[Any]") -> str:
 
 
 def minutes(value: float) -> str:
-    """Minutes of a machine or a reader, rounded up to what a plan needs; empty where there is none."""
+    """Minutes of a machine or a reader, rounded up for planning; empty if there is none."""
     return "" if pd.isna(value) else f"{max(1, round(value))}"
 
 
 def rows_from(claim: "pd.Series[Any]") -> str:
-    """Whether this run measured it or it is shipped, with machine, date and commit; by which experiment."""
+    """Whether this run measured the rows or they are shipped, with machine, date, commit and experiment."""
     machine = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
     return f"{claim['origin']}{machine}; {claim['provenance']}, experiment {claim['experiment']}"
 
 
 def note(claim: "pd.Series[Any]") -> str:
-    """What a verdict alone does not show: each value where a few were aggregated, and why it is no pass."""
+    """Details behind a verdict: each value if a few were aggregated, and why it is not a pass."""
     each = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
     return "; ".join(filter(None, (each, "" if pd.isna(claim["why"]) else str(claim["why"]))))
 
@@ -93,36 +93,36 @@ def not_run(claims: pd.DataFrame) -> Rows:
 
 
 def tally(claims: pd.DataFrame) -> str:
-    """How many of each verdict there are, as one phrase; what there is none of is left out."""
+    """The number of claims of each verdict, as one phrase; verdicts without claims are left out."""
     counts = claims["verdict"].value_counts()
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts) or "none"
 
 
 def by_origin(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The claims that were tried, by where their rows come from: what this run showed comes first."""
+    """The claims that were tried, by the origin of their rows; this run's come first."""
     groups = {name: claims[is_tried(claims) & (claims["origin"] == name)] for name in ORIGINS}
     return {name: group for name, group in groups.items() if len(group)}
 
 
 def tally_apart(claims: pd.DataFrame) -> str:
-    """The tally of what this run showed, and of the rest, apart."""
+    """Separate tallies of the claims tried on this run's results and of the rest."""
     parts = [f"{name}: {tally(group)}" for name, group in by_origin(claims).items()]
     return "; ".join([*parts, f"not run: {int((~is_tried(claims)).sum())}"])
 
 
 def by_paper(claims: pd.DataFrame) -> tuple[list[str], Rows]:
-    """Columns and cells: how each paper's claims stand, and those about the artifact itself."""
+    """Columns and cells: verdicts of each paper's claims, and of those about the artifact itself."""
     named = {about: claims[claims["paper"] == paper] for paper, about in PAPERS.items()}
     return _standing("paper", {**named, KINDS["artifact"]: claims[claims["paper"].isna()]})
 
 
 def by_kind(claims: pd.DataFrame) -> tuple[list[str], Rows]:
-    """Columns and cells: how relations, absolute numbers and claims about the artifact itself stand."""
+    """Columns and cells: verdicts of relations, absolute numbers and claims about the artifact itself."""
     return _standing("kind", {about: claims[claims["kind"] == kind] for kind, about in KINDS.items()})
 
 
 def _standing(first: str, groups: dict[str, pd.DataFrame]) -> tuple[list[str], Rows]:
-    """A column for each origin that some claim has."""
+    """Columns and cells of verdicts per group, with a column for each origin that occurs."""
     origins = list(by_origin(pd.concat(groups.values())))
     rows = []
     for about, claims in groups.items():
@@ -133,7 +133,7 @@ def _standing(first: str, groups: dict[str, pd.DataFrame]) -> tuple[list[str], R
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """A Markdown table, as lines."""
     lines = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines]
 
@@ -144,7 +144,7 @@ def markdown_standing(claims: pd.DataFrame) -> list[str]:
 
 
 def markdown(claims: pd.DataFrame) -> list[str]:
-    """How many hold, then every claim; what was not run is folded."""
+    """The number of claims that hold, then every claim; those not run are folded."""
     lines = [*markdown_standing(claims), ""]
     for name, group in by_origin(claims).items():
         lines += [f"**{_heading(name, group)}**", "", *markdown_table(TRIED, tried(group)), ""]
@@ -163,7 +163,7 @@ def _heading(name: str, claims: pd.DataFrame) -> str:
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; a verdict is also a class, for its colour."""
+    """An HTML table, as lines; a verdict is also a CSS class, for its colour."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = [
         "<tr>"

@@ -1,8 +1,8 @@
-"""config/claims.yaml, read: what is claimed, of which paper, and what decides.
+"""Reader of config/claims.yaml: each claim, the paper it is about, and the test that decides it.
 
-A claim states what must hold (a relation to a target) and where our value stands (a query of a table); the
-reported value is looked up in the paper's own row of a CSV. No value of ours and none of a paper's is typed.
-A claim that cannot be tried here says why and is graded `not run`. `report/grade.py` grades them.
+A claim states a relation to a target that must hold, and a query of a table that yields our value; the
+reported value is looked up in the paper's own row of a CSV. Neither value is ever typed in by hand.
+A claim that cannot be tried here states why and is graded `not run`. `report/grade.py` grades them.
 """
 
 from pathlib import Path
@@ -53,7 +53,7 @@ class Query(Strict):
 
     @property
     def text(self) -> str:
-        """For a reader: box.csv [scheme=hier3, ranks=16|32] mean(efficiency)"""
+        """The query for a reader, such as: box.csv [scheme=hier3, ranks=16|32] mean(efficiency)"""
         where = ", ".join(
             f"{column}={'|'.join(map(str, one_of(value)))}" for column, value in self.where.items()
         )
@@ -101,7 +101,7 @@ class Claim(Strict):
 
     @property
     def queries(self) -> list[Query]:
-        """What is asked of the tables: one query, or a value and what it is divided by."""
+        """The claim's queries of tables: one, or a value's and its divisor's."""
         return [query for query in (self.ours, self.per) if query is not None]
 
     @model_validator(mode="after")

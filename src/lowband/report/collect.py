@@ -1,11 +1,11 @@
 """Run folders -> raw tidy tables. The only reader of run folders.
 
-    runs.csv    one row per run, also of one that failed or left nothing; with every option of the run
+    runs.csv    one row per run, even if it failed or left nothing; with every option of the run
     steps.csv   one row per optimizer step
     bytes.csv   one row per run, level and collective: bytes sent per rank and step, counted and closed form
     states.csv  one row per run and state: bytes per rank, measured and closed form
-    outside.csv one row per run, level, collective and dtype: bytes sent per rank and step, counted from
-                outside of the engine, the same way for ours and for peers
+    outside.csv one row per run, level, collective and dtype: bytes sent per rank and step, counted
+                outside the engine, in the same way for ours and for peers
 
 The last four hold runs that ended ok. Times are in seconds. `provenance` is `predicted` for a run on fake
 tensors, whose bytes and states the engine counted without computing anything; such a run has no steps.
@@ -32,7 +32,7 @@ from lowband.validation.scale_model import box_step_s
 
 Row = dict[str, Any]
 
-# Which run, and which point of which experiment a row belongs to; the first columns of every raw table.
+# The run, point and experiment that a row belongs to; the first columns of every raw table.
 KEYS = ["run_id", *POINT, "repeat", "is_quantized"]
 TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
 
@@ -40,8 +40,8 @@ TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_ti
 def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
-    Raises UserError for a folder without a spec.json, which is no run, and for a run that ended ok without
-    the record of each of its steps.
+    Raises UserError for a folder without a spec.json, which is not a run, and for a run that ended ok but
+    lacks the record of a step.
     """
     run_rows: list[Row] = []
     step_rows: list[Row] = []
@@ -58,7 +58,7 @@ def collect(runs: list[Path], out: Path) -> None:
         step_rows += [run_keys(spec) | row for row in _steps(spec, steps)]
         if is_ok:
             outside_rows += [run_keys(spec) | row for row in _outside(outcome)]
-        if is_ok and spec.engine == "lowband":  # a peer's bytes and states are not counted from inside
+        if is_ok and spec.engine == "lowband":  # the engine's own counts, which peers lack
             byte_rows += [run_keys(spec) | row for row in _bytes(spec, outcome)]
             state_rows += [run_keys(spec) | row for row in _states(spec, outcome, folder)]
     write_csv(pd.DataFrame(run_rows), out / "runs.csv")
@@ -75,7 +75,7 @@ def _outcome(folder: RunFolder) -> Outcome:
 
 
 def _whole_steps(folder: RunFolder, outcome: Outcome) -> list[StepRecord]:
-    """Steps 1 to the last one of a run that ended ok."""
+    """All steps of a run that ended ok. Raises UserError if a record is missing."""
     steps = list(folder.read_steps())
     if len(steps) != outcome.steps:
         raise UserError(
@@ -99,7 +99,7 @@ def run_keys(spec: RunSpec) -> Row:
 
 
 def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
-    """Times are quantiles over the steps after the warm-up."""
+    """The run's row of runs.csv. Times are quantiles over the steps after the warm-up."""
     measured = [step.model_dump() for step in steps if step.step > spec.warmup_steps]
     times = pd.DataFrame(measured, columns=TIMES, dtype=float)
     peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
@@ -178,7 +178,7 @@ BYTE_COLUMNS = ["level", "collective", "wire", "counted_bytes", "closed_form_byt
 def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
     """Every level that ranks talk over x every collective of the run; 0 is a row too.
 
-    Of the last step, which is a steady one: the first gathers no updated weights.
+    Bytes are those of the last step, a steady one: the first gathers no updated weights.
     """
     levels = spec.levels
     counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
@@ -190,7 +190,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             spec.compute_dtype,
             spec.reduce_dtype,
             spec.accumulation,
-            is_clipped=spec.device != "fake",  # there are no values to clip
+            is_clipped=spec.device != "fake",  # fake tensors have no values to clip
         )
     )
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
@@ -219,7 +219,7 @@ STATE_COLUMNS = ["state", "held_bytes", "closed_form_bytes", "difference_bytes"]
 
 
 def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]:
-    """The states of the closed form, then what the engine holds besides (no closed form: empty)."""
+    """The states of the closed form, then the engine's other memory (its closed form is empty)."""
     measured = {state.kind: state.bytes for state in outcome.states}
     closed = state_bytes(
         unit_numels(spec.model, spec.levels),

@@ -1,4 +1,4 @@
-"""Tables inside of documents, written from results: between `<!-- name:begin -->` and `<!-- name:end -->`."""
+"""Tables inside documents, written from results: between `<!-- name:begin -->` and `<!-- name:end -->`."""
 
 import tempfile
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from lowband.spec.yaml_model import read_text
 
 def write_documents(root: Path) -> None:
     """Write every block of BLOCKS into its document. Raises UserError for a document without the block."""
-    built = {name: build(root) for name, (_, build) in BLOCKS.items()}  # all, before anything is written
+    built = {name: build(root) for name, (_, build) in BLOCKS.items()}  # all of them, before any is written
     for name, (document, _) in BLOCKS.items():
         path = root / document
         text = read_text(path)
@@ -60,9 +60,9 @@ def _faults(root: Path) -> list[str]:
     return markdown_table(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
 
 
-@cache  # two documents show them
+@cache  # two documents show the claims
 def _graded(root: Path) -> pd.DataFrame:
-    """Every claim, graded on what is shipped."""
+    """Every claim, graded on the shipped results."""
     with tempfile.TemporaryDirectory() as folder:
         write_shipped_tables(root, Path(folder))
         return read_graded(Path(folder) / "claims.csv")
@@ -73,7 +73,7 @@ def _claims(root: Path) -> list[str]:
 
 
 def _found(root: Path) -> list[str]:
-    """How the claims of each paper stand, then what was found, in sentences."""
+    """The verdicts of each paper's claims, then the findings, in sentences."""
     sentences = [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
     return [*markdown_table(*by_paper(_graded(root))), "", *sentences]
 
@@ -127,7 +127,7 @@ def _sent(row: "pd.Series[Any]", whose: str) -> str:
 
 
 def _softmax(root: Path) -> list[str]:
-    """By machine and size, for every instruction set that was measured: two-pass, and the others over it."""
+    """By machine and size, for every instruction set measured: two-pass, and the others relative to it."""
     times, setup, reported = read_sources("softmax", root / "results" / "reference" / "softmax", root)
     table = softmax.build(times, setup, reported)
     lines = []
@@ -167,7 +167,7 @@ def _softmax_row(two_pass: "pd.Series[Any]", at_size: pd.DataFrame) -> list[str]
 
 
 def _mutants(root: Path) -> list[str]:
-    """By folder: mutants tried and killed; then those that survived, with what was found about each."""
+    """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
     tried["folder"] = tried["file"].str.removeprefix("src/lowband/").str.split("/").str[0]
     groups = [(f"`{folder}/`", rows) for folder, rows in tried.groupby("folder", sort=False)]
@@ -186,7 +186,7 @@ def _mutants(root: Path) -> list[str]:
     return [*markdown_table(columns, rates), "", *markdown_table(["survivor", "before", "after", ""], left)]
 
 
-# block -> document and what it holds
+# block -> its document and the function that builds it
 BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
     "faults": ("docs/peers.md", _faults),

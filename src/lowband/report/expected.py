@@ -1,4 +1,4 @@
-"""The runs that a claim expects, by the suites they belong to, and those of them that did not end ok."""
+"""The runs that a claim expects, from the suites they belong to, and those of them that did not end ok."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -22,7 +22,7 @@ def one_of(wanted: Value | tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 class Lack(NamedTuple):
-    """What is missing from a claim's runs. expected: their number; runs: run id -> status and cause."""
+    """The runs that a claim lacks. expected: number of runs it expects; runs: run id -> status and cause."""
 
     expected: int
     runs: dict[str, str]
@@ -64,9 +64,9 @@ def find_lack(wanted: Wanted, evidence: str, runs: pd.DataFrame, root: Path, whe
     return Lack(len(expected), lacking)
 
 
-@cache  # a hundred claims ask for a handful of suites
+@cache  # a hundred claims use a handful of suites
 def _points(root: Path, suite: str) -> Mapping[str, Mapping[str, Value]]:
-    """run id -> attributes of each run that the suite asks for and its engine can do."""
+    """run id -> attributes of each run of the suite that its engine can do."""
     return {spec.run_id: _row(spec) for spec in expand(root, [suite]) if _has_counterpart(spec)}
 
 
@@ -79,7 +79,7 @@ def _has_counterpart(spec: RunSpec) -> bool:
 
 
 def _row(spec: RunSpec) -> dict[str, Value]:
-    """By the names of the columns of runs.csv."""
+    """The run's attributes, by column of runs.csv."""
     return {
         "provenance": "predicted" if spec.device == "fake" else "measured",
         "suite": spec.suite,

@@ -1,4 +1,4 @@
-"""config/experiments.yaml: what it takes to try a claim, with the minutes and memory of shipped runs."""
+"""config/experiments.yaml: the effort to test a claim, with the minutes and memory of shipped runs."""
 
 from datetime import date
 from pathlib import Path
@@ -39,7 +39,7 @@ class Experiment(Strict):
         return self
 
     def minutes(self, config: Path) -> float | None:
-        """Of the machine; none where there is no experiment. `config` is the folder of experiments.yaml.
+        """Machine minutes; None if there is no experiment. `config` is the folder of experiments.yaml.
 
         Raises UserError for a suite without runs.
         """
@@ -48,9 +48,9 @@ class Experiment(Strict):
         return float(self._shipped_runs(self.measured, config)["wall_s"].sum()) / 60
 
     def memory_gib(self, config: Path) -> float | None:
-        """What all ranks of the largest run held at most; none where nothing was measured.
+        """Upper bound on the memory of all ranks of the largest run; None if nothing was measured.
 
-        Ranks times the peak resident memory of the fullest: pages that ranks share count for each of them, so
+        Ranks times the peak resident memory of the fullest: pages that ranks share count once per rank, so
         less is enough. Raises UserError for a suite without runs.
         """
         if self.measured is None:
@@ -69,6 +69,6 @@ class Experiment(Strict):
 
 
 def read_experiments(config: Path) -> dict[str, Experiment]:
-    """By id, in their order. Raises UserError for an entry that does not fit."""
+    """The experiments by id, in file order. Raises UserError for an entry that does not fit."""
     path = config / "experiments.yaml"
     return read_entries(Experiment, path, "id")

@@ -1,7 +1,7 @@
-"""What was found, in five sentences; the first three are about arXiv 2501.04266.
+"""The findings, in five sentences; the first three are about arXiv 2501.04266.
 
 The words are the authors'; every number comes from the shipped results, the machine file of Frontier or the
-papers' own rows. tests/unit/test_report_findings.py checks what the words say against the same data.
+papers' own rows. tests/unit/test_report_findings.py checks the statements against the same data.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from lowband.report.tables import box_ratios
 from lowband.spec.csv_tables import read_published, read_table
 from lowband.spec.machine import read_machine
 
-WITHIN = 0.05  # of a reported ratio, to count as reproduced; as in the map of predictions
+WITHIN = 0.05  # of a reported ratio, to count as reproduced; the same as in the map of predictions
 REPORTED = "results/reported/01_frontier_low_bandwidth_2501.04266.csv"
 RANKS = 16  # two nodes of the scale model
-SHORT_PASS = 256  # tokens of a rank in a pass of the suite box-accumulation
+SHORT_PASS = 256  # tokens per rank and pass of the suite box-accumulation
 
 
 class Finding(NamedTuple):
@@ -28,13 +28,13 @@ class Finding(NamedTuple):
 
 
 def findings(root: Path) -> list[Finding]:
-    """root: the folder that holds results/ and slurm/"""
+    """The findings, in order. root: the folder that holds results/ and slurm/"""
     facts = read_facts(root)
     return [Finding(lead, rest.format(**facts)) for lead, rest in _WORDS]
 
 
 def read_facts(root: Path) -> Mapping[str, Any]:
-    """What the sentences state, by name."""
+    """The facts that the sentences state, by name."""
     reference = root / "results" / "reference"
     ratios = measured_ratios(root)
     nominal = ratios[ratios["suite"] == "box"].xs(RANKS, level="ranks").iloc[0]
@@ -74,7 +74,7 @@ def headline(root: Path) -> "pd.Series[Any]":
 
 
 def published_ratios(root: Path) -> dict[str, float]:
-    """Pair of schemes -> ratio of throughput."""
+    """Pair of schemes -> published ratio of throughput."""
     ratios = _ratios(root)
     rows = ratios[ratios["provenance"] == "reported"]
     return dict(zip(rows["pair"], rows["ratio"], strict=True))

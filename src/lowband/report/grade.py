@@ -1,16 +1,16 @@
 """Claims + tables -> graded claims.csv.
 
 verdict   pass      our value stands in the claim's relation to its target
-          short     it was tried, and does not
-          partial   not every run that it expects is there and ended ok, whatever our value is
-          fit       as many constants were fitted as there are numbers to meet: nothing was tested
+          short     it was tried, and our value does not
+          partial   an expected run is missing or did not end ok, whatever our value is
+          fit       as many constants were fitted as there are numbers to match: nothing was tested
           not run   nothing was tried; `why` gives the reason
 origin    this run, shipped, or computed (predictions: the same on every machine); `rows_from` has the machine
-          and the commits, and the date of what is shipped
-lacking   of a partial claim: every run that is missing or not ok, with its cause
+          and the commits, and the date of shipped ones
+lacking   for a partial claim: every run that is missing or not ok, with its cause
 values    the values that were aggregated, where there are a few
 
-reported, ours and target are in `unit`; `printed` is what the paper prints, in `printed_unit`.
+reported, ours and target are in `unit`; `printed` is the paper's number, in `printed_unit`.
 """
 
 import operator
@@ -33,7 +33,7 @@ from lowband.spec.csv_tables import read_published, read_table, write_csv
 from lowband.spec.files import write_whole
 
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
-_FEW = 6  # values that are listed one by one
+_FEW = 6  # the most values that are listed one by one
 
 
 def write_claims(
@@ -41,7 +41,7 @@ def write_claims(
 ) -> None:
     """Grade the claims, or `only` these, on the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
 
-    root: the folder that holds config/suites and results/. Raises UserError for a claim that is not there.
+    root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
     """
     claims = read_claims(claims_yaml)
     known = [claim.id for claim in claims]
@@ -79,7 +79,7 @@ def _effort(experiment: Experiment, config: Path) -> dict[str, Any]:
 
 
 def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
-    """What is claimed, with the reported value and its source."""
+    """The claim's statement, with the reported value and its source."""
     found = [(reported.csv, _reported_row(reported, claims_yaml)) for reported in claim.reported]
     printed = [str(row["value"]) for _, row in found]
 
@@ -129,7 +129,7 @@ def _in_unit(claim: Claim, printed: list[str]) -> float:
 
 
 def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where: str) -> dict[str, Any]:
-    """Our value, the verdict and where the rows come from. The worst experiment decides."""
+    """Our value, the verdict and the origin of the rows. The worst experiment decides."""
     grade: dict[str, Any] = {
         "ours": None, "values": "", "deviation": None, "provenance": "", "origin": "", "rows_from": "",
         "rows": 0, "lacking": "",
@@ -176,7 +176,7 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
 
 
 def _listed(claim: Claim, rows: pd.DataFrame) -> str:
-    """Each value behind ours, where a few that differ were aggregated."""
+    """The values that were aggregated into ours, if they are few and differ."""
     assert claim.ours is not None
     several = rows[claim.ours.column] / claim.divided_by
     is_few = len(several) <= _FEW and len(set(several)) > 1
@@ -186,7 +186,7 @@ def _listed(claim: Claim, rows: pd.DataFrame) -> str:
 
 
 def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str:
-    """The cause that the asked rows name, if they are there and name one."""
+    """The cause that the queried rows name, if they exist and name one."""
     rows = _filter(read_table(tables_dir / f"{ours.table}.csv"), ours.where, where)
     if "cause" in rows and rows["cause"].notna().any():
         return " ; ".join(rows["cause"].dropna().unique())
@@ -194,7 +194,7 @@ def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str
 
 
 def _select(query: Query, evidence: str, tables_dir: Path, where: str) -> pd.DataFrame:
-    """The rows asked for, of the claim's kind of evidence only."""
+    """The rows that the query selects, of the claim's kind of evidence only."""
     if evidence == "measured" and query.column.startswith(("closed_form", "predicted")):
         raise UserError(f"column '{query.column}' is computed, the claim says measured", where=where)
     table = read_table(tables_dir / f"{query.table}.csv")
@@ -215,8 +215,8 @@ def _filter(table: pd.DataFrame, wanted: Mapping[str, Value | tuple[Value, ...]]
 
 
 def _per_experiment(query: Query, rows: pd.DataFrame) -> "pd.Series[float]":
-    """The aggregate of each experiment, so that suites and models are never summed up into one number."""
-    keys = [key for key in EXPERIMENT if key in rows]  # tables of kernels know no suite
+    """The aggregate of each experiment, so that suites and models are never combined into one number."""
+    keys = [key for key in EXPERIMENT if key in rows]  # tables of kernels have no suite
     values: pd.Series[float] = rows.groupby(keys)[query.column].agg(query.aggregate)
     return values
 
@@ -230,7 +230,7 @@ def _worst(values: "pd.Series[float]", relation: Relation, target: float) -> flo
 
 
 def _holds(ours: float, claim: Claim) -> bool:
-    """A tolerance moves the target in the claim's favour."""
+    """Whether the relation holds. A tolerance moves the target in the claim's favour."""
     assert claim.relation is not None and claim.target is not None
     if claim.relation == "==":
         return abs(ours - claim.target) <= claim.tolerance

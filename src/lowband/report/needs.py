@@ -1,4 +1,4 @@
-"""What experiments take of a machine, as shipped runs and a shipped set-up took it: a table of README."""
+"""Resources that experiments need, as shipped runs and a shipped set-up used them: a table of README."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from lowband.report.claim_views import markdown_table, minutes
 from lowband.report.experiments import read_experiments
 from lowband.spec.csv_tables import read_table
 
-DISK = "results/reference/local/disk.csv"  # what `du` found: kib, path
+DISK = "results/reference/local/disk.csv"  # output of `du`: kib, path
 
 COLUMNS = ("command", "machine", "minutes", "memory (GiB, at most)")
 
 
 def needs(root: Path) -> list[str]:
-    """A row per experiment with shipped runs, then a sentence about disk."""
+    """A row per experiment with shipped runs, then a sentence about disk space."""
     config = root / "config"
     rows = [
         [
@@ -28,9 +28,9 @@ def needs(root: Path) -> list[str]:
 
 
 def disk(root: Path) -> str:
-    """A sentence. root: the folder that holds results/"""
+    """A sentence about disk space. root: the folder that holds results/"""
     gib = read_table(root / DISK).set_index("path")["kib"] / 2**20
-    written = gib.drop(".venv")  # folders that are called as the reproduction: results/<name>, ...
+    written = gib.drop(".venv")  # folders named after the reproduction: results/<name>, ...
     name = Path(str(written.index[0])).name
     return (
         f"Disk: {gib['.venv']:.1f} GiB for the set-up (several more where pip brings a CUDA build of torch), "

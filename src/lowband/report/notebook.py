@@ -1,7 +1,7 @@
-"""What the notebooks call: a table, a figure with its caption, the claims.
+"""Functions for the notebooks: a table, a figure with its caption, the claims.
 
-A notebook without folders shows the shipped measurements: their tables are derived, and figures drawn, into a
-temporary folder.
+A notebook without folders shows the shipped measurements: their tables and figures are made in a temporary
+folder.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ class Report:
             write_shipped_tables(self._root, self._tables)
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:
-        """The table, or these columns of it."""
+        """The table `name`, or only these columns of it."""
         table = read_table(self._tables / f"{name}.csv")
         return table[list(columns)] if columns else table
 
@@ -57,7 +57,7 @@ class Report:
 
 
 def _root() -> Path:
-    """The repository that this folder is in: Jupyter starts a notebook in the notebook's own folder."""
+    """The repository that contains the current folder: Jupyter starts a notebook in the notebook's folder."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "config" / "claims.yaml").is_file():

@@ -1,4 +1,4 @@
-"""Where the rows behind a claim come from: measured in this reproduction, computed by it, or shipped."""
+"""The origin of the rows behind a claim: measured in this reproduction, computed by it, or shipped."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -15,15 +15,15 @@ HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
 
 
 class Origin(NamedTuple):
-    """name: one of ORIGINS; folder: of the raw tables behind a table."""
+    """name: one of ORIGINS; folder: that of the raw tables behind a table."""
 
     name: str
     folder: Path
 
     def machine(self, evidence: str, suite: str | None, clusters: Collection[str] = ()) -> tuple[str, str]:
-        """Devices and abbreviated commits of the rows of this evidence, suite and clusters (none: of all).
+        """Devices and abbreviated commits of the rows of this evidence, suite and clusters (none: all).
 
-        Empty for what is computed, which no machine changes.
+        Empty for computed rows, which do not depend on the machine.
         """
         if self.name == COMPUTED:
             return "", ""
@@ -42,7 +42,7 @@ def is_shipped(tables_dir: Path, root: Path) -> bool:
 
 
 def origin(table: str, tables_dir: Path, root: Path) -> Origin:
-    """Of the rows of a table in `tables_dir`. root: the folder that holds results/"""
+    """The origin of the rows of a table in `tables_dir`. root: the folder that holds results/"""
     if set(TABLES.get(table, ())) & set(PREDICTED):
         return Origin(COMPUTED, tables_dir)
     is_all_shipped = is_shipped(tables_dir, root)

@@ -1,4 +1,4 @@
-"""What identifies the points of a table, and which of them are compared. The only home of both.
+"""The columns that identify a table's points, and those by which points are compared. The only home of both.
 
 A point is a run without its repeat: two runs that differ in any option are two points. Every option of a run
 is a column of runs.csv, so that a table can compare the points that are equal in all but some options.
@@ -13,22 +13,22 @@ import pandas as pd
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.yaml_model import Strict
 
-# One experiment: what is compared with each other, one panel of a figure.
+# Columns that identify an experiment: its points are compared with each other, in one panel of a figure.
 EXPERIMENT = [
     "provenance", "suite", "cluster", "engine", "model", "seq_len", "compute_dtype", "condition",
 ]  # fmt: skip
-# A point and what a reader knows it by. All of these are functions of the point.
+# A point and the columns by which a reader knows it. All of these are functions of the point.
 POINT = ["point", *EXPERIMENT, "global_batch", "scheme", "ranks"]
 
-NO_CONDITION = "-"  # of a run whose suite has no axis but those that have columns of their own
+NO_CONDITION = "-"  # for a run whose suite's axes all have their own columns
 
 _SUM_DIGITS = 12
-# Options whose own name is, in runs.csv, what the run found or this repeat had.
+# Options renamed in runs.csv, where their name is taken by a result of the run or a value of the repeat.
 _RENAMED = {"steps": "asked_steps", "device": "asked_device", "seed": "first_seed"}
 
 
 def _column(option: str) -> str:
-    """The option's column of runs.csv: of a definition (machine, model, scheme) its sum, beside its name."""
+    """The option's column of runs.csv; for a definition (machine, model, scheme) its checksum's."""
     kind = RunSpec.model_fields[option].annotation
     if isinstance(kind, type) and issubclass(kind, Strict):
         return f"{option}_sum"
@@ -39,7 +39,7 @@ COLUMNS = {option: _column(option) for option in OPTIONS}
 
 
 def identity(spec: RunSpec) -> dict[str, Any]:
-    """`point`, the sum over all options of a run, and each option in its column."""
+    """`point`, the checksum of all options of a run, and each option in its column."""
     options = spec.point
     values = {
         COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in options.items()
@@ -52,23 +52,23 @@ def _sum(definition: dict[str, Any]) -> str:
 
 
 def same_but(df: pd.DataFrame, *options: str) -> list[str]:
-    """Columns in which rows agree if their runs differ in nothing but these options, and in repeats.
+    """Columns in which rows agree if their runs differ only in these options and in repeats.
 
-    An option that `df` lacks did not exist when its runs were made: all had the default. An option may be
-    without a value: group with dropna=False.
+    An option that `df` lacks did not exist when its runs were made: all had the default. Options may have no
+    value: group with dropna=False.
     """
     assert set(options) <= set(COLUMNS), options
     return [column for option, column in COLUMNS.items() if option not in options and column in df]
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per point, in the order of the runs: POINT and every option; index: point."""
+    """One row per point, in the order of the runs, with POINT and every option; index: point."""
     columns = dict.fromkeys([*POINT, *same_but(runs)])
     return runs.drop_duplicates("point")[list(columns)].set_index("point", drop=False).rename_axis(None)
 
 
 def with_options(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of runs, with every option of the run."""
+    """`rows` with every option of their runs added."""
     options = [column for column in same_but(runs) if column not in rows]
     return rows.merge(runs[["run_id", *options]], on="run_id", how="left")
 
@@ -76,9 +76,9 @@ def with_options(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 def beside(
     df: pd.DataFrame, others: pd.DataFrame, option: str, on: tuple[str, ...] = (), **columns: str
 ) -> pd.DataFrame:
-    """`df` with columns (new name = old name) of the row of `others` that differs in `option` alone.
+    """`df` with columns (new name = old name) of the row of `others` that differs only in `option`.
 
-    Empty where there is no such row or several, as of two schemes of one name. on: what must agree besides
+    Empty if there are none or several, as with two schemes of one name. on: further columns that must agree
     """
     keys = [*same_but(df, option), *on]
     found = others[[*keys, *columns.values()]].drop_duplicates(keys, keep=False)
@@ -88,8 +88,8 @@ def beside(
 def with_base(df: pd.DataFrame, rate: str) -> pd.DataFrame:
     """The points with `base_ranks` and `base_rate`: the fewest ranks on which `rate` was measured.
 
-    Compared are points that differ in ranks alone, with the batch that their suite keeps: per rank (weak
-    scaling) or over all ranks (strong scaling).
+    The points compared differ only in ranks, and share the batch that their suite keeps constant: per rank
+    (weak scaling) or over all ranks (strong scaling).
     """
     kept = df["micro_batch"].where(df["scaling"] == "weak", df["global_batch"])
     df = df.assign(kept_batch=kept)

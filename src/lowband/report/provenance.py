@@ -1,8 +1,8 @@
-"""A finished reproduction -> an RO-Crate (Workflow Run Crate) in one zip, with the sum of every file.
+"""A finished reproduction -> an RO-Crate (Workflow Run Crate) in one zip, with the checksum of every file.
 
-The crate holds the workflow and what it read (config, machine files, published and shipped tables), and what
-it wrote (run folders with their environments, tables, figures, page, notebooks, appendices), under their own
-paths. No network is needed. What is not known (an author, a start) is left out, not made up.
+The crate holds the workflow, its inputs (config, machine files, published and shipped tables) and its outputs
+(run folders with their environments, tables, figures, page, notebooks, appendices), under their own paths. No
+network is needed. Unknown facts (an author, a start time) are left out, not made up.
 """
 
 import json
@@ -26,7 +26,7 @@ PROFILES = (
 )
 WORKFLOW = "workflow/Snakefile"
 
-# Globs from the root. Weights and logs of jobs are no part of it.
+# Globs from the root. Weights and job logs are not part of the crate.
 INPUTS = (
     "Snakefile", "workflow/**/*", "config/**/*", "envs/*", "slurm/*/machine.yaml", "results/reported/*.csv",
     "results/reference/**/*.csv", "CITATION.cff", "LICENSE",
@@ -42,9 +42,9 @@ Entity = dict[str, Any]
 
 
 def write_crate(root: Path, name: str, out: Path) -> None:
-    """The crate of the reproduction results/`name`, as the zip `out`.
+    """Write the crate of the reproduction results/`name` to the zip `out`.
 
-    Raises UserError if it is not finished.
+    Raises UserError if the reproduction is not finished.
     """
     claims = root / "results" / name / "tables" / "claims.csv"
     if not claims.is_file():

@@ -7,7 +7,7 @@ from lowband.report.build_tables import SUITE_OF, TABLES, write_table
 from lowband.report.grade import write_claims
 from lowband.validation.tables import write_predicted
 
-RAW = ("runs", "steps", "bytes", "states")  # what `lowband collect` wrote of the shipped reproduction
+RAW = ("runs", "steps", "bytes", "states")  # written by `lowband collect` for the shipped reproduction
 
 
 def write_shipped_tables(root: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Table of config/README.md: what each shipped suite asks of its cluster's Slurm."""
+"""Table of config/README.md: the resources that each shipped suite requests from its cluster's Slurm."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ COLUMNS = (
 
 
 def suites(root: Path) -> list[str]:
-    """A row per suite of config/suites/: the most that one of its runs asks for, and the sums."""
+    """A row per suite of config/suites/: the most that one of its runs requests, and the totals."""
     paths = sorted((root / "config" / "suites").glob("*.yaml"))
     return markdown_table(COLUMNS, [_row(root, path.stem) for path in paths])
 

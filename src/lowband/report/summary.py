@@ -1,4 +1,4 @@
-"""A reproduction on a terminal: what its own runs showed; then how shipped and computed claims stand."""
+"""A reproduction on a terminal: the claims graded on its own runs, then tallies of the others."""
 
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ _ABOUT = {
 
 
 def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str:
-    """The claims that this run graded, line by line; of the others how many, unless nothing was run.
+    """The claims that this run graded, line by line; the number of the others, unless nothing was run.
 
-    figures_dir: none if nothing was drawn; else the last line is the page, which is drawn from the figures
+    figures_dir: None if nothing was drawn; else the last line names the page, which is made from the figures
     """
     claims = read_graded(claims_csv)
     runs = read_table(tables_dir / "runs.csv")
@@ -66,7 +66,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 
 def _box_links(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """Whether the links of the scale model's suites were shaped, and if not why."""
+    """Whether the links of the scale model's suites were shaped, and if not, why not."""
     boxes = runs.loc[runs["scale"] > 1, ["suite", "links"]].dropna().drop_duplicates()
     return [(str(suite), str(links)) for suite, links in boxes.to_numpy()]
 

@@ -1,4 +1,4 @@
-"""SHA256SUMS of the shipped data, in the form of `sha256sum`, and whether the files are still those."""
+"""SHA256SUMS of the shipped data, in the format of `sha256sum`, and a check of the files against them."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from lowband.spec.files import write_if_changed
 from lowband.spec.yaml_model import read_text
 
 SUMS = "SHA256SUMS"
-DIGITS = 64  # of a sum
+DIGITS = 64  # of a checksum
 NO_DATA = (SUMS, "README.md")
 FOLDERS = ("results/reference", "results/reported")
 
 
 def write_sums(root: Path) -> None:
-    """A SHA256SUMS in each of FOLDERS, of all data below it."""
+    """Write a SHA256SUMS in each of FOLDERS, for all data below it."""
     for folder in FOLDERS:
         sums = _sums(root / folder)
         text = "".join(f"{digest}  {path}\n" for path, digest in sums.items())
@@ -22,7 +22,7 @@ def write_sums(root: Path) -> None:
 
 
 def verify(root: Path) -> tuple[int, list[str]]:
-    """How many files are as listed, and a line for each that is changed, missing or not listed.
+    """The number of files that match, and a line for each that is changed, missing or not listed.
 
     Raises UserError for a list that cannot be read.
     """

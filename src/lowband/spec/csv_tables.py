@@ -10,7 +10,7 @@ from lowband.errors import UserError
 from lowband.spec.files import write_whole
 from lowband.spec.kernel_rows import TEXT
 
-# Columns whose type a table without rows, or one with an unlucky hash, would not tell.
+# Columns whose type cannot be inferred from a table without rows, or from one with an unlucky hash.
 _TYPES = {
     **dict.fromkeys(("is_quantized", "is_warmup"), bool),
     **dict.fromkeys(("seq_len", "global_batch", "repeat", "ranks", "step"), int),
@@ -28,20 +28,20 @@ _TYPES = {
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """The table, floats as they were written. Raises UserError if it is not there.
+    """The table, with floats as they were written. Raises UserError if the file does not exist.
 
-    Only an empty field is a missing value: `nan` is a way that a run can end.
+    Only an empty field is a missing value: `nan` is one of the ways in which a run can end.
     """
     return _read(path, _TYPES)
 
 
 def read_benchmark(path: Path) -> pd.DataFrame:
-    """The rows of a kernels.csv, in which what does not apply to a kernel is empty."""
+    """The rows of a kernels.csv; fields that do not apply to a kernel are empty."""
     return _read(path, dict.fromkeys(TEXT, str))
 
 
 def read_published(path: Path) -> pd.DataFrame:
-    """A table of results/reported/ with every cell as its text: it says how a number was printed."""
+    """A table of results/reported/ with every cell as text, which keeps each number as it was printed."""
     return _read(path, str).fillna("")
 
 
@@ -62,5 +62,5 @@ def write_csv(df: pd.DataFrame, path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Of the file's bytes, as `sha256sum` prints it."""
+    """SHA-256 of the file's bytes, as `sha256sum` prints it."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""A scheme in a peer's words, and a user's DeepSpeed configuration as a scheme."""
+"""A scheme as a peer's configuration, and a user's DeepSpeed configuration as a scheme."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def import_scheme(root: Path, path: Path, cluster: str, ranks: int) -> str:
 def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> Scheme:
     """The scheme that a user's DeepSpeed configuration asks for.
 
-    Keys that say how fast and not what is sharded are left out. Raises UserError for what no scheme says.
+    Tuning keys, which do not place states, are ignored. Raises UserError for keys without a counterpart.
     """
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
@@ -75,7 +75,7 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
 
 
 def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> str | None:
-    """The level whose groups have as many ranks as `key` says; None for one rank or no such key."""
+    """The level whose groups have as many ranks as the value of `key`; None for one rank or no such key."""
     size = zero.get(key)
     if size in (None, -1, 0, 1):
         return None

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all. Needs nothing but the standard library."""
+"""Files written atomically: whole or not at all. Needs only the standard library."""
 
 import os
 import socket
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all. An OSError names the file."""
+    """Write a file atomically: it appears whole or not at all. An OSError names the file."""
     with _temporary(path, text) as temporary:
         temporary.replace(path)
 
 
 def create_whole(path: Path, text: str) -> bool:
-    """Write a file unless it exists: of several writers the first one wins. Whether it was this one."""
+    """Write a file unless it exists; of several writers the first wins. Returns whether it was this one."""
     with _temporary(path, text) as temporary:
         try:
             path.hardlink_to(temporary)
@@ -35,14 +35,14 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a file whole unless it holds this text already, so that its time tells when it last changed."""
+    """Write a file whole unless it already holds this text, so its time is that of the last change."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_whole(path, text)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError of writing or locking, which names no file, the name of `path`."""
+    """Add the name of `path` to an OSError from writing or locking, which names no file."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path, text: str) -> Iterator[Path]:
-    """A file of this text beside `path`, under a name that no process on any host uses; gone at the end."""
+    """A temporary file of this text beside `path`, its name unique over processes and hosts; then removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{uuid.uuid4().hex}.tmp")
     try:

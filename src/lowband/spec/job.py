@@ -1,6 +1,6 @@
-"""How a cluster's Slurm is asked for a run's nodes: `slurm/<cluster>/job.yaml`, beside the machine's facts.
+"""How to request a run's nodes from a cluster's Slurm: `slurm/<cluster>/job.yaml`, beside machine.yaml.
 
-It is no part of a run's spec: a run does not change when a queue does.
+It is not part of a run's spec: a run does not change when a queue does.
 """
 
 import math
@@ -16,7 +16,7 @@ from lowband.spec.yaml_model import Strict, read_yaml
 
 
 class SlurmRequest(Strict):
-    """What is asked of Slurm for every run on a cluster. Whole nodes are taken."""
+    """What every run on a cluster requests from Slurm. Runs take whole nodes."""
 
     tasks: Literal["rank", "node"] = Field(
         description="what srun starts: each rank, or on each node a launcher that forks the node's ranks"
@@ -50,7 +50,7 @@ class SlurmRequest(Strict):
         }
 
     def tasks_per_node(self, spec: RunSpec) -> int:
-        """What srun starts on each node."""
+        """Number of tasks that srun starts on each node."""
         return 1 if self.tasks == "node" else min(_processes(spec), spec.machine.node_size)
 
     def _within_queue(self, spec: RunSpec, nodes: int, minutes: int) -> int:
@@ -73,17 +73,17 @@ class SlurmRequest(Strict):
 
 
 def _processes(spec: RunSpec) -> int:
-    """A count on fake tensors is the work of one, whatever the size that it counts."""
+    """Processes of a run. A count on fake tensors takes one, whatever number of ranks it counts for."""
     return 1 if spec.device == "fake" else spec.ranks
 
 
 def has_slurm(root: Path, cluster: str) -> bool:
-    """Whether `slurm/<cluster>/` says what its Slurm is asked for."""
+    """Whether `slurm/<cluster>/` has a job.yaml."""
     return _path(root, cluster).exists()
 
 
 def read_job(root: Path, cluster: str) -> SlurmRequest:
-    """The job of `slurm/<cluster>/`; of a cluster without one, a node's ranks started by one task."""
+    """The request in `slurm/<cluster>/`; without one, a default: one task starts all ranks of a node."""
     if not has_slurm(root, cluster):
         return SlurmRequest(tasks="node", cpus_per_rank=1)
     path = _path(root, cluster)
@@ -95,6 +95,6 @@ def _path(root: Path, cluster: str) -> Path:
 
 
 def is_slurm_task() -> bool:
-    """Whether srun started this process as one of a run's, and not as the shell of an interactive job."""
+    """Whether srun started this process as a task of a run, not as the shell of an interactive job."""
     is_shell = os.environ.get("SLURM_NTASKS") == "1" and "MASTER_ADDR" not in os.environ
     return "SLURM_PROCID" in os.environ and "SLURM_STEP_ID" in os.environ and not is_shell

@@ -1,4 +1,4 @@
-"""What `lowband bench-kernel` writes: a row of kernels.csv, base units. Needs the standard library alone."""
+"""A row of kernels.csv, written by `lowband bench-kernel`, base units. Needs only the standard library."""
 
 import dataclasses
 
@@ -7,11 +7,12 @@ STAMP = ("device", "torch", "triton", "commit", "measurement_version")  # of its
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelRow:
-    """One implementation of one operation on one size. What does not apply is empty.
+    """One implementation of one operation on one size. Fields that do not apply are empty.
 
     outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
     time_s:  median over `runs`; time_20_s and time_80_s the 20 % and 80 % quantiles
-    bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: by any
+    bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: the least
+             that any algorithm moves
     """
 
     part: str

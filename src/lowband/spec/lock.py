@@ -25,11 +25,11 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 @contextmanager
 def hold(path: Path, job: str = "") -> Iterator[None]:
-    """Hold the lock, also through forked processes as long as one of them lives.
+    """Hold the lock; forked processes inherit it, so it lasts as long as any of them lives.
 
-    job: what the other processes of a launcher's job know it by (`job_of`)
-    Raises UserError, naming the holder, if another process has it. Where the file system has no locks, a line
-    on stderr reports so and nothing is held.
+    job: the job's id, by which the launcher's other processes recognise it (`job_of`)
+    Raises UserError, naming the holder, if another process has it. Where the file system has no locks,
+    nothing is held and a line on stderr reports it.
     """
     with naming(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -12,7 +12,7 @@ from lowband.spec.yaml_model import Strict, read_yaml
 
 
 class Link(Strict):
-    """What one rank gets when it sends to a partner in the same group of this level."""
+    """The link that one rank gets when it sends to a partner in the same group of this level."""
 
     gigabytes_per_s: PositiveFloat = Field(description="10^9 bytes per second, one direction, per rank")
     source: str = Field(min_length=1, description="where the number stands")
@@ -39,7 +39,7 @@ class Level(Strict):
 
 
 class Device(Strict):
-    """What one rank runs on."""
+    """The device that one rank runs on."""
 
     name: str
     memory_gib: PositiveFloat | None = Field(default=None, description="none: the host's memory, shared")
@@ -93,7 +93,7 @@ class Box(Strict):
 
 
 class Machine(Strict):
-    """A cluster file, `slurm/<cluster>/machine.yaml`. A box's file says which it is `like`."""
+    """A cluster file, `slurm/<cluster>/machine.yaml`. A box's file names the machine it is `like`."""
 
     name: str
     description: str
@@ -124,7 +124,7 @@ class Machine(Strict):
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """Every constant with a source, by its place: device.<key>, <level>.<key>, stack.<key>."""
+        """Every constant with a source, by its path: device.<key>, <level>.<key>, stack.<key>."""
         found = _facts("device", self.device)
         for level in self.levels:
             if level.link is not None:
@@ -143,11 +143,11 @@ class Machine(Strict):
 
     @property
     def node_size(self) -> int:
-        """Ranks of a node: of a group of the level inside world; 1 where there is none."""
+        """Ranks per node: per group of the level just inside world; 1 if there is no such level."""
         return max(self.sizes.values(), default=1)
 
     def with_outer_link(self, factor: float) -> "Machine":
-        """The same machine with the link of world times `factor`."""
+        """The machine with the rate of world's link multiplied by `factor`."""
         *inner, world = self.levels
         if world.link is None:
             raise UserError(f"cluster '{self.name}' states no link of world", allowed="outer_link: 1")
@@ -169,9 +169,9 @@ def _facts(place: str, part: Strict) -> dict[str, Fact]:
 
 
 def read_machine(root: Path, cluster: str, alike: tuple[str, ...] = ()) -> Machine:
-    """The machine of `slurm/<cluster>/`. Raises UserError naming the clusters there are.
+    """The machine of `slurm/<cluster>/`. Raises UserError naming the available clusters.
 
-    alike: the clusters that are `like` this one, each like the next
+    alike: the chain of clusters that led here by `like`, each like the next
     """
     path = root / "slurm" / cluster / "machine.yaml"
     if not path.exists():

@@ -45,7 +45,7 @@ class Hop:
 class Levels:
     """Level names and sizes (ranks in one group), from `self` (1) out to `world` (all ranks).
 
-    stride: between neighbouring ranks; more than 1 where another axis of parallelism lies inside theirs
+    stride: between neighbouring ranks; more than 1 where another axis of parallelism lies inside this one
     """
 
     names: tuple[str, ...]
@@ -81,7 +81,7 @@ class Levels:
         return self.sizes[-1]
 
     def index(self, level: str) -> int:
-        """Position of a level, 0 for `self`. Raises UserError for a level that is not there."""
+        """Position of a level, 0 for `self`. Raises UserError for an unknown level."""
         if level not in self.names:
             raise UserError(f"no level '{level}'", allowed=self.names)
         return self.names.index(level)
@@ -90,7 +90,7 @@ class Levels:
         return self.sizes[self.index(level)]
 
     def hops(self, inner: str, outer: str) -> Sequence[Hop]:
-        """The steps from one level out to another, inner first; steps among one partner are left out."""
+        """The steps from one level out to another, inner first; steps with a single partner are left out."""
         first, last = self.index(inner), self.index(outer)
         steps = (
             Hop(self.names[i], self.sizes[i] // self.sizes[i - 1], self.stride * self.sizes[i - 1])
@@ -111,7 +111,7 @@ class Digit:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The axes of a job's ranks. names: of the levels, from `self` to `world`; digits: inner to outer."""
+    """The axes of a job's ranks. names: the levels' names, from `self` to `world`; digits: inner to outer."""
 
     names: tuple[str, ...]
     digits: tuple[Digit, ...]

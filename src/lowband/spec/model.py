@@ -13,7 +13,7 @@ AttentionKernel = Literal["sdpa", "flash2"]
 
 class ModelSpec(Strict):
     """A decoder-only transformer. The defaults are the GPT of GPT-NeoX and Megatron-LM: pre-norm, MLP of
-    4 x hidden, biases everywhere. Only that can be trained here (`model.gpt`); the others are predicted."""
+    4 x hidden, biases everywhere. Only that can be trained here (`model.gpt`); other shapes are predicted."""
 
     name: str
     layers: PositiveInt
@@ -51,7 +51,7 @@ class ModelSpec(Strict):
         return shapes
 
     def block_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameters of one transformer block, likewise."""
+        """Parameters of one transformer block, named and ordered as in `model.gpt.GPT`."""
         h, f = self.hidden, self.mlp_width
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in (
@@ -68,7 +68,7 @@ class ModelSpec(Strict):
 
     @property
     def is_gpt(self) -> bool:
-        """Whether `model.gpt` builds it."""
+        """Whether `model.gpt` can build this model."""
         return (
             self.kv_hidden == self.hidden
             and self.mlp_width == 4 * self.hidden
@@ -101,7 +101,7 @@ class ModelSpec(Strict):
 
 
 def _affine(name: str, weight: tuple[int, ...], bias: bool) -> dict[str, tuple[int, ...]]:
-    """A weight, and the bias of its first dimension."""
+    """A weight and, if `bias`, a bias of its first dimension."""
     return {f"{name}.weight": weight, **({f"{name}.bias": weight[:1]} if bias else {})}
 
 

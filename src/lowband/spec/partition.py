@@ -1,6 +1,6 @@
 """Who owns which slice of a unit: pure arithmetic, no messages.
 
-A unit's parameters lie one after the other in one flat buffer, padded so that every level cuts it into
+A unit's parameters are concatenated in one flat buffer, padded so that every level cuts it into
 equal parts. The innermost level cuts first: its coordinate is the most significant. Hence the shard of an
 outer level is a contiguous part of the shard of every inner level, a reduce-scatter goes inner to outer
 with ever smaller pieces, and the slowest link carries the smallest ones.
@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from lowband.spec.mesh import SELF, Levels
 
-# Elements. Every parameter and every shard starts on such a boundary, so that a block of up to that many
-# values never mixes parameters: next to a norm's weights of 1.0 a bias of 0.001 would share their scale and
-# be sent as zero. It is also what vector loads, cuBLAS and NCCL want.
+# Elements. Every parameter and every shard starts at a multiple of this, so that a block of up to that many
+# values never mixes parameters: a bias of 0.001 in one block with a norm's weights of 1.0 would share their
+# scale and be sent as zero. Vector loads, cuBLAS and NCCL also want this alignment.
 ALIGN = 256
 
 
@@ -25,7 +25,7 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """Places of a unit's parameters in its flat buffer.
+    """Positions of a unit's parameters in its flat buffer.
 
     shapes:  per parameter
     offsets: first element of each parameter
@@ -50,12 +50,12 @@ class UnitLayout:
         return [(o, o + math.prod(s)) for o, s in zip(self.offsets, self.shapes, strict=True)]
 
     def spans(self) -> list[tuple[int, int]]:
-        """The same with the padding behind each parameter; together they are the whole buffer."""
+        """Per parameter: first and last-plus-one element, with padding after it; covers the buffer."""
         return list(pairwise((*self.offsets, self.numel)))
 
 
 def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int, int]:
-    """First and last-plus-one element of what `rank` holds of a buffer that is sharded over `level`.
+    """First and last-plus-one element of `rank`'s shard of a buffer that is sharded over `level`.
 
     numel: elements of the whole buffer, a multiple of the level's size
     """
@@ -67,7 +67,7 @@ def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int,
 
 
 def shard_ranks(levels: Levels, level: str, rank: int) -> list[int]:
-    """The ranks that hold a buffer sharded over `level` together with `rank`, in order of their shards."""
+    """The ranks that together with `rank` hold a buffer sharded over `level`, in order of their shards."""
     size = levels.size(level)
     first = rank // size * size
     return sorted(range(first, first + size), key=lambda r: shard_range(size, levels, level, r))

@@ -1,8 +1,8 @@
 """Which peer engine can run which scheme, and with which of its own arguments: one table, for runs,
 export and import.
 
-What counts is a placement's form on the ranks at hand: on 4 ranks a node of 4 is the world, and `hsdp` is
-`zero3`.
+Only a placement's effective form at the given rank count matters: on 4 ranks a node of 4 is the world, and
+`hsdp` is `zero3`.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Arguments = dict[str, Any]
 @dataclass(frozen=True)
 class Has:
     """A counterpart: the peer's own arguments. `<shard>`, `<replicas>`, `<secondary>`, `<world>` stand for
-    ranks."""
+    numbers of ranks."""
 
     arguments: Arguments
 
@@ -40,7 +40,7 @@ _SHARDS_NOTHING = Lacks("it shards nothing")
 _NO_MICS = Lacks("MiCS, its sharding inside a group, is gone since 0.19.7")
 _FLAT = ["<world>"]
 
-# form -> peer -> what it has. A form is (weights, secondary, grads, optim), each on one rank (self), on a
+# form -> peer -> counterpart. A form is (weights, secondary, grads, optim), each on one rank (self), on a
 # level between (inner), or on all ranks (world).
 TABLE: dict[str, dict[str, Has | Lacks]] = {
     "ddp": {
@@ -85,9 +85,9 @@ FORMS: dict[tuple[str, str, str, str], str] = {
     ("inner", "none", "inner", "inner"): "hsdp",
 }
 
-# DeepSpeed's switches on the forms zero3 and hpz, and the wires that they mean. Its weights travel in INT8 in
-# the backward too, also inside the secondary's group, where the ZeRO++ paper and our `zeropp` send them
-# whole: such a scheme counts as its counterpart, and its bytes inside the node differ.
+# DeepSpeed's switches for the forms zero3 and hpz, and the wires that they select. It also sends weights in
+# INT8 in the backward, even inside the secondary's group, where the ZeRO++ paper and our `zeropp` send them
+# unquantized: it still counts as the scheme's counterpart, but its bytes inside the node differ.
 QUANTIZED: dict[str, dict[str, str]] = {
     "zero_quantized_weights": {"forward_gather": "int8", "backward_gather": "int8"},
     "zero_quantized_gradients": {"grad_reduce": "int4"},
@@ -95,7 +95,7 @@ QUANTIZED: dict[str, dict[str, str]] = {
 
 
 def form_of(scheme: Scheme, levels: Levels) -> str:
-    """The row of TABLE that a scheme's placement is on these levels."""
+    """The row of TABLE for a scheme's placement on these levels."""
 
     def place(level: str | None) -> str:
         if level is None:
@@ -104,7 +104,7 @@ def form_of(scheme: Scheme, levels: Levels) -> str:
             return "self"
         return "world" if levels.size(level) == levels.world else "inner"
 
-    # A secondary shard over as many ranks as the weights saves nothing and is not kept.
+    # A secondary shard over as many ranks as the weights would save nothing, so it is not kept.
     is_kept = scheme.secondary is not None and levels.size(scheme.secondary) < levels.size(scheme.weights)
     secondary = scheme.secondary if is_kept else None
     key = (place(scheme.weights), place(secondary), place(scheme.grads), place(scheme.optim))
@@ -116,7 +116,7 @@ def form_of(scheme: Scheme, levels: Levels) -> str:
 def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     """The peer's arguments for a scheme: FSDP2's mesh, DeepSpeed's `zero_optimization`, nothing for DDP.
 
-    Raises UserError where it has no counterpart.
+    Raises UserError if the peer has no counterpart.
     """
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
     form = form_of(scheme, levels)
@@ -163,8 +163,8 @@ def _switches(peer: str, scheme: Scheme, levels: Levels, form: str, where: str) 
 
 
 def ranks_per_node(scheme: Scheme, levels: Levels) -> int:
-    """What DeepSpeed's two-hop gradient reduction takes for a node: the secondary's group, else the widest
-    level inside the world."""
+    """Ranks that DeepSpeed's two-hop gradient reduction treats as a node: the secondary's group, else the
+    widest level inside the world."""
     if scheme.secondary is not None:
         return levels.size(scheme.secondary)
     return levels.sizes[-2]

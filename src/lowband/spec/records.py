@@ -1,9 +1,9 @@
-"""What a job writes into its run folder: one schema, writer and reader side by side.
+"""The files that a job writes into its run folder: one schema, writer and reader side by side.
 
     env.json      Environment   once, before the first step
     steps.jsonl   StepRecord    one line per optimizer step, full precision
-    outcome.json  Outcome       once, at the end, also of a run that failed
-    run.lock      lock.hold     who runs it, or ran it last
+    outcome.json  Outcome       once, at the end, also if the run failed
+    run.lock      lock.hold     the process that runs it, or ran it last
 
 Stored values are base units: seconds, bytes.
 """
@@ -22,10 +22,10 @@ from lowband.errors import UserError
 from lowband.spec.files import create_whole, naming, remove_unfinished, write_whole
 from lowband.spec.yaml_model import Strict, read_text
 
-# Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
+# Incremented when the way of measuring changes, so that rows measured differently are never mixed unnoticed.
 MEASUREMENT_VERSION = 1
 
-CONTROL = "control"  # collective of norms and flags, which are no part of a state
+CONTROL = "control"  # collective of norms and flags, which belong to no state
 
 Status = Literal["ok", "oom", "timeout", "nan", "overloaded", "error", "not run"]
 
@@ -105,7 +105,7 @@ class Outcome(Strict):
 
 
 class Environment(Strict):
-    """Where and with what a run was made."""
+    """Host, hardware and software versions of a run."""
 
     commit: str
     dirty: bool
@@ -134,7 +134,7 @@ class RunFolder:
         self.lock = path / "run.lock"
 
     def start(self) -> str:
-        """Forget an earlier attempt, but for the checkpoints of one that did not come to its end.
+        """Remove an earlier attempt's files, except checkpoints and their step records if it did not finish.
 
         Only the holder of the lock may call this. Returns a line for the user if checkpoints are removed
         because the records of their steps are lost or damaged, else "".
@@ -158,18 +158,18 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether a rerun can go on from a checkpoint."""
+        """Whether a rerun can continue from a checkpoint."""
         return any(self._checkpoints())
 
     def _checkpoints(self) -> Iterator[tuple[int, Path]]:
-        """(step, folder) of every whole checkpoint, of any spec. Names: `engine.checkpoint`."""
+        """(step, folder) of every complete checkpoint, of any spec. `engine.checkpoint` defines the names."""
         for path in self.checkpoints.glob("*/step-*"):
             number = path.name.removeprefix("step-")
             if number.isdecimal():
                 yield int(number), path
 
     def _remove_checkpoints(self, after: int) -> bool:
-        """Remove those of steps after `after`; whether there were any."""
+        """Remove checkpoints of steps after `after`; returns whether there were any."""
         later = [path for step, path in self._checkpoints() if step > after]
         for path in later:
             shutil.rmtree(path)
@@ -177,16 +177,16 @@ class RunFolder:
 
     @contextmanager
     def causes(self, job: str) -> Iterator[Path]:
-        """A folder in which all nodes of a job say why a rank failed; removed when all went well."""
+        """A folder in which all nodes of a job record why a rank failed; removed if none did."""
         path = self.path / f"causes-{job}"
         path.mkdir(exist_ok=True)
         yield path
         shutil.rmtree(path, ignore_errors=True)
 
     def go_back_to(self, step: int) -> None:
-        """Drop all records and checkpoints of later steps, which will be taken again.
+        """Remove all records and checkpoints of later steps, which will be run again.
 
-        Checkpoints of an earlier spec too: the records to come are not theirs.
+        Checkpoints of an earlier spec are removed too: they would not match the new records.
         """
         kept = self.whole_steps()[:step]
         if len(kept) < step:
@@ -204,9 +204,9 @@ class RunFolder:
             file.write(_line(record))
 
     def write_outcome(self, outcome: Outcome) -> Outcome:
-        """Record how the run ended, with the time since this object was made. The first outcome stays.
+        """Record how the run ended, with the time since this object was made. The first outcome is kept.
 
-        Returns the recorded one.
+        Returns the recorded outcome.
         """
         timed = outcome.model_copy(update={"wall_s": time.monotonic() - self._opened})
         if create_whole(self.outcome, timed.to_json()):
@@ -223,7 +223,7 @@ class RunFolder:
     def await_outcome(self, within_s: float) -> Outcome:
         """The outcome of a run that has ended, which another host may see a little later.
 
-        Raises UserError if it is not there in time.
+        Raises UserError if it does not appear in time.
         """
         deadline = time.monotonic() + within_s
         while (outcome := self.read_outcome()) is None and time.monotonic() < deadline:
@@ -231,7 +231,7 @@ class RunFolder:
         return outcome or Outcome.read_json(self.outcome)
 
     def read_steps(self) -> Iterator[StepRecord]:
-        """The steps written so far. Raises UserError with the line of what is not the next step's record."""
+        """The steps written so far. Raises UserError naming the first line that is not the next step's."""
         for number, line in enumerate(read_text(self.steps).splitlines(), start=1):
             where = f"{self.steps}:{number}"
             try:
@@ -243,7 +243,7 @@ class RunFolder:
             yield record
 
     def whole_steps(self) -> list[StepRecord]:
-        """Steps 1 to n, as far as each has a whole line: what a crash or a full disk may have left."""
+        """Steps 1 to n up to the first missing or damaged line, such as a crash or a full disk leaves."""
         whole: list[StepRecord] = []
         for line in self.steps.read_bytes().splitlines(keepends=True) if self.steps.exists() else []:
             try:
@@ -256,7 +256,7 @@ class RunFolder:
         return whole
 
     def count_steps(self) -> int:
-        """Whole lines of the step records; they are not read, as a job may be writing them."""
+        """Number of complete lines of step records; not parsed, because a job may be writing them."""
         return self.steps.read_bytes().count(b"\n") if self.steps.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""One training run, complete: after this nobody looks at the configuration again."""
+"""The complete specification of one training run: nothing downstream reads the configuration again."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ Dtype = Literal["fp32", "bf16"]
 
 
 class RunOptions(Strict):
-    """What a suite may set for a run. An option is one line here: its type, its default, what it means."""
+    """The options that a suite may set for a run, one line each: type, default and meaning."""
 
     engine: Engine = "lowband"
     ranks: PositiveInt
@@ -93,7 +93,7 @@ class RunSpec(RunOptions):
         return {**self.model_dump(mode="json", include=set(OPTIONS)), "seed": first_seed}
 
     def check_engine(self) -> None:
-        """Raises UserError, with the reason, if the engine is a peer that has no counterpart of this run."""
+        """Raises UserError, with the reason, if the engine is a peer that has no counterpart for this run."""
         if self.engine == "lowband":
             return
         peer_arguments(self.engine, self.scheme, self.levels)

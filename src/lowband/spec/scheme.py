@@ -1,4 +1,4 @@
-"""A partition scheme: for each state the level it is sharded over, for each collective its wire."""
+"""A partition scheme: the level that each state is sharded over, and each collective's wire format."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from lowband.spec.yaml_model import Strict, read_named
 
 
 class Placement(Strict):
-    """For each state the level over which it is sharded: a level of the machine, or `self` (not sharded)."""
+    """The level that each state is sharded over: a level of the machine, or `self` (not sharded)."""
 
     name: str
     weights: str = Field(description="level of the copy used for compute, in the compute dtype")
@@ -32,7 +32,7 @@ else:  # a field per collective
 
 
 class Scheme(_WithWires):
-    """A row of `config/schemes.yaml`: a placement, and by the name of each collective (spec.step) its wire.
+    """A row of `config/schemes.yaml`: a placement, and a wire for each collective of spec.step, by its name.
 
     `native` is the compute dtype for weights, the reduce dtype for gradients.
     """
@@ -41,7 +41,7 @@ class Scheme(_WithWires):
     known_as: str = ""
 
     def check(self, levels: Levels) -> None:
-        """Refuse a placement that no order of collectives can serve. Raises UserError with the reason."""
+        """Raises UserError, with the reason, for a placement that no order of collectives can serve."""
         where = f"scheme '{self.name}'"
         for key in ("weights", "grads", "optim", "secondary"):
             level = getattr(self, key)
@@ -63,13 +63,13 @@ class Scheme(_WithWires):
             )
 
     def wire(self, collective: str) -> Wire:
-        """The wire of a collective; native for what is no part of a step."""
+        """The wire of a collective; native for one that is not part of a step."""
         wire: Wire = getattr(self, collective, "native")
         return wire
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some collective travels in fewer bits than its values have."""
+        """Whether any collective sends quantized values."""
         return any(self.wire(collective.name) in WIRE_BITS for collective in STEP)
 
     @property
@@ -78,7 +78,7 @@ class Scheme(_WithWires):
         return self.weights if self.secondary is None else self.secondary
 
     def level(self, place: Place) -> str:
-        """The level of a place."""
+        """The level that `place` stands for in this scheme."""
         if place in (SELF, WORLD):
             return place
         level: str = self.backward_level if place == "backward" else getattr(self, place)

@@ -1,13 +1,13 @@
-"""What `lowband bench-softmax` writes: its two raw tables' rows, base units (seconds, bytes)."""
+"""Rows of the two raw tables that `lowband bench-softmax` writes, in base units (seconds, bytes)."""
 
 from typing import NamedTuple
 
-TORCH = "torch.softmax"  # the line from outside; it has no instruction set of our choice
+TORCH = "torch.softmax"  # the external baseline; we do not choose its instruction set
 ANY_ISA = "its own"
 
 
 class Time(NamedTuple):
-    """A row of softmax_times.csv: one call. The calls of one `repeat` of a size came one after the other."""
+    """A row of softmax_times.csv: one call. Calls with the same size and `repeat` were made in succession."""
 
     isa: str
     algorithm: str
@@ -17,7 +17,7 @@ class Time(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """A row of softmax_setup.csv: with what an instruction set was measured, or why it was not.
+    """A row of softmax_setup.csv: an instruction set's compiler and caches, or why it was not measured.
 
     l1_bytes, l2_bytes, last_bytes: data caches as the first core sees them; `last` is the outermost level
     """

@@ -1,4 +1,4 @@
-"""A number that a machine file states: its value, how sure it is, and where it comes from."""
+"""A number that a machine file states: its value, its interval and its source."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ Bound = Literal["low", "value", "high"]
 
 
 class Fact(Strict):
-    """A constant with its source. One that was fitted names the published rows that it was fitted on."""
+    """A constant with its source. A fitted one names the published rows it was fitted on."""
 
     value: NonNegativeFloat
     low: NonNegativeFloat | None = Field(default=None, description="lower end of its interval; none: exact")
@@ -29,6 +29,6 @@ class Fact(Strict):
         return self
 
     def at(self, bound: Bound) -> float:
-        """The value, or an end of its interval."""
+        """The value, or one end of its interval."""
         end = getattr(self, bound)
         return self.value if end is None else float(end)

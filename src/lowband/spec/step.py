@@ -1,4 +1,4 @@
-"""What one optimizer step sends, as data: a row per collective of a unit, in the order in which its data
+"""The collectives of one optimizer step, as data: a row per collective of a unit, in the order in which data
 moves. Schemes name a wire for each row; bytes, buffers, time, the planner, peers and the engine iterate over
 the rows.
 """
@@ -9,7 +9,7 @@ from typing import Literal
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.wire import Wire
 
-# A level of the machine, by what lies there: a state of the scheme, or one rank, or all of them.
+# A level of the machine, named by the state of the scheme that lies there, or `self` or `world`.
 Place = Literal["self", "weights", "backward", "grads", "optim", "world"]
 
 
@@ -21,9 +21,9 @@ class Collective:
              summed shard of `outer`; all_reduce: a reduce and a gather back
     carries: weights travel in the compute dtype, gradients in the reduce dtype
     every:   once per backward pass, or once per optimizer step (at the boundary of accumulation)
-    during:  the pass behind whose computation it can hide
+    during:  the pass whose computation can hide it
     of_root: whether the root unit takes part; it stays gathered from forward to backward
-    coded:   the quantized wire that the planner tries beside native; none: it tries no other
+    coded:   the quantized wire that the planner tries besides native; None: native only
     """
 
     name: str
@@ -37,7 +37,7 @@ class Collective:
     coded: Wire | None = None
 
     def dtype(self, compute_dtype: str, reduce_dtype: str) -> str:
-        """The native dtype of what it carries."""
+        """The native dtype of the data it carries."""
         return compute_dtype if self.carries == "weights" else reduce_dtype
 
 
@@ -46,7 +46,7 @@ FORWARD_GATHER = Collective(
     "forward_gather", "gather", SELF, "weights", "weights", "pass", "forward", coded="int8")
 BACKWARD_GATHER = Collective(  # from the secondary shard, where the scheme keeps one
     "backward_gather", "gather", SELF, "backward", "weights", "pass", "backward", of_root=False, coded="int8")
-UPDATE_GATHER = Collective(  # new weights, on the way into the next step's first forward
+UPDATE_GATHER = Collective(  # new weights, for the next step's first forward
     "update_gather", "gather", "weights", "optim", "weights", "step", "forward")
 STEP: tuple[Collective, ...] = (
     FORWARD_GATHER,
@@ -58,10 +58,10 @@ STEP: tuple[Collective, ...] = (
 )
 # fmt: on
 
-# One fp64 number from each rank, for clipping by the global norm: of no unit, and always native.
+# One fp64 number from each rank, for clipping by the global norm; belongs to no unit and is always native.
 NORM_GATHER = "norm_gather"
 
 
 def reductions(every: Literal["pass", "step"]) -> list[Collective]:
-    """The rows that a unit's gradient goes through, in order."""
+    """The rows that a unit's gradient passes through, in order."""
     return [row for row in STEP if row.carries == "gradients" and row.every == every]

@@ -20,7 +20,7 @@ from lowband.spec.yaml_model import Strict, read_yaml
 
 Value = bool | str | int | float
 
-# What a run is called by, in this order; every other axis of a suite follows as key and value.
+# The parts of a run's id, in this order; every other axis of a suite follows as key and value.
 _IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_len", "repeat")
 
 # Axes that tables and figures show as columns, lines and panels; the others make up a run's condition.
@@ -52,7 +52,7 @@ class Point(RunOptions):
 
 
 def read_suite(root: Path, name: str) -> Suite:
-    """The suite `name`. Raises UserError naming the suites there are."""
+    """The suite `name`. Raises UserError naming the available suites."""
     folder = root / "config" / "suites"
     path = folder / f"{name}.yaml"
     if not path.is_file():
@@ -63,7 +63,7 @@ def read_suite(root: Path, name: str) -> Suite:
 
 
 def expand(root: Path, suite_names: list[str]) -> list[RunSpec]:
-    """Every run of the suites, in order. Raises UserError for a point that cannot run, a name used twice."""
+    """Every run of the suites, in order. Raises UserError for an impossible point or a name used twice."""
     specs: dict[str, RunSpec] = {}
     for name in suite_names:
         suite = read_suite(root, name)
@@ -123,12 +123,12 @@ def _spec(
 
 
 def _file_name(text: str) -> str:
-    """The text as the name of a file on any system: a run's folder and its logs are called by it."""
+    """The text made a valid file name on any system: it names a run's folder and logs."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "_", text)
 
 
 def _micro_batch(point: Point, where: Path) -> int:
-    """Sequences per rank and backward pass, given or from the global batch."""
+    """Sequences per rank and backward pass, given or derived from the global batch."""
     if (point.micro_batch is None) == (point.global_batch is None):
         raise UserError("give one of micro_batch and global_batch", where=where)
     if point.micro_batch is not None:

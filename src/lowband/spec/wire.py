@@ -1,4 +1,4 @@
-"""Formats in which a collective's bytes travel, and how many they are."""
+"""The formats in which a collective's values travel, and the size of a message in each."""
 
 from typing import Literal
 
@@ -9,20 +9,20 @@ WIRE_BITS = {"int8": 8, "int4": 4}
 QMAX = {bits: 2 ** (bits - 1) - 1 for bits in WIRE_BITS.values()}
 SCALE_BYTES = 4  # one fp32 scale per block
 
-# Quantized messages lie one behind the other in one buffer. Each starts at a multiple of this, or our kernels
-# and NCCL, which both move 16 bytes at once only where every address allows it, would move single bytes.
+# Quantized messages are concatenated in one buffer. Each starts at a multiple of this: our kernels and NCCL
+# move 16 bytes at once only if every address is so aligned, and single bytes otherwise.
 MESSAGE_ALIGN = 16
 
 
 def is_plain(wire: Wire, native_dtype: str) -> bool:
-    """Whether values travel as they are: a cast to the native dtype is no cast."""
+    """Whether values travel unchanged; a wire of the native dtype counts as unchanged."""
     return wire in ("native", native_dtype)
 
 
 def message_bytes(numel: int, wire: Wire, native_dtype: str, block_size: int) -> int:
     """Bytes of one message of `numel` values (even, as the engine cuts them), scales included.
 
-    native_dtype: what `native` stands for here
+    native_dtype: the dtype that `native` stands for
     block_size:   values per scale of the quantized wires
     """
     if wire in WIRE_BITS:
@@ -31,6 +31,6 @@ def message_bytes(numel: int, wire: Wire, native_dtype: str, block_size: int) ->
 
 
 def quantized_bytes(numel: int, bits: int, block_size: int) -> int:
-    """Bytes of a message: codes, then scales, then padding that nobody reads."""
+    """Bytes of a message: codes, then scales, then unused padding."""
     used = numel * bits // 8 + SCALE_BYTES * -(-numel // block_size)
     return -(-used // MESSAGE_ALIGN) * MESSAGE_ALIGN

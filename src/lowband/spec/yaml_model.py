@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowband.errors import UserError
 
-# By libyaml where PyYAML was built with it, far faster: Snakemake reads all of config/ three times a job.
+# libyaml, where PyYAML was built with it, is far faster: Snakemake reads all of config/ three times a job.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Strict(BaseModel):
-    """Immutable, keyword-only, unknown keys refused. Base of everything read from a file."""
+    """Immutable, keyword-only, unknown keys rejected. Base of everything read from a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,7 +28,7 @@ class Strict(BaseModel):
 
     @classmethod
     def read_json(cls, path: Path) -> Self:
-        """The file's object. Raises UserError if it is missing, is not JSON or does not fit."""
+        """The file's object. Raises UserError if it is missing, is not JSON or does not fit the class."""
         try:
             data = json.loads(read_text(path))
         except json.JSONDecodeError as error:
@@ -50,7 +50,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The file's mapping. Raises UserError if it is missing, is not YAML or no mapping."""
+    """The file's mapping. Raises UserError if it is missing, is not YAML or is not a mapping."""
     try:
         data = yaml.load(read_text(path), _LOADER)
     except yaml.YAMLError as error:
@@ -83,9 +83,9 @@ def read_entries(cls: type[Strict], path: Path, key: str) -> dict[str, Any]:
 
 
 def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseModel]) -> UserError:
-    """The first finding as one line: its key, what is wrong, and which keys there are.
+    """The first error as one line: the key, what is wrong, and the allowed keys.
 
-    An unknown key goes first: it explains the missing one that it was meant to be.
+    An unknown key comes first: it is often a misspelling of the one that is missing.
     """
     first = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     key = ".".join(map(str, first["loc"]))

@@ -20,7 +20,7 @@ from lowband.spec.scheme import Scheme, read_scheme
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One published number. `predicted` computes ours; `note` says what of the run is not known."""
+    """One published number. predicted: computes ours; note: lists what is unknown about the run."""
 
     id: str
     quantity: str
@@ -31,7 +31,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rows of a source are predicted with. reported: the source's CSV, text as it stands there."""
+    """The inputs for predicting a source's rows. reported: the source's CSV, every cell as text."""
 
     root: Path
     machine: Machine
@@ -44,13 +44,13 @@ class Setting:
         return _model(self.root / "config" / "models.yaml", name)
 
 
-# A fit asks for the same ones thousands of times; reading YAML would take nearly all of its time.
+# A fit reads the same entries thousands of times; parsing YAML would take nearly all of its time.
 _scheme, _model = cache(read_scheme), cache(read_model)
 
 
 @dataclass(frozen=True)
 class Source:
-    """kind: a file of this folder; cluster: a folder of slurm/; csv: of results/reported/."""
+    """kind: a file of this folder; cluster: a folder of slurm/; csv: a file of results/reported/."""
 
     kind: str
     cluster: str

@@ -1,7 +1,7 @@
 """Collectives in closed form against SimGrid's max-min sharing of the same links: rows of `simgrid.csv`.
 
 Every collective of one block of a model, under each scheme, hop by hop and as a flat ring: all ranks at once,
-so that groups which share links contend. Times are of bandwidth alone; latency is in neither.
+so that groups that share links contend. Both times count bandwidth alone, without latency.
 """
 
 import json
@@ -24,7 +24,7 @@ Message = tuple[int, int, int]  # from, to, bytes
 
 
 class CollectiveCase(NamedTuple):
-    """One collective. phases: messages that go at once, one phase after the other."""
+    """One collective. phases: lists of simultaneous messages; the phases follow each other."""
 
     scheme: str
     collective: str
@@ -34,7 +34,7 @@ class CollectiveCase(NamedTuple):
 
 
 def missing(python: str) -> str:
-    """Why SimGrid cannot be had from this Python, in one line; empty if it can."""
+    """Why this Python cannot import SimGrid, in one line; empty if it can."""
     try:
         tried = subprocess.run(
             [python, "-c", "import simgrid"], capture_output=True, text=True, timeout=60, check=False
@@ -51,7 +51,7 @@ def check(
 ) -> list[dict[str, Any]]:
     """One row per collective: seconds in closed form and simulated, and simulated over closed form.
 
-    python: one that has simgrid. Raises UserError if it has not, or if the simulation fails.
+    python: an interpreter that has simgrid. Raises UserError if it lacks it, or if the simulation fails.
     """
     reason = missing(python)
     if reason:
@@ -92,19 +92,19 @@ def _cases(machine: Machine, model: ModelSpec, scheme: Scheme, levels: Levels) -
 
 
 def _hop(part: Transfer, ranks: int) -> list[Message]:
-    """Every rank of a group to every other."""
+    """Messages from every rank of a group to every other."""
     size = part.sent_bytes // (part.hop.count - 1)
     return [(a, b, size) for a in range(ranks) for b in part.hop.partners(a) if a != b]
 
 
 def _ring(hops: Sequence[Any], sent: int, ranks: int) -> list[Message]:
-    """Each group's ranks in a circle, each sending all its bytes to the next."""
+    """Messages around a ring of each group's ranks, each sending all its bytes to the next."""
     inside, around = hops[0].stride, hops[-1].stride * hops[-1].count
     return [(a, a // around * around + (a % around + inside) % around, sent) for a in range(ranks)]
 
 
 def _bare(machine: Machine, algorithm: Literal["hops", "flat"]) -> Machine:
-    """The machine without what is no bandwidth. The stack's share of a rate stays."""
+    """The machine with bandwidths only. The stack's share of each rate is kept."""
     levels = tuple(
         level.model_copy(update={"link": level.link and level.link.model_copy(update={"latency_us": None})})
         for level in machine.levels

@@ -1,7 +1,7 @@
 """arXiv 2312.12705: share of peak of the 22B, 175B and 1T models on Frontier, 3D parallel.
 
-Degrees and batches from the first author's scripts; a script is no proof that the paper's number came
-from it. The share is taken to count recomputation, as Megatron-DeepSpeed does.
+Degrees and batches are from the first author's scripts, which need not be those behind the paper's numbers.
+The share is taken to count recomputation, as Megatron-DeepSpeed does.
 """
 
 from lowband.predict.prediction import predict

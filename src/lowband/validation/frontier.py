@@ -1,7 +1,7 @@
 """arXiv 2501.04266: ratios of TFLOPS per GCD at 384 GCDs, and scaling efficiency, of the 20B model.
 
-The model's shape, batch, sequence, recomputation and overlap are not in the material at hand. `at_point`
-has ours; `maps.frontier_map` shows over which region around it the ratios hold.
+The model's shape, batch, sequence, recomputation and overlap are not in the available material. `at_point`
+has our choice; `frontier_maps.frontier_map` shows in which region around it the ratios hold.
 """
 
 from lowband.predict.prediction import predict
@@ -14,12 +14,12 @@ NOTE = "micro-batch 1, accumulation 4, sequence 2048, full recomputation: ours; 
 
 
 def tflops(setting: Setting, scheme: str, ranks: int = RANKS) -> float:
-    """Model TFLOPS per GCD at the point."""
+    """Model TFLOPS per GCD at our point (`at_point`)."""
     return float(predict(at_point(setting, scheme, ranks), interval=False).tflops_per_gpu)
 
 
 def at_point(setting: Setting, scheme: str, ranks: int = RANKS) -> Workload:
-    """The job that stands for the paper's."""
+    """The job with our choice of the settings that the paper leaves out."""
     return Workload(
         setting.machine,
         setting.model(MODEL),

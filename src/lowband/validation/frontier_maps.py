@@ -14,15 +14,15 @@ from lowband.validation.frontier import ACCUMULATION, at_point
 from lowband.validation.validate import with_facts
 
 FRONTIER = SOURCES["frontier"]
-TARGETS = {  # column -> the published row it is held against
+TARGETS = {  # column -> the published row it is compared with
     "ratio_zeropp_zero3": "frontier: ZeRO++ / ZeRO-3",
     "ratio_hier3_zeropp": "frontier: hier3 / ZeRO++",
 }
 WITHIN = 0.05
 
-# The map's axes: sequences per GCD and step, and what a node's cards reach of 100 GB/s in the sharding's
-# collectives; the point's other settings stay. Two cases of overlap, with published link rates in a node
-# and with the fitted one.
+# The map's axes: sequences per GCD and step, and the rate, out of 100 GB/s, that a node's cards reach in the
+# sharding's collectives; the point's other settings stay. Two cases of overlap, with published link rates in
+# a node and with the fitted one.
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NODE_GIGABYTES_PER_S = np.geomspace(4, 90, 28)
 
@@ -82,8 +82,8 @@ def frontier_map(root: Path) -> pd.DataFrame:
 
 
 def scale(root: Path) -> pd.DataFrame:
-    """TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs, with links between nodes as they are and ten times
-    slower; batch per GCD as at the point. Slow and fast: constants at their intervals' ends."""
+    """TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs, with node-to-node links as they are and ten times
+    slower; batch per GCD as at the point. Slow and fast: constants at the ends of their intervals."""
     setting = _setting(root)
     found = []
     for slower in SLOWER:

@@ -1,6 +1,6 @@
 """Llama-3 8B under FSDP2 on 64 GCDs of Frontier (eminorhan/frontier-torchtitan): tokens per second, "about".
 
-FSDP2 is not the stack of the machine file: predicted with the machine's links, flat rings and full overlap.
+FSDP2 is not the stack of the machine file, so we take the machine's links, flat rings and full overlap.
 """
 
 from lowband.predict.prediction import predict

@@ -15,7 +15,7 @@ GPUS = {"dgx-h100": "h100_80gb", "dgx-a100": "a100_80gb", "dgx-a100-40gb": "a100
 
 
 def rows(setting: Setting) -> list[PublishedRow]:
-    """8-bit rows are left out: their products are another device's."""
+    """The published rows, predicted; 8-bit rows are left out, as their products run at another peak rate."""
     df = setting.reported
     df = df[(df["gpu"] == GPUS[setting.machine.name]) & (df["precision"] != "amp_fp8")]
     out = []

@@ -6,7 +6,7 @@ from lowband.spec.model import ModelSpec
 from lowband.validation import PublishedRow, Setting
 
 VOCAB, SEQ_LEN = 51200, 2048
-# Layers of a virtual stage, from Megatron's examples/sc21/run_table_1.sh; elsewhere a rank has one stage.
+# Layers per virtual stage, from Megatron's examples/sc21/run_table_1.sh; otherwise one stage per rank.
 VIRTUAL_STAGE = {"76.1": 5, "145.6": 5, "310.1": 3, "529.6": 1}
 NOTE = "micro-batch and interleaving from Megatron's run_table_1.sh; fp16, plain attention with dropout"
 

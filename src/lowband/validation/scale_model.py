@@ -1,8 +1,8 @@
-"""What a run in a scale model (docs/scale-model.md) should take, by the rates of its box alone.
+"""Time that a run in a scale model (docs/scale-model.md) should take, by the rates of its box alone.
 
 Matrix products run at the paced rate, links at their stated rates, collectives hop by hop as the engine sends
-them; nothing else takes time, nothing is fitted, and all is multiplied by the scale. Forward and backward
-computation of all schemes are therefore alike, and what differs is communication that does not hide.
+them; nothing else takes time, nothing is fitted, and all is multiplied by the scale. All schemes therefore
+have equal forward and backward computation and differ only in exposed communication.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from lowband.spec.sourced import Fact
 
 
 def box_step_s(spec: RunSpec) -> float | None:
-    """Seconds of one optimizer step of a run of our engine in a box; None of any other run."""
+    """Seconds of one optimizer step of a run of our engine in a box; None for any other run."""
     if spec.machine.box is None or spec.engine != "lowband":
         return None
     job = Workload(
@@ -31,7 +31,7 @@ def box_step_s(spec: RunSpec) -> float | None:
 
 
 def bare(machine: Machine, dtype: str) -> Machine:
-    """The machine at full scale with nothing but its paced rate and its links' rates."""
+    """The machine at full scale, with only its paced rate and its links' rates."""
     assert machine.box is not None
     device = Device(name=machine.device.name, peak_tflops={dtype: machine.box.tflops}, source="the box's")
     levels = [

@@ -1,6 +1,6 @@
 """arXiv 2205.05198, Table 5: seconds per iteration with full and with selective recomputation.
 
-The rows that Calculon validates itself on. Degrees and batches as in Calculon's validation/seqsel/tab5.
+Calculon validates itself on the same rows. Degrees and batches are from Calculon's validation/seqsel/tab5.
 """
 
 from dataclasses import dataclass

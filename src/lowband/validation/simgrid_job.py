@@ -3,8 +3,8 @@
 Runs in the Python that SimGrid was built for (Debian's own, not this package's): only the standard library
 and simgrid. validation/contention.py starts it. Both files are JSON.
 
-A group of level i - 1 has one link out to its level and one in, of the rate of all its ranks together; a
-message between two groups takes the sender's and the receiver's, and shares both with all others that do.
+A group of level i - 1 has one outgoing and one incoming link at level i, each at its ranks' combined rate; a
+message between two groups takes the sender's outgoing and the receiver's incoming link, shared with others.
 """
 
 import json
@@ -40,7 +40,7 @@ def main(given_path: str, found_path: str) -> None:
         route = [LinkInRoute(links[name]) for name in names(a, b)]
         zone.add_route(hosts[a].netpoint, hosts[b].netpoint, None, None, route, False)
     zone.seal()
-    # 3.32 has taken wrong routes without a word (nested star zones): every route is looked at.
+    # SimGrid 3.32 has silently taken wrong routes (nested star zones), so every route is checked.
     for a, b in permutations(range(len(hosts)), 2):
         taken = [link.name for link in hosts[a].route_to(hosts[b])[0]]
         if taken != names(a, b):

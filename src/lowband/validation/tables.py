@@ -1,4 +1,4 @@
-"""`lowband validate`: the tables of what is predicted. No run is needed."""
+"""`lowband validate`: the tables of predictions. No run is needed."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from lowband.validation import SOURCES
 from lowband.validation.frontier_maps import frontier_map, largest, machine_facts, scale
 from lowband.validation.validate import validate
 
-PREDICTED = ("validation", "frontier_map", "scale", "largest", "constants")  # the tables, by name
+PREDICTED = ("validation", "frontier_map", "scale", "largest", "constants")  # names of the tables
 
 
 def write_predicted(root: Path, out: Path) -> None:

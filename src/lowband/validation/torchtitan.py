@@ -1,7 +1,7 @@
 """torchtitan's benchmark tables: peak memory of Llama 3.1 under FSDP2, with tensor, pipeline and context
-parallelism. Context parallelism is predicted as shorter sequences: what is kept is linear in them.
-With a pipeline torchtitan keeps weights gathered and gradients unreduced between micro-batches: as zero1.
-The number of micro-batches is taken to be that of the stages, its default."""
+parallelism. Context parallelism is predicted as shorter sequences: activations are linear in their length.
+With a pipeline torchtitan keeps weights gathered and gradients unreduced between micro-batches, as in zero1.
+The number of micro-batches is taken to equal that of the stages, its default."""
 
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
@@ -12,7 +12,7 @@ from lowband.validation import PublishedRow, Setting
 SHAPES = {  # layers, hidden, heads, MLP width: Llama 3 (arXiv 2407.21783), Table 3
     "llama3.1-8b": (32, 4096, 32, 14336),
     "llama3.1-70b": (80, 8192, 64, 28672),
-    "llama3.1-405b": (128, 16384, 128, 53248),  # 126 layers, and torchtitan's two ends count as one more each
+    "llama3.1-405b": (128, 16384, 128, 53248),  # 126 layers, and torchtitan counts one more for each end
 }
 
 GPUS = {"dgx-h100": "h100", "dgx-h200": "h200"}

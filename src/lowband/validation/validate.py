@@ -1,4 +1,4 @@
-"""All published rows beside their predictions, and the fit of a machine's calibrated constants."""
+"""All published rows with their predictions, and the fit of a machine's calibrated constants."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +9,8 @@ import pandas as pd
 from lowband.spec.machine import Machine, read_machine
 from lowband.validation import SOURCES
 
-SPANS = {"_us": (0.0, 60_000.0), "_gib": (0.0, 16.0)}  # where a constant is searched, by its unit
-SPAN = (0.01, 1.0)  # an efficiency
+SPANS = {"_us": (0.0, 60_000.0), "_gib": (0.0, 16.0)}  # search range of a constant, by its unit
+SPAN = (0.01, 1.0)  # search range of an efficiency
 ROUNDS, TRIES = 7, 7
 
 
@@ -45,7 +45,7 @@ def calibration_rows(machine: Machine) -> set[str]:
 
 
 def with_facts(machine: Machine, values: Mapping[str, float]) -> Machine:
-    """The machine with other values of some facts, by their places as in `Machine.facts`."""
+    """The machine with new values of some facts, given by their paths in `Machine.facts`."""
     data = machine.model_dump()
     for place, value in values.items():
         head, *path = place.split(".")
@@ -61,10 +61,10 @@ def with_facts(machine: Machine, values: Mapping[str, float]) -> Machine:
 
 
 def fit(root: Path, cluster: str) -> dict[str, float]:
-    """The calibrated constants of a cluster that make the mean squared relative error on their rows least.
+    """The calibrated constants of a cluster that minimise the mean squared relative error on their rows.
 
-    Each constant in turn is tried at TRIES values in a range around the best so far, which halves each round.
-    Constants are fitted together if they share rows.
+    Each constant in turn is tried at TRIES values in a range around the best so far; it halves each round.
+    Constants fitted on the same rows are fitted together.
     """
     machine = read_machine(root, cluster)
     places = {place: fact for place, fact in machine.facts.items() if fact.calibrated_on}

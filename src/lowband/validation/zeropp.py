@@ -1,7 +1,7 @@
 """arXiv 2306.10209: TFLOPs per GPU of the 18B model on 384 V100 with 1 to 8 InfiniBand links a node in use.
 
-Read off the bars' heights. TFLOPs count recomputation, as Megatron-DeepSpeed prints them: at one link a lower
-count would need more bytes per second than the link has.
+Values are read off the bars' heights. TFLOPs are taken to count recomputation, as Megatron-DeepSpeed prints
+them: otherwise the traffic at one link would exceed its bandwidth.
 """
 
 from lowband.predict.prediction import predict

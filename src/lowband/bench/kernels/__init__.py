@@ -1,1 +1,1 @@
-"""`lowband bench-kernel`: each kernel checked, then timed beside torch's and the device's limits."""
+"""`lowband bench-kernel`: check each kernel, then time it with torch's kernels and the device's limits."""

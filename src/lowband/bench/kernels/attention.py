@@ -1,6 +1,6 @@
-"""The figure of FlashAttention-2 (arXiv 2307.08691, section 4.1): 16k tokens, hidden 2048, fp16.
+"""The sweep of FlashAttention-2's figures (arXiv 2307.08691, section 4.1): 16k tokens, hidden 2048, fp16.
 
-Ours beside torch's back ends: its own build of FlashAttention-2, cuDNN, and the formulas in eager torch.
+Our kernel and torch's back ends: its build of FlashAttention-2, cuDNN, and the formulas in eager torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from lowband.cost.attention import bytes_moved, flops
 from lowband.kernels.flash_attention import attention, inputs, reference
 from lowband.spec.kernel_rows import KernelRow
 
-# Tokens, hidden size, sequence lengths, head sizes. 4096 first: tiles are chosen at the first length.
-# Heads of 128 first: they matter most, should the time run out.
+# Tokens, hidden size, sequence lengths, head sizes. 4096 is first, as tiles are chosen at the first length;
+# heads of 128 are first, as they matter most if time runs out.
 SIZES = {
     "cuda": (16384, 2048, (4096, 512, 1024, 2048, 8192, 16384), (128, 64)),
     "cpu": (64, 64, (32,), (32,)),
@@ -26,8 +26,8 @@ BACKENDS = {
     "torch cudnn": SDPBackend.CUDNN_ATTENTION,
     "torch math": SDPBackend.MATH,
 }
-MATH_UP_TO = 2048  # its scores fill the memory beyond
-TOLERANCE = 5e-3  # of fp16, over the largest value
+MATH_UP_TO = 2048  # beyond, its scores would fill the memory
+TOLERANCE = 5e-3  # in fp16, relative to the largest value
 
 
 def groups(device: torch.device) -> Iterator[list[KernelCase]]:
@@ -91,7 +91,7 @@ class _Shape:
         return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
 
     def _error(self, direction: str) -> Callable[[Any], float]:
-        """Of the last head of the last sequence, against float64."""
+        """Returns a function: the error of the last head of the last sequence against float64."""
 
         def error_of(result: Any) -> float:
             q, k, v, dout = (x[-1:, -1:].double() for x in self._inputs())

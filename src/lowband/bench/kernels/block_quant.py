@@ -1,4 +1,4 @@
-"""Messages of the quantized wires: ours beside the reference in torch, eager and compiled."""
+"""Messages of the quantized wires: our kernels and the reference in torch, eager and compiled."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,11 +13,11 @@ from lowband.spec.wire import quantized_bytes
 
 BLOCK = 256
 PARTNERS = 8  # messages summed
-PARTS = 2  # messages that a sum is sent on in
-# Values of a message. Of the odd ones a part has an odd number of blocks, as shards of most models have.
+PARTS = 2  # messages into which a sum is encoded
+# Values per message. Parts of the odd sizes have an odd number of blocks, as shards of most models do.
 SIZES = {"cuda": (2**22, 2**26 - 512, 2**26, 2**28), "cpu": (2**13 - 512,)}
-DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}  # the interpreter stores bf16 wrongly
-CHECKED = 2**16  # values at both ends of a message that are compared with the CPU's
+DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}  # Triton's interpreter stores bf16 wrongly
+CHECKED = 2**16  # values at each end of a message that are compared with the CPU's
 
 
 def groups(device: torch.device) -> Iterator[list[KernelCase]]:
@@ -40,7 +40,7 @@ class _Size:
             self._case("encode", "triton", values + self.message, self._encode, self._error_of_codes),
             self._case("encode", "torch", None, self._reference_encode, self._share_of_other_codes, 1e-2),
         ]
-        if self.device.type == "cuda":  # on a CPU its C++ compiler takes minutes
+        if self.device.type == "cuda":  # on a CPU, torch's C++ compiler takes minutes
             make = self._compiled_encode
             encode.append(self._case("encode", "torch.compile", None, make, self._share_of_other_codes, 1e-2))
         yield encode
@@ -78,7 +78,7 @@ class _Size:
         return torch.randn(1, self.n, generator=generator, device=self.device).to(self.dtype)
 
     def _messages(self) -> torch.Tensor:
-        """[PARTNERS, length], all alike: what is summed does not matter to the time."""
+        """[PARTNERS, length], all equal, because the time does not depend on the values summed."""
         return self._kernels().encode(self._values(), self.bits, BLOCK).repeat(PARTNERS, 1)
 
     def _encode(self) -> Callable[[], torch.Tensor]:
@@ -90,7 +90,7 @@ class _Size:
         return lambda: quantize(values, self.bits, BLOCK)
 
     def _compiled_encode(self) -> Callable[[], Any]:
-        torch.compiler.reset()  # else the second length is compiled for any
+        torch.compiler.reset()  # else the second length is compiled for any length
         compiled, values = torch.compile(quantize, dynamic=False), self._values()
         return lambda: compiled(values, self.bits, BLOCK)
 
@@ -123,7 +123,7 @@ class _Size:
         return lambda: kernels.sum_encode(messages, self.n, PARTS, torch.float32, self.bits, BLOCK)
 
     def _ends(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[1, 2 CHECKED], the first and the last values, on the CPU."""
+        """[1, 2 CHECKED]: the first and the last values, on the CPU."""
         count = min(CHECKED, self.n // 2)
         return torch.cat((tensor[..., :count], tensor[..., -count:]), dim=-1).view(1, -1).cpu()
 
@@ -138,7 +138,7 @@ class _Size:
         return dequantize(*quantize(values, self.bits, BLOCK), self.bits, BLOCK)
 
     def _share_of_other_codes(self, quantized: tuple[torch.Tensor, torch.Tensor]) -> float:
-        """Of torch's own: on a GPU it divides by a constant as if by its reciprocal, so a few may differ."""
+        """Share of torch's codes that differ: a few may, as on a GPU it multiplies by a reciprocal."""
         return self._error_of_codes(quantized[0].view(torch.uint8)) / (2 * min(CHECKED, self.n // 2))
 
     def _error_of_values(self, out: torch.Tensor) -> float:
@@ -146,7 +146,7 @@ class _Size:
         return float((self._ends(out) != wanted).sum())
 
     def _distance(self, out: torch.Tensor) -> float:
-        """Of torch's own decoded values, over the largest."""
+        """Largest error of torch's decoded values, relative to the largest value."""
         wanted = self._expected(self._ends(self._values()))
         return float((self._ends(out).float() - wanted).abs().max() / wanted.abs().max())
 

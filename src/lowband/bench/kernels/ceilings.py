@@ -1,4 +1,4 @@
-"""What the device reaches at best, measured in the same run: a copy and a large matrix product."""
+"""The device's practical limits, measured in the same run: a copy and a large matrix product."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ import torch
 from lowband.bench.kernels.measure import KernelCase
 from lowband.spec.kernel_rows import KernelRow
 
-SIZES = {"cuda": (2**28, 8192), "cpu": (2**20, 128)}  # fp32 values copied; the matrices' side
+SIZES = {"cuda": (2**28, 8192), "cpu": (2**20, 128)}  # fp32 values copied; the matrices' dimension
 
 
 def groups(device: torch.device) -> Iterator[list[KernelCase]]:

@@ -1,4 +1,4 @@
-"""The whole benchmark: parts in order, rows written after each group, and an end in time."""
+"""The whole benchmark: parts in order, rows written after each group, within a time limit."""
 
 import time
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def bench(
 ) -> list[KernelRow]:
     """Write kernels.csv and environment.json to `out`. Groups that would begin after `limit_s` are not run.
 
-    What `out` has of other parts, made on the same device by the same source, stays.
-    Raises UserError where there is no such device.
+    Rows of other parts in `out`, made on the same device by the same source, are kept.
+    Raises UserError if there is no such device.
     """
     start = time.monotonic()
     if device_type == "cuda" and not torch.cuda.is_available():
@@ -45,7 +45,7 @@ def bench(
                 rows.append(row)
                 say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
             write_rows(rows, found, out / "kernels.csv", kept)
-    if device.type == "cuda":  # the clocks of a device that has just worked
+    if device.type == "cuda":  # the clocks of a device that was just under load
         write_environment(found | {"clocks_after": environment(device)["clocks"]}, out / "environment.json")
     return rows
 

@@ -1,6 +1,6 @@
-"""A group of cases: each built, checked, and only if it is right timed, in turns with the group's others.
+"""A group of cases: each is built, checked, and if correct timed, alternating with the group's others.
 
-Nothing that a case does ends the benchmark: what goes wrong is its row's outcome.
+A failing case does not end the benchmark: its row records the failure as its outcome.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ import torch
 from lowband.errors import UserError
 from lowband.spec.kernel_rows import KernelRow
 
-TARGET_S = 0.1  # time spent on one case, warm-up aside
-RUNS = {"cuda": (5, 50), "cpu": (5, 5)}  # least and most timed runs
+TARGET_S = 0.1  # time spent on one case, without warm-up
+RUNS = {"cuda": (5, 50), "cpu": (5, 5)}  # minimum and maximum number of timed runs
 WARMUP = 3
-FLUSH_BYTES = 2**30  # larger than any L2, where a kernel must not find its input
-BUSY_CYCLES = 1_000_000  # half a millisecond in which the host launches all that is timed
+FLUSH_BYTES = 2**30  # larger than any L2 cache, so that no kernel finds its input there
+BUSY_CYCLES = 1_000_000  # half a millisecond, in which the host launches all timed work
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCase:
-    """make: builds the inputs and returns what is timed; error_of: how far its result is from right."""
+    """make: builds the inputs and returns the function to time; error_of: the error of its result."""
 
     row: KernelRow
     make: Callable[[], Callable[[], Any]]
@@ -36,7 +36,7 @@ class KernelCase:
 def measure(
     group: list[KernelCase], device: torch.device, is_in_time: Callable[[], bool]
 ) -> Iterator[KernelRow]:
-    """The group's rows, in its order."""
+    """The group's rows, in order."""
     hindrance = _forget(device) if is_in_time() else "out of time"
     if hindrance:
         for case in group:
@@ -52,7 +52,7 @@ def measure(
                 work()
             wait(device)
             row = dataclasses.replace(case.row, error=error, tolerance=case.tolerance)
-            if error <= case.tolerance:  # a NaN is no small error
+            if error <= case.tolerance:  # false for a NaN
                 works[i] = work
             else:
                 row = dataclasses.replace(row, outcome="wrong", reason="error over the tolerance")
@@ -70,13 +70,13 @@ def measure(
 
 
 def _forget(device: torch.device) -> str:
-    """Give back what the groups before have held: models refer to themselves. Returns what hinders more."""
+    """Free earlier groups' memory (models are reference cycles). Returns an error of the device, or ''."""
     gc.collect()
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
-        except RuntimeError as error:  # of a kernel that went astray: CUDA then takes nothing more
+        except RuntimeError as error:  # from a faulty kernel: CUDA then accepts no more work
             return f"the device failed in a group before: {error}".splitlines()[0]
     return ""
 
@@ -95,7 +95,7 @@ def _timed(row: KernelRow, seconds: list[float]) -> KernelRow:
 
 
 def _times(works: dict[int, Callable[[], Any]], device: torch.device) -> dict[int, list[float]]:
-    """Seconds of each run. A round runs every case once, so that all share what changes with time."""
+    """Seconds of each run. Each round runs every case once, so that drift over time affects all equally."""
     once = {i: _seconds(work, device, None) for i, work in works.items()}
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if device.type == "cuda" else None
     least, most = RUNS[device.type]
@@ -125,7 +125,7 @@ def _seconds(work: Callable[[], Any], device: torch.device, flush: torch.Tensor 
 
 
 class _Guard:
-    """Turns an exception into an outcome and a line."""
+    """Turns an exception into an outcome and a one-line reason."""
 
     outcome = reason = ""
 

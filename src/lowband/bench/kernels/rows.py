@@ -1,4 +1,4 @@
-"""What a benchmark writes: one row per case, at full precision, and the environment of all."""
+"""Files that a benchmark writes: one row per case, at full precision, and the environment of all."""
 
 import dataclasses
 import json
@@ -17,25 +17,25 @@ from lowband.kernels.device import IS_INTERPRETED
 from lowband.spec.files import write_whole
 from lowband.spec.kernel_rows import STAMP, KernelRow
 
-# Raised when the way of measuring changes, so that rows of different ways are never mixed unseen.
+# Incremented when the way of measuring changes, so that rows measured differently are never mixed unnoticed.
 MEASUREMENT_VERSION = 2
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 TOOL_TIME_LIMIT_S = 20
-PREFIXES = ("TORCH", "PYTORCH", "TRITON", "CUDA")  # of variables on record
+PREFIXES = ("TORCH", "PYTORCH", "TRITON", "CUDA")  # of the environment variables recorded
 
 
 def write_rows(rows: list[KernelRow], environment: dict[str, object], path: Path, kept: pd.DataFrame) -> None:
-    """The rows as a CSV, after what is kept of it; each names its device, versions and commit."""
+    """Write the rows as a CSV, after the `kept` ones; each row has its device, versions and commit."""
     stamp = {key: environment[key] for key in STAMP}
     found = [{**dataclasses.asdict(row), **stamp} for row in rows]
     names = [*(field.name for field in dataclasses.fields(KernelRow)), *STAMP]
-    # As objects: a column of counts, some of them missing, would be one of floats.
+    # dtype object: otherwise a column of counts with missing ones would become floats.
     written = pd.concat([kept.reindex(columns=names), pd.DataFrame(found, columns=names, dtype=object)])
     write_whole(path, written.to_csv(index=False, lineterminator="\n"))
 
 
 def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> pd.DataFrame:
-    """A folder's rows of parts not run again, each cell its text; none if anything else made them."""
+    """A folder's rows of parts not in `parts`, cells as text; none if device, versions or source changed."""
     table, made = folder / "kernels.csv", folder / "environment.json"
     if not (table.exists() and made.exists()):
         return pd.DataFrame(dtype=object)
@@ -47,7 +47,7 @@ def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> pd.Da
 
 
 def environment(device: torch.device) -> dict[str, object]:
-    """Where and with what the rows are made."""
+    """The host, device and software versions that the rows are measured with."""
     from lowband.run.environment import code_version, cpu_name, host, source_sha256
 
     commit, is_dirty = code_version()
@@ -81,7 +81,7 @@ def environment(device: torch.device) -> dict[str, object]:
 
 
 def clocks(device: str) -> dict[str, str] | None:
-    """A device's clocks and power by NVIDIA's tool; None where there is no such tool or it fails."""
+    """A device's clocks and power, as nvidia-smi reports them; None if it is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

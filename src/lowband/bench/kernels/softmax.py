@@ -1,4 +1,4 @@
-"""Softmax of rows from 128 to a million columns: four algorithms of ours, torch's, and torch's compiler's."""
+"""Softmax of rows from 128 to a million columns: our four algorithms, torch's, and torch.compile's."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,13 +15,13 @@ from lowband.kernels.softmax import (
 )
 from lowband.spec.kernel_rows import KernelRow
 
-# Values of the whole matrix, and the lengths of its rows.
+# Values in the whole matrix, and the lengths of its rows.
 SIZES = {
     "cuda": (2**27, [2**i for i in (7, 9, 11, 13, 14, 15, 16, 17, 18, 20)]),
     "cpu": (2**12, [2**9]),
 }
 CHECKED_ROWS = 4
-TOLERANCE = 1e-5  # of fp32, over the row's largest value
+TOLERANCE = 1e-5  # in fp32, relative to the row's largest value
 
 
 def groups(device: torch.device) -> Iterator[list[KernelCase]]:
@@ -31,7 +31,7 @@ def groups(device: torch.device) -> Iterator[list[KernelCase]]:
         yield [
             *(_forward(device, rows, columns, algorithm, algorithm) for algorithm in ALGORITHMS),
             _forward(device, rows, columns, "torch", None),
-            # On a CPU its C++ compiler takes minutes.
+            # On a CPU, torch's C++ compiler takes minutes.
             *([_forward(device, rows, columns, "torch.compile", None)] if device.type == "cuda" else []),
         ]
         yield [_backward(device, rows, columns, name) for name in ("triton", "torch")]
@@ -51,7 +51,7 @@ def _forward(device: torch.device, rows: int, columns: int, name: str, algorithm
             return lambda: softmax(x, algorithm)
         if name == "torch":
             return lambda: torch.softmax(x, -1)
-        torch.compiler.reset()  # else the second length is compiled for any
+        torch.compiler.reset()  # else the second length is compiled for any length
         compiled = torch.compile(lambda x: torch.softmax(x, -1), dynamic=False)
         return lambda: compiled(x)
 

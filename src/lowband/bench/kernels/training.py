@@ -1,7 +1,7 @@
 """Whole training steps of the GPTs of FlashAttention-2's table 1 (arXiv 2307.08691) on one device.
 
-fp32 weights under bf16 autocast, fused AdamW, no recomputation, blocks through torch's compiler (on a GPU);
-16k tokens a step.
+fp32 weights under bf16 autocast, fused AdamW, no recomputation, blocks compiled with torch.compile (on a
+GPU); 16k tokens per step.
 """
 
 import math
@@ -22,7 +22,7 @@ LENGTHS = {"cuda": (2048, 8192), "cpu": (32,)}
 MODELS_FILE = Path("config") / "models.yaml"
 MODELS = {"cuda": ("gpt-1.3b", "gpt-2.7b"), "cpu": ("gpt-1m",)}
 ATTENTION = ("sdpa", "flash2")
-LOSS_TOLERANCE = 0.02  # of the first loss, which fresh weights tell
+LOSS_TOLERANCE = 0.02  # of the first loss, whose value follows from fresh weights
 
 
 def groups(device: torch.device) -> Iterator[list[KernelCase]]:
@@ -42,7 +42,7 @@ def _read(name: str, length: int) -> "ModelSpec":
 
 
 def _missing(name: str, length: int, attention: str, error: ImportError) -> KernelCase:
-    """A row that says what is not installed."""
+    """A case whose row names the package that is not installed."""
 
     def make() -> Callable[[], float]:
         raise error
@@ -72,7 +72,7 @@ def _case(device: torch.device, spec: "ModelSpec", attention: str) -> KernelCase
 
         torch.compiler.reset()
         with device:
-            # Billions of values: one core of the CPU would draw them for longer than the steps take.
+            # Billions of values: one CPU core would take longer to draw them than the steps take.
             model = GPT(spec, attention=attention, draw_on=device.type)  # type: ignore[arg-type]
             torch.manual_seed(0)
             tokens = torch.randint(0, spec.vocab, (batch, length + 1))

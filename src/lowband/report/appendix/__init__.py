@@ -1,6 +1,6 @@
 """Graded claims -> artifact appendices in LaTeX: SC (AD/AE), EuroSys (also OSDI), cTuning (MLSys, ASPLOS).
 
-Templates lie beside this file; every value in them is escaped. Each appendix inputs claims.tex.
+Templates are in this folder; every value filled in is escaped. Each appendix inputs claims.tex.
 """
 
 import math
@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Line:
-    """A claim for an appendix. number: its place in the graded table, C1 first."""
+    """A claim for an appendix. number: its position in the graded table, from C1."""
 
     number: int
     sentence: str
@@ -38,9 +38,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Part:
-    """An experiment and the claims that it tries. number: E1 (A1 in the words of SC) first.
+    """An experiment and the claims that it tests. number: from E1 (A1 in SC's terms).
 
-    memory_gib: of its largest shipped run, rounded up; empty where nothing was measured
+    memory_gib: memory of its largest shipped run, rounded up; empty if none was measured
     """
 
     number: int

@@ -1,6 +1,6 @@
 """Tables -> figures, by name. A figure is a file of this folder and an entry here.
 
-Each file has `data(table)`, which returns exactly what is drawn, and `draw(data)`, which draws it.
+Each file has `data(table)`, which returns exactly the drawn rows, and `draw(data)`, which draws them.
 """
 
 import json
@@ -17,7 +17,7 @@ PNG_DPI = 300
 
 
 class Entry(NamedTuple):
-    """What a figure is drawn from, and what it shows."""
+    """The table that a figure is drawn from, and its caption."""
 
     table: str
     caption: str
@@ -132,7 +132,7 @@ FIGURES: dict[str, Entry] = {
 
 
 def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
-    """Write `name`.pdf, .svg, .png, .csv (exactly what is drawn) and .json (what it was made from).
+    """Write `name`.pdf, .svg, .png, .csv (exactly the drawn data) and .json (its origin).
 
     The same table gives the same bytes. Raises UserError for a name that is not in FIGURES, and
     for the tables' own folder.
@@ -149,7 +149,7 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     with paper_style():
         drawn = figure.draw(data) if len(data) else nothing_to_draw(source.name)
-        # Without its date a PDF of the same figure is the same file.
+        # Without its date, a PDF of the same figure has the same bytes.
         drawn.savefig(out_dir / f"{name}.pdf", metadata={"CreationDate": None})
         drawn.savefig(out_dir / f"{name}.svg", metadata={"Date": None})
         drawn.savefig(out_dir / f"{name}.png", dpi=PNG_DPI)
@@ -169,7 +169,7 @@ def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, s
 
 
 def commit() -> str:
-    """Commit of the code that draws; "unknown" outside of git."""
+    """Commit of the drawing code; "unknown" outside git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""Attention TFLOPS, forward and backward together, against sequence length; as reported, and as measured."""
+"""Attention TFLOPS, forward and backward together, against sequence length; reported and measured."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ PROVENANCE_WIDTH = {"measured": 1.6, "reported": 0.8}
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """Whole steps of attention that have a speed: a length out of memory has none."""
+    """Forward and backward together, where there is a speed: a length that ran out of memory has none."""
     return table[(table["direction"] == "fwd+bwd") & table["tflops"].notna()]
 
 

@@ -15,7 +15,7 @@ COLUMNS = [
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The suite's points."""
+    """The rows of the suite's points."""
     return table.loc[table["suite"] == SUITE, COLUMNS]
 
 

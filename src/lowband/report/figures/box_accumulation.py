@@ -1,4 +1,4 @@
-"""Throughput over another scheme's against backward passes per step; the paper's reported ratios as lines."""
+"""Throughput relative to another scheme against backward passes per step; the paper's ratios as lines."""
 
 import pandas as pd
 from matplotlib.figure import Figure

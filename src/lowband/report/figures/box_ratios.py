@@ -1,4 +1,4 @@
-"""Throughput over another scheme's against the outer link's rate; the paper's reported ratios as lines."""
+"""Throughput relative to another scheme against the outer link's rate; the paper's ratios as lines."""
 
 import pandas as pd
 from matplotlib.axes import Axes

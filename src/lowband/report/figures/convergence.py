@@ -1,4 +1,4 @@
-"""Loss of exact and quantized schemes over seeds (top) and its distance from the reference's (bottom)."""
+"""Loss of exact and quantized schemes over seeds (top) and its difference from the reference's (bottom)."""
 
 import pandas as pd
 from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Ratio of hier3 to ZeRO++ over batch and achieved bandwidth (left), of ZeRO++ to ZeRO-3 (right)."""
+"""Throughput ratios over batch and achieved bandwidth: hier3 to ZeRO++ (left), ZeRO++ to ZeRO-3 (right)."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ PANELS = {"ratio_hier3_zeropp": "hier3 / ZeRO++", "ratio_zeropp_zero3": "ZeRO++ 
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The case in which they hold somewhere: the fitted rate in a node, no overlap."""
+    """The one case in which the published ratios hold somewhere: the fitted rate in a node, no overlap."""
     return table[(table["links_in_node"] == "fitted") & (table["overlap"] == 0)]
 
 

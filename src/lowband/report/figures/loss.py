@@ -1,4 +1,4 @@
-"""Loss of every run (top) and its distance from the reference run's (bottom)."""
+"""Loss of every run (top) and its difference from the reference run's (bottom)."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend
 from lowband.report.points import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
-MOST_TICKS = 6  # decades that are numbered
-ROOM = 1e5  # above the data, for the note
+MOST_TICKS = 6  # most decades that are labelled
+ROOM = 1e5  # factor above the data, to make room for the note
 REFERENCE = ["reference_run", "reference_scheme", "reference_ranks"]
 
 
@@ -46,13 +46,13 @@ def _curves(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _differences(axes: Axes, rows: pd.DataFrame) -> None:
-    """Per scheme the largest over its runs. Linear from 0 up to the smallest difference, then logarithmic,
-    so that exact zeros are on the axis."""
+    """Plot, per scheme, the largest difference over its runs. The axis is linear from 0 to the smallest
+    difference, then logarithmic, so that exact zeros are on it."""
     others = rows[rows["run_id"] != rows["reference_run"]]
     worst = others.groupby(["scheme", "step"], sort=False)["loss_difference"].max().reset_index()
     for scheme, line in _lines(rows).items():
         of_scheme = worst[worst["scheme"] == scheme]
-        if not of_scheme.empty:  # an empty line that is not clipped leaves the layout no room
+        if not of_scheme.empty:  # an empty unclipped line breaks the layout
             axes.plot(of_scheme["step"], of_scheme["loss_difference"], **line, clip_on=False)
     positive = worst.loc[worst["loss_difference"] > 0, "loss_difference"]
     if not positive.empty:
@@ -74,7 +74,7 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _lines(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Scheme -> how its line is drawn: markers shrink, so that curves that coincide are all seen."""
+    """Scheme -> its line's style: markers shrink from each to the next, so that coinciding curves show."""
     schemes = looks(rows["scheme"])
     every = max(1, rows["step"].max() // 20)
     return {

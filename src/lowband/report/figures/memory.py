@@ -20,7 +20,7 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(df: pd.DataFrame) -> Figure:
     panels = experiments(df)
-    # Bottom to top: the states that the closed form covers, so that its marker lies on their edge.
+    # The states that the closed form covers go to the bottom, so that its marker lies on their upper edge.
     states = list(dict.fromkeys(df.sort_values("closed_form_bytes", key=pd.isna, kind="stable")["state"]))
     figure = canvas(ONE_COLUMN, 1.0 + 2.2 * len(panels))
     column = figure.subplots(len(panels), 1, squeeze=False)[:, 0]

@@ -1,4 +1,4 @@
-"""TFLOPS per GCD against ranks, one line per scheme; links between nodes as they are, and slower."""
+"""TFLOPS per GCD against ranks, one line per scheme; links between nodes at their rate, and slower."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +9,7 @@ from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, look
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """What fits the device's memory."""
+    """The rows that fit the device's memory."""
     return table[table["fits"]]
 
 

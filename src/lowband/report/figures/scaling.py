@@ -20,7 +20,7 @@ COLUMNS = ["tokens_per_s", "tokens_per_s_q20", "tokens_per_s_q80", "base_ranks",
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The points that were measured."""
+    """The measured points."""
     return table.loc[table["tokens_per_s"].notna(), [*EXPERIMENT, "scheme", "ranks", "scaling", *COLUMNS]]
 
 

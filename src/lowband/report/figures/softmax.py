@@ -24,13 +24,13 @@ _CACHES = {"l1_bytes": "L1", "l2_bytes": "L2", "last_bytes": "last"}
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """What was measured of the algorithms and torch's, with the reported gains; else nothing."""
+    """Measured rows of our algorithms and torch's, with the reported gains; empty if there are none."""
     drawn = table.loc[table["algorithm"].isin(_LOOKS) & (table["status"] == "ok"), COLUMNS]
     return drawn if (drawn["provenance"] == "measured").any() else drawn.head(0)
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    """A row of panels for each instruction set of a machine; the panels of a column have the same axes."""
+    """A row of panels for each instruction set of a machine; panels in a column share their axes."""
     measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
     kinds = measured.loc[measured["algorithm"] == TWO_PASS, ["cluster", "isa"]].drop_duplicates()
     figure = canvas(TWO_COLUMNS, 0.9 + 2.1 * len(kinds))
@@ -44,7 +44,7 @@ def draw(df: pd.DataFrame) -> Figure:
         for axes in (left, right):
             axes.set_title(f"{isa}, {rows['device'].iloc[0]}")
             _caches(axes, rows)
-    top = max(2.0, 1.2 * measured["over_two_pass"].max())  # a band may go beyond
+    top = max(2.0, 1.2 * measured["over_two_pass"].max())  # a band may exceed it
     grid[0, 1].set_ylim(0.4, top)
     for axes in grid[-1]:
         _sizes(axes, measured)
@@ -87,7 +87,7 @@ def _ratios(axes: Axes, df: pd.DataFrame, reported: pd.DataFrame, right_of_all: 
 
 
 def _sizes(axes: Axes, df: pd.DataFrame) -> None:
-    """Sizes of the input as an axis."""
+    """Set up the x axis: sizes of the input."""
     axes.set_xscale("log", base=2)
     ticks = sorted(set(df["array_bytes"]))[::4]
     axes.set_xticks(ticks, [f"{t / 2**20:g} MiB" if t >= 2**20 else f"{t / 2**10:g} KiB" for t in ticks])

@@ -1,4 +1,4 @@
-"""Where a step's time goes: computing, waiting, and what communication the computation hid."""
+"""Where a step's time goes: computation, waiting, and the communication hidden by computation."""
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ COLUMNS = ["cluster", "model", "scheme", "ranks", "repeats", "scale", "step_time
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The core experiment's points."""
+    """The rows of the core experiment's points."""
     return table.loc[table["suite"] == SUITE, COLUMNS]
 
 
@@ -35,7 +35,7 @@ def draw(df: pd.DataFrame) -> Figure:
 
 
 def _bars(axes: Axes, rows: pd.DataFrame) -> None:
-    """Two bars a scheme: what the step is made of, and beside it what went on meanwhile."""
+    """Two bars per scheme: the parts of the step, and beside them the communication hidden meanwhile."""
     place = np.arange(len(rows))
     bottom = np.zeros(len(rows))
     for (column, label), (color, hatch) in zip(PARTS.items(), shades(list(PARTS)).values(), strict=True):

@@ -1,4 +1,4 @@
-"""How every figure looks: sizes, lettering, and one colour, marker and dash per scheme."""
+"""The style of every figure: sizes, lettering, and one colour, marker and dash per scheme."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from lowband.report.points import EXPERIMENT, NO_CONDITION
 
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
-POINTS = 8  # lettering at final size
+POINTS = 8  # font size in print
 
 
 @contextmanager
@@ -45,8 +45,8 @@ def paper_style() -> Iterator[None]:
         "hatch.linewidth": 0.4,
         "pdf.fonttype": 42,
         "ps.fonttype": 42,
-        "svg.fonttype": "path",  # a page shows the letters as they were set
-        "svg.hashsalt": "lowband",  # names inside an SVG are the same when it is redrawn
+        "svg.fonttype": "path",  # letters as paths: they look the same on every page
+        "svg.hashsalt": "lowband",  # ids inside an SVG stay the same when it is redrawn
     }
     with mpl.rc_context(settings):
         yield
@@ -56,7 +56,7 @@ Dash = str | tuple[float, tuple[float, ...]]
 
 
 class Look(NamedTuple):
-    """Told apart in colour and, by marker and dash, in grey."""
+    """A scheme's colour, marker and dash; the last two distinguish it in grey."""
 
     color: str
     marker: str
@@ -78,7 +78,7 @@ _DASHES: tuple[Dash, ...] = (
     (0, (5, 3)),
 )
 
-# The place of a scheme fixes its look in every figure. Schemes that are not named follow by name.
+# A scheme's position here fixes its look in every figure. Schemes that are not listed follow by name.
 _PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier3", "mics", "zeropp")
 
 
@@ -91,33 +91,33 @@ def looks(schemes: Iterable[str]) -> dict[str, Look]:
 
 
 def _look(i: int) -> Look:
-    # Beyond ten the markers come in another order, so that no pair repeats.
+    # Beyond ten, markers are shifted against colours, so that no pair repeats.
     return Look(_COLORS[i % 10], _MARKERS[(i + i // 10) % 10], _DASHES[i % 10])
 
 
 def shades(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Fill and hatch for the parts of stacked bars; the hatch tells them apart in grey."""
+    """Fill and hatch for the parts of stacked bars; the hatch distinguishes them in grey."""
     hatches = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "oooo")
     colors = sns.color_palette("colorblind", len(names), desat=0.75).as_hex()
     return {name: (colors[i], hatches[i % len(hatches)]) for i, name in enumerate(names)}
 
 
 def canvas(width: float, height: float) -> Figure:
-    """An empty figure that lays itself out, without any window system. Sizes in inches."""
+    """An empty figure with automatic layout that needs no window system. Sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def nothing_to_draw(table: str) -> Figure:
-    """Stands where a figure would be: a suite may measure nothing of it, or every run may have failed."""
+    """A placeholder figure: a suite may measure nothing for it, or every run may have failed."""
     figure = canvas(ONE_COLUMN, 1)
     figure.text(0.5, 0.5, f"{table} has no row to draw", ha="center", va="center")
     return figure
 
 
 def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """(title, rows) of each experiment; each gets panels of its own. A lone measured one needs no title."""
+    """(title, rows) of each experiment; each gets its own panels. A lone measured one needs no title."""
     groups = df.groupby(EXPERIMENT, sort=False)
     lone = len(groups) == 1 and (df["provenance"] == "measured").all()
     return [("" if lone else _title(rows.iloc[0]), rows) for _, rows in groups]
@@ -130,7 +130,7 @@ def _title(row: "pd.Series[Any]") -> str:
 
 
 def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:
-    """A logarithmic axis of rank counts that shows the counts there are."""
+    """Make the x axis logarithmic, with a tick at each of the rank counts."""
     counts = sorted(set(ranks))
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
@@ -170,14 +170,14 @@ def stacked_bars(axes: Axes, parts: pd.DataFrame, totals: pd.Series, what: str) 
         label=what,
     )
     tallest = max(bottom.max(), totals.max())
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * tallest))  # panels may share the axis
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * tallest))  # keeps the limit of panels that share the axis
     axes.grid(axis="x", visible=False)
     for label in axes.get_xticklabels():
         label.set(rotation=50, ha="right", rotation_mode="anchor")
 
 
 def legend_above(figure: Figure, axes: Axes | Sequence[Axes], columns: int) -> None:
-    """One legend for all panels, above them: of one panel, or of several that show different things."""
+    """One legend above all panels, for one panel's entries or for those of several with different ones."""
     panels = [axes] if isinstance(axes, Axes) else axes
     shown = [panel.get_legend_handles_labels() for panel in panels]
     named = {

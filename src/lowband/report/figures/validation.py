@@ -23,7 +23,7 @@ def draw(df: pd.DataFrame) -> Figure:
     for use, (marker, fill, edge) in MARKS.items():
         rows = df[df["use"] == use]
         place = rows["source"].map(sources.index).to_numpy(dtype=float)
-        # Rows of a source lie side by side, in their order.
+        # Rows of a source are side by side, in order.
         within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
         axes.plot(
             place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, linestyle="",

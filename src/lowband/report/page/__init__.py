@@ -1,6 +1,6 @@
-"""Tables and figures of a reproduction -> one self-contained page, to be read in any browser, offline.
+"""Tables and figures of a reproduction -> one self-contained page for any browser, offline.
 
-The words are in page.html.j2; every number on the page comes from a table, every drawing from a machine
+The text is in page.html.j2; every number on the page comes from a table, every drawing from a machine
 file or config/schemes.yaml.
 """
 
@@ -27,7 +27,7 @@ from lowband.spec.scheme import read_scheme
 from lowband.spec.yaml_model import read_text, read_yaml
 from lowband.validation.tables import PREDICTED
 
-MACHINE = "frontier"  # of the paper at the core: drawn, and what "at scale" means
+MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"
 PX_PER_POINT, ENLARGED, SHRUNK = 4 / 3, 1.35, 0.9  # figures are drawn for print
 
 _FOLDER = Path(__file__).parent
@@ -85,7 +85,7 @@ def _figure(name: str, tables: Path, figures: Path) -> Markup:
 
 
 def _evidence(table: str, tables: Path, drawn: Path) -> list[str]:
-    """Of what is drawn, where that says it row by row; else of the table."""
+    """Kinds of evidence: those of the drawn rows if they have any, else those of the table."""
     data = read_table(drawn)
     if table in PREDICTED:
         return ["predicted", "reported"] if "published" in data else ["predicted"]
@@ -94,9 +94,9 @@ def _evidence(table: str, tables: Path, drawn: Path) -> list[str]:
 
 
 def _inline(path: Path, name: str) -> str:
-    """The SVG element alone, with names of its own (a page has many figures) and lines to two decimals.
+    """The SVG element alone, with unique names (a page has many figures) and coordinates to two decimals.
 
-    On a narrow screen it shrinks by a tenth at most, so that it can be read, and scrolls in its frame.
+    On a narrow screen it shrinks by at most a tenth, to stay readable, and scrolls in its frame.
     """
     svg = read_text(path)
     svg = svg[svg.index("<svg") :]
@@ -112,9 +112,9 @@ def _inline(path: Path, name: str) -> str:
 
 
 def _at_scale(tables: Path) -> Markup:
-    """What a rank sends over each level in a step and holds, by scheme, for the most ranks of MACHINE.
+    """Bytes that a rank sends over each level per step and holds, by scheme, for the most ranks of MACHINE.
 
-    Empty where no run was at that scale.
+    Empty if no run had that scale.
     """
     sent, held = (read_table(tables / f"{name}.csv") for name in ("communication", "memory"))
     sent, held = (df[df["cluster"] == MACHINE] for df in (sent, held))
@@ -131,11 +131,11 @@ def _at_scale(tables: Path) -> Markup:
 
 
 def _runs(root: Path, tables: Path) -> dict[str, Any]:
-    """How the runs ended, and what they and the shipped ones beside them ran on."""
+    """How the runs ended, and the devices of these runs and of the shipped ones shown with them."""
     runs = read_table(tables / "runs.csv")
     shipped = sorted(suite for suite in set(SUITE_OF.values()) if not is_made_by(set(runs["suite"]), suite))
     files = [root / "results" / "reference" / suite / "runs.csv" for suite in shipped]
-    beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs
+    beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs.csv
     everything = pd.concat([runs, *beside]).fillna({"torch": "-", "links": "-"})
     where = ["suite", "commit", "dirty", "device", "links", "torch"]
     environments = everything.groupby(where, sort=False).size().reset_index()

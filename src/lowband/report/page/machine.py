@@ -1,4 +1,4 @@
-"""A machine file -> a drawing of its levels: boxes in boxes, each with the link that joins what is in it."""
+"""A machine file -> a drawing of its levels: nested boxes, each with the link that joins its contents."""
 
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -8,8 +8,8 @@ from lowband.spec.machine import Level, Machine
 from lowband.spec.mesh import WORLD
 
 RANK, GAP = 26, 9  # side of a rank's square, distance between boxes
-NODES = 2  # drawn of the outermost level, one below the other: a phone is narrow
-COLORS = ("#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#949494")  # of links, inner to outer
+NODES = 2  # drawn at the outermost level, one below the other: a phone is narrow
+COLORS = ("#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#949494")  # links, inner to outer
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Frame:
 
 
 def draw_machine(machine: Machine) -> str:
-    """The SVG. A link's bar is as thick as the root of its rate."""
+    """The drawing as SVG. A link's bar is as thick as the square root of its rate."""
     box = Frame(RANK, RANK, rect(0, 0, RANK, RANK, rx=4, class_="rank"))
     inner = 1
     for place, level in enumerate(machine.levels):
@@ -64,7 +64,7 @@ def _thickness(level: Level) -> float:
 
 
 def links(machine: Machine) -> list[list[str]]:
-    """For a table, inner to outer: level, ranks in a group, GB/s per rank, slower than the first, source."""
+    """Table rows, inner to outer: level, ranks in a group, GB/s per rank, slowdown from the first, source."""
     rated = [level.link.gigabytes_per_s for level in machine.levels if level.link is not None]
     return [
         [

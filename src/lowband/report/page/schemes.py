@@ -1,4 +1,4 @@
-"""config/schemes.yaml -> one drawing per scheme: which slice of each state each rank holds."""
+"""config/schemes.yaml -> one drawing per scheme: the slice of each state that each rank holds."""
 
 from lowband.report.page.svg import FONT_PX, drawing, rect, text
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -7,11 +7,11 @@ from lowband.spec.scheme import Scheme
 STATES = {"weights": "#0173b2", "secondary": "#56b4e9", "grads": "#de8f05", "optim": "#029e73"}
 CELL, TALL, LABEL = 14, 30, 66  # width and height of a rank's cell, room for a state's name
 ROW = TALL + 8
-NODES = 2  # drawn
+NODES = 2  # nodes drawn
 
 
 def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
-    """The SVG. A cell is a rank, all of it the whole state; the filled part is the slice that it holds.
+    """The drawing as SVG. A cell stands for a rank and the whole state; its filled part is the rank's slice.
 
     inner: sizes of the levels inside world, inner to outer
     """
@@ -36,7 +36,7 @@ def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
 
 
 def _offsets(levels: Levels) -> list[float]:
-    """Left edge of each rank's cell: a gap where a group of any level begins, wider for outer levels."""
+    """Left edge of each rank's cell, with a gap where a group of any level begins, wider for outer levels."""
     left, found = 0.0, []
     for rank in range(levels.world):
         begins = sum(
@@ -49,7 +49,7 @@ def _offsets(levels: Levels) -> list[float]:
 
 
 def wires(scheme: Scheme) -> str:
-    """The collectives whose bytes do not travel in their native format, in words."""
+    """A description of the collectives whose wire is not native."""
     collectives = [name for name in type(scheme).model_fields if name.endswith(("gather", "reduce"))]
     quantized = {name: getattr(scheme, name) for name in collectives if getattr(scheme, name) != "native"}
     return ", ".join(f"{name.replace('_', ' ')} {wire}" for name, wire in quantized.items()) or "all native"

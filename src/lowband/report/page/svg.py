@@ -4,13 +4,13 @@ import html
 from collections.abc import Iterable
 
 FONT_PX = 11
-CHARACTER_PX = 0.62 * FONT_PX  # of a wide letter: what room a text is given
+CHARACTER_PX = 0.62 * FONT_PX  # width of a wide letter, to estimate that of a text
 
 Attribute = str | float
 
 
 def element(name: str, content: str = "", **attributes: Attribute) -> str:
-    """`stroke_width` becomes stroke-width, `class_` class."""
+    """An SVG element. `stroke_width` becomes stroke-width, `class_` class."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_number(value)}"' for key, value in attributes.items()
     )
@@ -22,12 +22,12 @@ def rect(x: float, y: float, width: float, height: float, **attributes: Attribut
 
 
 def text(x: float, y: float, words: str, **attributes: Attribute) -> str:
-    """Words whose baseline begins at (x, y), or is centred there with text_anchor="middle"."""
+    """Text whose baseline begins at (x, y), or is centred there with text_anchor="middle"."""
     return element("text", html.escape(words), x=x, y=y, **attributes)
 
 
 def drawing(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """A whole SVG that shrinks with the page; `title` is read out where it cannot be seen."""
+    """A whole SVG that shrinks with the page; `title` is for screen readers."""
     return element(
         "svg",
         element("title", html.escape(title)) + "".join(parts),

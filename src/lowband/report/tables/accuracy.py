@@ -1,4 +1,4 @@
-"""How far predictions are from what was published, per source; calibration rows and held-out rows apart.
+"""Errors of predictions against published values, per source; calibration and held-out rows separately.
 
 mean_error_percent, max_error_percent  of |predicted / published - 1|
 """

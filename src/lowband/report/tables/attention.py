@@ -1,7 +1,7 @@
 """Attention TFLOPS by sequence length: measured by `lowband bench-kernel`, and as arXiv 2307.08691 reports.
 
-One row per device, method, direction, head size, mask and length. FLOPs as the paper counts them: 4 T^2 D a
-head forward, 2.5 times that backward, half with causal masking. fwd+bwd is both over the time of both.
+One row per device, method, direction, head size, mask and length. FLOPs as the paper counts them: 4 T^2 D per
+head forward, 2.5 times that backward, half with causal masking. fwd+bwd: FLOPs of both over the time of both.
 """
 
 import pandas as pd
@@ -36,10 +36,10 @@ def _reported(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(df: pd.DataFrame) -> list[pd.DataFrame]:
-    """The table of each direction; none where nothing was measured."""
+    """One table per direction; none if nothing was measured."""
     if df.empty:
         return []
-    df = df[df["part"] == "attention"]  # other parts have no such sizes
+    df = df[df["part"] == "attention"]  # other parts lack these sizes
     rows = df.assign(
         provenance="measured",
         method=df["implementation"].replace(_NAMES),

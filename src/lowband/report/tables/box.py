@@ -5,11 +5,11 @@ Rates at the machine's scale are the measured ones times `scale`; ratios need no
 step_time_s, _min_s, _max_s  median, least and largest over repeats of the median measured step
 model_flop_per_s_per_rank    as measured; `at_scale` times the scale
 predicted_step_time_s        from the box's own rates (validation/scale_model.py); nothing fitted
-measured_over_predicted      of the step time; prediction_error_percent: how far from 1, without its sign
+measured_over_predicted      of the step time; prediction_error_percent: its absolute deviation from 1
 over_zero3, over_zeropp      throughput over that scheme's, all other options being equal
-scaling                      weak: one batch per rank on all ranks; strong: one global batch
+scaling                      weak: equal batch per rank; strong: equal global batch
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks among the points
-                             that differ in ranks alone
+                             that differ only in ranks
 outer_link_gigabytes_per_s   of a rank, at the machine's scale
 outer_link_share             the outer link's rate over the largest in the table of that cluster
 """

@@ -1,4 +1,4 @@
-"""What Slurm and Snakemake add to a run in a box: medians over jobs of the parts of box.jobs.JobTime."""
+"""Time that Slurm and Snakemake add to a run in a box: medians over jobs of the parts of box.jobs.JobTime."""
 
 import pandas as pd
 

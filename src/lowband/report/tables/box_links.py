@@ -1,10 +1,10 @@
 """Collectives alone on a box's shaped links: time over the closed form's, counted bytes over the ledger's.
 
-is_long                   the closed form is a second or more: what a hop's start and end cost does not count
+is_long                   the closed form is a second or more: a hop's start-up and end costs are negligible
 time_over_closed_form, _min, _max          median, least and largest over repeats
-interface_over_ledger, _min, _max          likewise
-time_error_percent        how far the median is from 1, without its sign
-interface_error_percent   how far the median is from what TCP adds (cost.tcp.WIRE_BYTES_PER_BYTE), likewise
+interface_over_ledger, _min, _max          median, least and largest over repeats
+time_error_percent        absolute deviation of the median from 1
+interface_error_percent   absolute deviation of the median from cost.tcp.WIRE_BYTES_PER_BYTE
 """
 
 import pandas as pd

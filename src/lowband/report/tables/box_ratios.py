@@ -1,7 +1,7 @@
 """Throughput of one scheme over another's in a scale model, under every condition measured, and as reported.
 
 One row per pair of schemes and point of the first. Reported rows have no condition: the paper states neither
-its batch nor what the links attained.
+its batch nor the rate that the links attained.
 """
 
 import pandas as pd
@@ -27,7 +27,7 @@ CONDITIONS = [
     "repeats",
 ]
 
-# Where the paper's ratios stand in results/reported/: metric and scheme of the row; gains are in percent.
+# The rows of the paper's ratios in results/reported/: metric and scheme; gains are in percent.
 _GAINS = {
     "zeropp / zero3": ("TFLOPS per GPU gain", "ZeRO++ ported to AMD"),
     "hier3 / zero3": ("TFLOPS per GPU gain, maximum", "proposed 3-level partitioning"),

@@ -6,7 +6,7 @@ from lowband.report.points import EXPERIMENT, POINT
 
 
 def build(sent: pd.DataFrame) -> pd.DataFrame:
-    """One row per point, level, collective and wire. Repeats send the same."""
+    """One row per point, level, collective and wire. All repeats send the same bytes."""
     most = sent[sent["ranks"] == sent.groupby(EXPERIMENT)["ranks"].transform("max")]
     rows = most.groupby([*POINT, "level", "collective", "wire"], sort=False)
     columns = ["counted_bytes", "closed_form_bytes", "difference_bytes"]

@@ -1,4 +1,4 @@
-"""Where training ends under each scheme, seed by seed, against the reference scheme with the same seed.
+"""Final loss under each scheme, seed by seed, compared with the reference scheme with the same seed.
 
 final_loss  mean over the last LAST_STEPS steps
 difference  final_loss less that of `reference_scheme`
@@ -9,7 +9,7 @@ import pandas as pd
 from lowband.report.points import POINT, beside, with_options
 
 LAST_STEPS = 50
-REFERENCE = "zero3"  # exact, and what the quantized schemes are compared with in the papers
+REFERENCE = "zero3"  # exact, and the papers' baseline for quantized schemes
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

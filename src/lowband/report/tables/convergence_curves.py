@@ -1,7 +1,7 @@
-"""Loss curves of each scheme over seeds, and their distance from the reference scheme's, smoothed.
+"""Loss curves of each scheme over seeds, and their difference from the reference scheme's, smoothed.
 
 loss, loss_low, loss_high                    mean, least and largest over seeds of the mean over WINDOW steps
-difference, difference_low, difference_high  likewise of the loss less the reference's with the same seed
+difference, difference_low, difference_high  the same for the loss less the reference's with the same seed
 """
 
 import pandas as pd

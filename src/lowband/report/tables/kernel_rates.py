@@ -1,10 +1,10 @@
-"""Kernels that memory limits, on a GPU: softmax and block quantization, measured by `lowband bench-kernel`.
+"""Memory-bound kernels on a GPU: softmax and block quantization, measured by `lowband bench-kernel`.
 
-partners     messages that are summed; 1 of what is no message
-bytes_per_s  what the algorithm moves, by its formula, over the median time; where its algorithm is not known
-             (torch's softmax), the least that any moves
-of_copy      over what a copy on that device reached in the same run
-over_torch   torch's time over this one's, on the same size in the same run: above 1 it is ahead of torch
+partners     messages that are summed; 1 where there are no messages
+bytes_per_s  bytes that the algorithm moves, by its formula, over the median time; if the algorithm is unknown
+             (torch's softmax), the least that any algorithm moves
+of_copy      bytes_per_s over that of a copy on the same device in the same run
+over_torch   torch's time over this kernel's, on the same size in the same run: above 1 is faster than torch
 """
 
 import pandas as pd
@@ -19,7 +19,7 @@ REFERENCE = "torch"
 
 
 def build(measured: pd.DataFrame) -> pd.DataFrame:
-    """measured: rows of results/reference/*/kernels.csv; without any, no row."""
+    """measured: rows of results/reference/*/kernels.csv; if there are none, the table is empty."""
     if measured.empty:
         return pd.DataFrame(columns=COLUMNS)
     df = measured[measured["part"].isin(PARTS)].assign(provenance="measured")

@@ -1,7 +1,7 @@
-"""What each Triton kernel takes on each machine of the papers, as compiled without it: nothing was run there.
+"""Resources of each Triton kernel on each of the papers' machines, from cross-compilation: nothing was run.
 
-One row per kernel, configuration and target: registers of a thread, bytes that it spills, share of what a
-block may have of shared memory, and instructions of the matrix units in its code.
+One row per kernel, configuration and target: registers and spilled bytes per thread, share of the shared
+memory that a block may use, and matrix-unit instructions in its code.
 """
 
 import pandas as pd

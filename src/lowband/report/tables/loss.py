@@ -1,14 +1,14 @@
-"""Loss curves, and how far each is from the reference run's.
+"""Loss curves, and the difference of each from the reference run's.
 
-The reference is the run on the fewest ranks, of the first scheme, of the same global batch and repeat
-(repeats have other seeds) and of the same options otherwise.
+The reference is the run on the fewest ranks, of the first scheme, with the same global batch, repeat
+(repeats have different seeds) and other options.
 """
 
 import pandas as pd
 
 from lowband.report.points import POINT, same_but
 
-# How a global batch is computed, which changes no loss but by rounding.
+# Options of how a global batch is computed, which change losses only by rounding.
 PARTITION = ("scheme", "ranks", "scaling", "micro_batch", "accumulation")
 
 
@@ -25,7 +25,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _references(runs: pd.DataFrame) -> pd.DataFrame:
-    """By run_id: the run that its losses are compared with."""
+    """By run_id: the run that the run's losses are compared with."""
     compared = [*same_but(runs, *PARTITION), "global_batch", "repeat"]
     first = runs.sort_values("ranks", kind="stable").drop_duplicates(compared)
     first = first[[*compared, "run_id", "scheme", "ranks"]].rename(

@@ -1,4 +1,4 @@
-"""Whether runs that differ in a scheme without quantized wires compute the same: final weights and losses."""
+"""Whether runs that differ only in their (exact) scheme compute the same final weights and losses."""
 
 import pandas as pd
 
@@ -6,10 +6,10 @@ from lowband.report.points import POINT, same_but
 
 
 def build(runs: pd.DataFrame, loss: pd.DataFrame) -> pd.DataFrame:
-    """One row per repeat and set of options but the scheme, over the exact runs that ended with weights.
+    """One row per repeat and set of options other than the scheme, over exact runs that ended with weights.
 
-    distinct_weights:    number of different final weights; 1 means bit-equal over all schemes
-    max_loss_difference: over schemes and steps, against the reference of the `loss` table
+    distinct_weights:    number of different final weights; 1 means bit-identical over all schemes
+    max_loss_difference: over schemes and steps, from the reference of the `loss` table
     """
     worst = loss.groupby("run_id")["loss_difference"].max()
     exact = runs[runs["weights_sha256"].notna() & ~runs["is_quantized"]]

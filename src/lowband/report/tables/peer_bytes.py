@@ -1,7 +1,7 @@
-"""Whether each engine sent what its scheme says: bytes per rank and step, as counted and in closed form.
+"""Whether each engine sent the bytes of its scheme: per rank and step, counted and in closed form.
 
 ratio             counted over closed form
-difference_bytes  of the two, absolute
+difference_bytes  absolute difference of the two
 Schemes with quantized wires have no closed form here: engines differ in their scales.
 """
 
@@ -11,7 +11,7 @@ from lowband.report.points import POINT
 
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per point and engine, over the runs that were counted. Repeats send the same."""
+    """One row per point and engine, over the runs that were counted. All repeats send the same bytes."""
     counted = runs[runs["outside_bytes"].notna()]
     columns = ["outside_bytes", "closed_form_outside_bytes"]
     df = counted.groupby([*POINT, "is_quantized"], sort=False)[columns].max().reset_index()

@@ -1,13 +1,13 @@
 """Our engine against each peer on the same model, data, ranks and clock.
 
-status, cause     how the peer's runs ended; of `not run` the reason, and the other columns are empty
-notes             `shimmed`: part of the peer is replaced by our code, so its times say nothing
+status, cause     how the peer's runs ended; for `not run` the reason, and the other columns are empty
+notes             `shimmed`: part of the peer is replaced by our code, so its times are not meaningful
 step_time_ratio   our median step time over the peer's: below 1 is faster
 memory_ratio      our peak resident memory (of the fullest rank) over the peer's
 loss_difference   largest over steps and repeats
-outside_bytes     sent per rank and step, counted from outside; `outside_bytes_<level>`: in groups of that
-                  level
-interface_bytes   sent per step by a rank's interface of a box, headers included: the kernel's count
+outside_bytes     sent per rank and step, counted outside the engine; `outside_bytes_<level>`: in groups of
+                  that level
+interface_bytes   sent per step by a rank's interface in a box, headers included: the kernel's count
 """
 
 import pandas as pd
@@ -33,7 +33,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.
     repeats = outside.groupby("point")["repeat"].nunique()
     by_level = by_level.div(repeats, axis=0).add_prefix("outside_bytes_")
     df = df.join(by_level).join(_loss_differences(runs, steps)).reset_index(drop=True)
-    # Only what ended ok on our side can be compared.
+    # Only our runs that ended ok can be compared.
     ours = df[(df["engine"] == OURS) & (df["status"] == "ok")]
     described = [column for column in POINT if column not in ("point", "engine")]
     keys = [*dict.fromkeys([*described, *same_but(df, "engine")])]

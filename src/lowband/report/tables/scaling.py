@@ -1,8 +1,8 @@
 """Throughput and efficiency of every point, failed ones included.
 
 tokens_per_s  tokens_per_step / median step time, over the measured steps of all repeats
-scaling       weak: the points compared have one batch per rank, so the global batch grows with the ranks;
-              strong: they have one global batch
+scaling       weak: the points compared have the same batch per rank, so the global batch grows with the
+              ranks; strong: they have the same global batch
 speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
               alone
 efficiency    speedup / (ranks / base_ranks)
@@ -25,7 +25,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         links=("links", "first"),
     )
     df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]])).reset_index(drop=True)
-    # The quantiles change places: the fast steps give the high rate.
+    # The quantiles swap: the fast steps give the high rate.
     df["tokens_per_s"] = df["tokens_per_step"] / df["step_time_s"]
     df["tokens_per_s_q20"] = df["tokens_per_step"] / df["step_time_q80_s"]
     df["tokens_per_s_q80"] = df["tokens_per_step"] / df["step_time_q20_s"]

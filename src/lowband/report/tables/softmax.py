@@ -1,4 +1,4 @@
-"""Softmax of one vector on one core: each algorithm against its size, the limits of memory, and as reported.
+"""Softmax of one vector on one core: each algorithm by size, the memory's limits, and reported gains.
 
 One row per machine, instruction set, algorithm (or pass that only moves data) and size; reported rows have
 neither machine nor size.
@@ -8,10 +8,10 @@ regime             in cache: input and output fit into the last cache together; 
                    four times as large (STREAM's rule); between
 n                  calls; time_s is their median, time_q20_s and time_q80_s their quantiles
 bytes_per_s        traffic_bytes (what the algorithm reads and writes) over time_s
-limit_s, of_limit  its passes without arithmetic, measured in the same run, added up; limit_s over time_s
+limit_s, of_limit  sum of its passes without arithmetic, measured in the same run; limit_s over time_s
 over_two_pass      median over repeats of its time over two-pass's in the same repeat, and its quantiles
-gain_percent       of two-pass: how much longer the faster three-pass algorithm takes
-array_bytes        of the input; the output is as large. last_bytes: the last cache
+gain_percent       of two-pass: by how much longer the faster three-pass algorithm takes
+array_bytes        size of the input; the output is as large. last_bytes: size of the last cache
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from lowband.report.points import EXPERIMENT
 from lowband.spec.softmax import TORCH
 
 REGIMES = ["in cache", "between", "out of cache"]
-FAR = 4  # times the last cache, per array
+FAR = 4  # multiple of the last cache, per array
 CASE = ["isa", "algorithm", "elements"]
 _NAMES = [*ALGORITHMS, *PASSES, TORCH]
 _REPORTED_METRIC = "speedup, maximum"
@@ -84,7 +84,7 @@ def _in_order(values: "pd.Series[Any]") -> "pd.Series[Any]":
 
 
 def _over_two_pass(times: pd.DataFrame) -> pd.DataFrame:
-    """By case of an algorithm: quantiles of the ratio between calls of one repeat."""
+    """Per instruction set, algorithm and size: quantiles of the time over two-pass's in the same repeat."""
     two_pass = times[times["algorithm"] == TWO_PASS].set_index(["isa", "elements", "repeat"])["time_s"]
     others = times[times["algorithm"].isin(ALGORITHMS)]
     base = two_pass.reindex(pd.MultiIndex.from_frame(others[["isa", "elements", "repeat"]])).to_numpy()
@@ -122,7 +122,7 @@ def _regime(array_bytes: int, last_bytes: int) -> str:
 
 
 def _not_run(setup: pd.DataFrame) -> pd.DataFrame:
-    """What an instruction set would have had, in every regime, with the cause."""
+    """Rows for instruction sets that were not run: one per algorithm and regime, with the cause."""
     missing = setup[setup["status"] != "ok"]
     columns = ["isa", "status", "cause", "device", "l1_bytes", "l2_bytes", "last_bytes", "commit"]
     rows: list[dict[Any, Any]] = [

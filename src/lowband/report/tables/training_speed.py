@@ -1,14 +1,14 @@
 """Training TFLOPS of a GPU: measured by `lowband bench-kernel`, and Table 1 of arXiv 2307.08691.
 
 One row per device, model, sequence length and method. FLOPs as the paper counts them, with all weights and
-attention not halved. Measured rows are of one device, the paper's of eight.
+attention not halved. Measured rows are for one device, the paper's for eight.
 """
 
 import pandas as pd
 
 COLUMNS = ["provenance", "device", "model", "seq_len", "method", "tflops", "outcome", "reason"]
 NAMES = {"sdpa": "torch SDPA", "flash2": "lowband flash2"}
-# The names of the paper's models in config/models.yaml
+# The paper's models -> their names in config/models.yaml
 MODELS = {"GPT3-1.3B": "gpt-1.3b", "GPT3-2.7B": "gpt-2.7b"}
 
 
