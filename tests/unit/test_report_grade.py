@@ -270,8 +270,8 @@ def test_machine_and_commits_of_the_rows_asked_for(tmp_path: Path) -> None:
     ]  # fmt: skip
     columns = ["provenance", "suite", "device", "commit"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "runs.csv", index=False)
-    assert Origin("shipped", tmp_path).machine("measured", "a") == ("one, two", "0123456 abcdef0")
-    assert Origin("this run", tmp_path).machine("measured", None)[0] == "one, two, three"
+    assert Origin("shipped", tmp_path).machine("measured", "a") == ("one and two", "0123456 abcdef0")
+    assert Origin("this run", tmp_path).machine("measured", None)[0] == "one and two and three"
     assert Origin("this run", tmp_path).machine("predicted", None) == ("four", "2222222")
     assert Origin("computed", tmp_path).machine("measured", None) == ("", "")
 
