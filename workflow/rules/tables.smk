@@ -98,7 +98,7 @@ rule own_claims:
     conda:
         "../../envs/cpu.yaml"
     params:
-        tables=TABLES_DIR,
+        tables=lambda wildcards, input: Path(input.tables[0]).parent,
         out=lambda wildcards, output: Path(output[0]).parent,
         only=OWN_CLAIMS,
     shell:
