@@ -124,7 +124,9 @@ class Mesh:
         degrees: axis -> ranks along it, innermost axis first
         Raises UserError for an axis that does not fill whole groups of a level.
         """
-        digits, stride, placed = [], 1, []
+        digits: list[Digit] = []
+        placed: list[str] = []
+        stride = 1
         for axis, degree in degrees.items():
             left = degree
             for name, size in inner.items():
