@@ -23,7 +23,7 @@ from lowband.spec.csv_tables import read_table
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```\n(export PYTHONPATH=.*?)```", re.DOTALL)
-PARTS = {"ceilings", "block_quant", "softmax", "attention", "training"}
+PARTS = {"ceilings", "products", "block_quant", "softmax", "attention", "training"}
 
 
 def documented() -> list[str]:

@@ -50,12 +50,12 @@ rule train:
         " && sha256sum {params.outcome:q} > {output:q}"
 
 
-# Slurm asked in vain: otherwise each job would fail by itself, with a message about accounts. And no limit on how
+# Stop here if Slurm does not answer: each job would fail with a message about accounts. And remove the limit on how
 # fast jobs start, unless a profile sets one: for its default (100 a second) Snakemake looks at all waiting jobs again a
 # second after each look, a further time for each job that has ended. That takes from a core what timed runs need
 # (docs/benchmarks.md).
 onstart:
-    limiter = workflow.scheduler.job_rate_limiter
+    limiter = getattr(workflow.scheduler, "job_rate_limiter", None)  # no public name
     if limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None
     reason = why_not() if workflow.executor_plugin.name == "slurm" else ""

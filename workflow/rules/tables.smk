@@ -102,9 +102,9 @@ rule own_claims:
         out=lambda wildcards, output: Path(output[0]).parent,
         only=OWN_CLAIMS,
     shell:
-        "python -m lowband claims --claims {input.claims} --tables {params.tables} --only {params.only:q}"
-        " --out {params.out} > {log} 2>&1"
-        " && python -m lowband summary --tables {params.tables} --claims {output} 2>> {log}"
+        "python -m lowband claims --claims {input.claims:q} --tables {params.tables:q} --only {params.only:q}"
+        " --out {params.out:q} > {log:q} 2>&1"
+        " && python -m lowband summary --tables {params.tables:q} --claims {output:q} 2>> {log:q}"
 
 
 rule claims:

@@ -17,8 +17,8 @@ def add(commands: Any) -> None:
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, to try the program out"
     )
     bench.add_argument(
-        "--only", nargs="+", choices=("ceilings", "block_quant", "softmax", "attention", "training"),
-        help="parts to run (default: all)",
+        "--only", nargs="+", help="parts to run (default: all)",
+        choices=("ceilings", "products", "block_quant", "softmax", "attention", "training"),
     )  # fmt: skip
     bench.add_argument("--limit-s", type=float, default=420, help="nothing new is begun after (420)")
     bench.add_argument(

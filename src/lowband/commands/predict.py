@@ -93,7 +93,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     import json
 
-    from lowband.predict import render as show
+    from lowband.predict.render import flat, text
     from lowband.predict.request import Grid
 
     names = {field.name for field in dataclasses.fields(Grid)}
@@ -102,11 +102,11 @@ def _predict(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, show.flat(records[0]), lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, flat(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(show.flat(record) for record in records)
+        writer.writerows(flat(record) for record in records)
     else:
-        print("\n\n".join(show.text(record) for record in records))
+        print("\n\n".join(text(record) for record in records))
 
 
 def _plan(options: argparse.Namespace) -> None:

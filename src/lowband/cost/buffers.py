@@ -52,7 +52,7 @@ class _UnitBuffers:
         self._scheme, self._levels, self._numel, self._backend = scheme, levels, numel, backend
 
     def gather(self, row: Collective, dtype: str) -> int:
-        wire, (inner, outer) = self._scheme.wire(row.name), self._levels_of(row)
+        wire, (inner, outer) = self._scheme.wire(row.name), self._scheme.span(row)
         if is_plain(wire, dtype) or not self._levels.hops(inner, outer):
             return 0
         message = self._message(self._numel // self._levels.size(outer), wire, dtype)
@@ -60,14 +60,14 @@ class _UnitBuffers:
 
     def gather_back(self, row: Collective, dtype: str) -> int:
         """The gather half of an all-reduce, including its input and its result."""
-        inner, outer = self._levels_of(row)
+        inner, outer = self._scheme.span(row)
         if not self._levels.hops(inner, outer):
             return 0
         numels = sum(self._numel // self._levels.size(level) for level in (inner, outer))
         return DTYPE_BYTES[dtype] * numels + self.gather(row, dtype)
 
     def reduce(self, row: Collective, dtype: str) -> int:
-        wire, (inner, outer) = self._scheme.wire(row.name), self._levels_of(row)
+        wire, (inner, outer) = self._scheme.wire(row.name), self._scheme.span(row)
         size = DTYPE_BYTES[dtype]
         numel = self._numel // self._levels.size(inner)
         peak = size * numel
@@ -83,9 +83,6 @@ class _UnitBuffers:
             peak = max(peak, *stages)
             numel = part
         return peak
-
-    def _levels_of(self, row: Collective) -> tuple[str, str]:
-        return self._scheme.level(row.inner), self._scheme.level(row.outer)
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:
         return message_bytes(numel, wire, dtype, self._scheme.block_size)

@@ -119,11 +119,7 @@ class _UnitTraffic:
 
     def gather(self, row: Collective, dtype: str) -> Iterator[Transfer]:
         """Outermost hop first; the owner encodes before the first hop, every rank decodes after the last."""
-        wire, inner, outer = (
-            self._wire(row, dtype),
-            self._scheme.level(row.inner),
-            self._scheme.level(row.outer),
-        )
+        wire, (inner, outer) = self._wire(row, dtype), self._scheme.span(row)
         values = self._numel // self._levels.size(outer)
         held = self._message(values, wire, dtype)
         hops = list(reversed(self._levels.hops(inner, outer)))
@@ -136,11 +132,7 @@ class _UnitTraffic:
 
     def reduce(self, row: Collective, dtype: str) -> Iterator[Transfer]:
         """Innermost hop first; each hop encodes its messages and decodes those it receives."""
-        wire, inner, outer = (
-            self._wire(row, dtype),
-            self._scheme.level(row.inner),
-            self._scheme.level(row.outer),
-        )
+        wire, (inner, outer) = self._wire(row, dtype), self._scheme.span(row)
         numel = self._numel // self._levels.size(inner)
         for hop in self._levels.hops(inner, outer):
             quantized = 2 * numel if wire in WIRE_BITS else 0

@@ -114,7 +114,7 @@ class Collectives:
 
     def levels_of_reduction(self, row: Collective) -> list[str]:
         """The levels of the hops that `reduce` makes for a row, in order."""
-        inner, outer = self.scheme.level(row.inner), self.scheme.level(row.outer)
+        inner, outer = self.scheme.span(row)
         back = self.inwards(inner, outer) if row.kind == "all_reduce" else []
         return [*self.outwards(inner, outer), *back]
 
@@ -123,7 +123,7 @@ class Collectives:
 
         full: 1D, this rank's shard of the row's inner level, counted as a buffer; see `reduce_scatter`
         """
-        inner, outer = self.scheme.level(row.inner), self.scheme.level(row.outer)
+        inner, outer = self.scheme.span(row)
         moving = [full]
         del full
         moving.append((yield from self.reduce_scatter(call, moving.pop(), inner, outer, row.name)))

@@ -53,6 +53,7 @@ class Topology:
     rank: int = field(init=False)
     _groups: dict[str, BoundHop] = field(init=False, default_factory=dict)
     _lanes: dict[torch.device, Lanes] = field(init=False, default_factory=dict)
+    _device_meshes: dict[str, DeviceMesh] = field(init=False, default_factory=dict)
     _calls: "itertools.count[int]" = field(init=False, default_factory=itertools.count)
     order: Order = field(init=False, default_factory=lambda: Order(next(_TOPOLOGIES)))
 
@@ -76,17 +77,22 @@ class Topology:
         return [self._groups[hop.level] for hop in self.levels.hops(inner, outer)]
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """torch's view of the same ranks and groups, for DTensor and code that is built on it.
+        """torch's view of the same ranks, for DTensor and code that is built on it.
 
         One dimension per level with more than one partner, named after it, outermost first; only ["world"]
-        for a single rank. The groups are this topology's own, so other code must not send on them between a
-        forward and the end of its backward.
+        for a single rank. Its groups have the job's timeout and carry none of the engine's messages. Every
+        rank must call this, because the first call for a device type creates process groups.
         """
+        if device_type not in self._device_meshes:
+            self._device_meshes[device_type] = self._new_device_mesh(device_type)
+        return self._device_meshes[device_type]
+
+    def _new_device_mesh(self, device_type: str) -> DeviceMesh:
         hops = self.levels.hops("self", "world")[::-1]
         if not hops:
             return init_device_mesh(device_type, (1,), mesh_dim_names=("world",))
         ranks = torch.arange(self.levels.world).view([hop.count for hop in hops])
-        groups = [self._groups[hop.level].group for hop in hops]
+        groups = [self._new_group(hop) for hop in hops]
         return DeviceMesh.from_group(
             groups if len(groups) > 1 else groups[0],
             device_type,

@@ -11,6 +11,7 @@ class KernelRow:
 
     outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
     time_s:  median over `runs`; time_20_s and time_80_s the 20 % and 80 % quantiles
+    inner:   of a matrix product, the dimension summed over
     bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: the least
              that any algorithm moves
     """
@@ -27,6 +28,7 @@ class KernelRow:
     causal: bool | None = None
     rows: int | None = None
     columns: int | None = None
+    inner: int | None = None
     partners: int | None = None
     outcome: str = "ok"
     reason: str = ""

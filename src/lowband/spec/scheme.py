@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, create_model
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
-from lowband.spec.step import STEP, Place
+from lowband.spec.step import STEP, Collective, Place
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict, read_named
 
@@ -83,6 +83,10 @@ class Scheme(_WithWires):
             return place
         level: str = self.backward_level if place == "backward" else getattr(self, place)
         return level
+
+    def span(self, collective: Collective) -> tuple[str, str]:
+        """The inner and the outer level of a collective."""
+        return self.level(collective.inner), self.level(collective.outer)
 
 
 def read_scheme(path: Path, name: str) -> Scheme:

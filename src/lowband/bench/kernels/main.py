@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lowband.bench.kernels import attention, block_quant, ceilings, softmax, training
+from lowband.bench.kernels import attention, block_quant, ceilings, products, softmax, training
 from lowband.bench.kernels.measure import measure
 from lowband.bench.kernels.rows import environment, kept_rows, write_environment, write_rows
 from lowband.errors import UserError
@@ -14,6 +14,7 @@ from lowband.spec.kernel_rows import KernelRow
 
 PARTS = {
     "ceilings": ceilings.groups,
+    "products": products.groups,
     "block_quant": block_quant.groups,
     "softmax": softmax.groups,
     "attention": attention.groups,
@@ -52,7 +53,7 @@ def bench(
 
 def _line(row: KernelRow) -> str:
     what = f"{row.part} {row.operation} {row.implementation}"
-    sizes = (row.model, row.seq_len, row.head_dim, row.causal and "causal", row.rows, row.columns)
+    sizes = (row.model, row.seq_len, row.head_dim, row.causal and "causal", row.rows, row.inner, row.columns)
     size = " ".join(str(value) for value in sizes if value not in (None, "", False))
     if row.time_s is None:
         return f"{what}, {size}: {row.outcome} {row.reason}"
