@@ -69,9 +69,9 @@ class Changes:
             return
         if self._places is None:
             starts = [s.storage_offset() for s in self._shards if s.numel()]
-            spread = torch.linspace(0, len(self._master) - 1, min(SAMPLES, len(self._master)))
-            places = torch.cat([torch.tensor(starts, dtype=torch.long), spread.long()])
-            self._places = places.to(self._master.device)
+            last, count = len(self._master) - 1, min(SAMPLES, len(self._master))
+            spread = [i * last // max(1, count - 1) for i in range(count)]
+            self._places = torch.tensor(starts + spread, dtype=torch.long, device=self._master.device)
         self._sample = self._bits()
 
     def check_sample(self) -> None:
