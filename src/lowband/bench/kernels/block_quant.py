@@ -46,7 +46,7 @@ class _Size:
         yield encode
         yield [
             self._case("decode", "triton", values + self.message, self._decode, self._error_of_values),
-            self._case("decode", "torch", None, self._reference_decode, self._distance, 1e-2),
+            self._case("decode", "torch", None, self._reference_decode, self._error_of_values),
         ]
         if self.n > 2**26:
             return
@@ -105,8 +105,10 @@ class _Size:
         return work
 
     def _reference_decode(self) -> Callable[[], torch.Tensor]:
-        codes, scales = quantize(self._values(), self.bits, BLOCK)
-        return lambda: dequantize(codes, scales, self.bits, BLOCK).to(self.dtype)
+        message = self._messages()[:1]  # torch's own codes, made on a GPU, are not all the CPU's
+        codes, scales = message.split(self.n * self.bits // 8, dim=1)[:2]
+        arguments = codes.view(torch.int8), scales.view(torch.float32)[:, : self.n // BLOCK]
+        return lambda: dequantize(*arguments, self.bits, BLOCK).to(self.dtype)
 
     def _sum(self) -> Callable[[], torch.Tensor]:
         kernels, messages = self._kernels(), self._messages()
@@ -144,11 +146,6 @@ class _Size:
     def _error_of_values(self, out: torch.Tensor) -> float:
         wanted = self._expected(self._ends(self._values())).to(self.dtype)
         return float((self._ends(out) != wanted).sum())
-
-    def _distance(self, out: torch.Tensor) -> float:
-        """Largest error of torch's decoded values, relative to the largest value."""
-        wanted = self._expected(self._ends(self._values()))
-        return float((self._ends(out).float() - wanted).abs().max() / wanted.abs().max())
 
     def _error_of_sum(self, out: torch.Tensor) -> float:
         return float((self._ends(out) != self._summed()).sum())
