@@ -7,6 +7,8 @@
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
                stays; 0 where the weights are not sharded
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
+    start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
+               and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
 N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
 level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 
 from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
+from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
 from lowband.spec.wire import DTYPE_BYTES
 
@@ -73,3 +76,30 @@ def state_bytes(
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend),
     }
+
+
+def start_bytes(
+    unit_shapes: Sequence[Sequence[tuple[int, ...]]],
+    scheme: Scheme,
+    levels: Levels,
+    compute_dtype: str,
+    rank: int | None = None,
+) -> int:
+    """Peak bytes that a rank holds beside its shards while a module on the meta device is made real.
+
+    One parameter is made at a time, on the ranks that hold a part of it; and each unit's gathered buffer is
+    allocated once, before its memory is freed. unit_shapes: of fp32 parameters, per unit. rank: none for the
+    fullest rank.
+    """
+    peak = 0
+    for shapes in unit_shapes:
+        layout = UnitLayout.of(shapes, levels.world)
+        held = [
+            shard_range(layout.numel, levels, level, rank or 0) for level in (scheme.optim, scheme.weights)
+        ]
+        for a, b in layout.ranges():
+            if rank is None or any(max(a, start) < min(b, stop) for start, stop in held):
+                peak = max(peak, MASTER_BYTES * (b - a))
+        if levels.hops(SELF, scheme.weights):
+            peak = max(peak, DTYPE_BYTES[compute_dtype] * layout.numel)
+    return peak

@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
+from lowband.engine.initial import Init
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
@@ -25,6 +27,9 @@ def shard(
     reduce_dtype: torch.dtype = torch.float32,
     overlap: bool = True,
     placement_of: Callable[[str, nn.Module], Scheme | str | None] | None = None,
+    init: Init | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -37,6 +42,11 @@ def shard(
     overlap:       whether communication runs behind the computation; False serves to measure the benefit
     placement_of:  maps a unit's name and module to a scheme for that unit, or None for `scheme`. Units are
                    named after their module; the other parameters are "root", frozen ones "... (frozen)"
+    init:          fills a parameter or buffer in place, given its name and a tensor; called for those on the
+                   meta device, one at a time, so that no rank ever holds the whole module. Random numbers
+                   depend on `seed` and the name alone
+    device:        where a module on the meta device is made; default: this process's GPU if
+                   torch.distributed uses NCCL or RCCL, else the CPU
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks. Raises UserError for a scheme that does not fit the levels, and, on
@@ -51,9 +61,15 @@ def shard(
         return placed if own is None else _scheme(own)
 
     module._lowband = Engine(  # type: ignore[assignment]
-        module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, scheme_of
-    )
+        module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, scheme_of,
+        init, seed, _device() if device is None else torch.device(device),
+    )  # fmt: skip
     return module
+
+
+def _device() -> torch.device:
+    is_gpu = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
 
 
 def _scheme(scheme: Scheme | str) -> Scheme:

@@ -78,7 +78,7 @@ class Collectives:
     ) -> None:
         """overlap: whether collectives run behind the caller; otherwise `submit` waits for them"""
         self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
-        self.lanes, self._overlap = topology.lanes(device), overlap
+        self.device, self.lanes, self._overlap = device, topology.lanes(device), overlap
 
     def submit(
         self,

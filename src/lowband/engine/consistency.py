@@ -36,13 +36,15 @@ def facts_of(module: nn.Module, units: Iterable[str]) -> dict[str, object]:
     Values are summed as integers, so the order does not matter; different values may have the same sum.
     """
     shapes = [
-        (name, tuple(p.shape), str(p.dtype), p.requires_grad)
+        (name, tuple(p.shape), str(p.dtype), p.requires_grad, p.is_meta)
         for name, p in module.named_parameters(remove_duplicate=False)
     ]
     return {
         "list of parameters (sha256)": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
         "division into units (sha256)": hashlib.sha256(repr(list(units)).encode()).hexdigest()[:16],
-        "sum of initial weights (as integers)": sum(_sum_of_bits(p) for p in module.parameters()),
+        "sum of initial weights (as integers)": sum(
+            _sum_of_bits(p) for p in module.parameters() if not p.is_meta
+        ),
     }
 
 

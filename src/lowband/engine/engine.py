@@ -32,6 +32,7 @@ from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
 from lowband.engine.consistency import check_same, facts_of, is_alone
 from lowband.engine.division import Wrap, divide
+from lowband.engine.initial import Init, Initial
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Unit
@@ -82,8 +83,14 @@ class Engine:
         reduce_dtype: torch.dtype,
         overlap: bool,
         scheme_of: Callable[[str, nn.Module], Scheme],
+        init: Init | None,
+        seed: int,
+        device: torch.device,
     ) -> None:
-        """scheme_of: maps a unit's name and owner to its scheme; `scheme` serves collectives of no unit"""
+        """scheme_of: maps a unit's name and owner to its scheme; `scheme` serves collectives of no unit
+
+        init, seed, device: of parameters on the meta device, see engine.initial
+        """
         check_unsharded(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
@@ -94,15 +101,18 @@ class Engine:
             own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
             said["units with a placement of their own"] = own
             dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
-            check_same({**said, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
+            facts = facts_of(module, [name for _, name, _ in groups])
+            check_same({**said, **dtypes, **facts, "seed of initial values": seed})
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
         self.module, self.topology = module, topology
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
-        self.device = first.device
+        self.device = device if first.is_meta else first.device
         del first  # the whole parameters are freed unit by unit
+        initial = Initial(module, init, seed, self.device, self.meter)
+        initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._in_backward = False
         self._thread: int | None = None  # the one that runs a forward or, on a CPU, a backward
@@ -124,7 +134,7 @@ class Engine:
                     placed, topology, self.ledger, self.meter, self.device, overlap
                 )
             named = [names[getattr(*places[0])] for places in slots]
-            unit = Unit(name, slots, named, collectives[placed], compute_dtype, reduce_dtype)
+            unit = Unit(name, slots, named, collectives[placed], initial, compute_dtype, reduce_dtype)
             unit.grads.watch(self._grads_ready)
             self.units.append(unit)
             self._units_of.setdefault(owner, []).append(unit)

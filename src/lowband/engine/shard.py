@@ -25,6 +25,7 @@ from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.changes import Changes, mark_replaced
 from lowband.engine.collectives import Call, Collectives
 from lowband.engine.gradients import Gradients
+from lowband.engine.initial import Initial
 from lowband.engine.lane import Handle, Work
 from lowband.engine.states import UnitState
 from lowband.errors import UserError
@@ -60,12 +61,14 @@ class Unit:
         slots: list[list[Slot]],
         names: list[str],
         collectives: Collectives,
+        initial: Initial,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
         """Take over the parameters at `slots`: per parameter, all places where it is registered.
 
-        names: the parameters' names in the sharded module
+        names:   the parameters' names in the sharded module
+        initial: the parameters' values
         """
         self.name, self.slots = name, slots
         self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
@@ -76,6 +79,7 @@ class Unit:
         self.requires_grad = originals[0].requires_grad
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
         self._hold_shards(originals, names)
+        self._take_values(originals, names, initial)
         self._make_leaves(originals)
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
@@ -95,19 +99,14 @@ class Unit:
         """The range of the unit's elements that `master` covers, as (start, stop)."""
         return self._range(self.scheme.optim)
 
-    def _part(self, originals: list[nn.Parameter], level: str, dtype: torch.dtype) -> torch.Tensor:
-        """This rank's shard over `level` of the flattened parameters, 1D, in new memory."""
+    def _shard(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros for this rank's shard over `level`, 1D."""
         start, stop = self._range(level)
-        part = originals[0].new_zeros(stop - start, dtype=dtype)
-        for original, place in zip(originals, self.layout.ranges(), strict=True):
-            a, b = intersect(place, (start, stop))
-            part[a - start : b - start] = original.detach().reshape(-1)[a - place[0] : b - place[0]]
-        return part
+        return self.meter.hold(kind, torch.zeros(stop - start, dtype=dtype, device=self.collectives.device))
 
     def _hold_shards(self, originals: list[nn.Parameter], names: list[str]) -> None:
-        hold, dtype = self.meter.hold, self.compute_dtype
         start, stop = self.optim_range
-        self.master = hold("optim", self._part(originals, self.scheme.optim, torch.float32))  # 1D
+        self.master = self._shard("optim", self.scheme.optim, torch.float32)
         self.shards: list[nn.Parameter] = []
         ranks = tuple(shard_ranks(self.levels, self.scheme.optim, self.rank))
         places = zip(self.layout.spans(), self.layout.ranges(), originals, names, strict=True)
@@ -118,18 +117,31 @@ class Unit:
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks)  # type: ignore[attr-defined]
             self.shards.append(shard)
         self.changes = Changes(self.name, self.master, self.shards)
-        self._seen_version = self.changes.version
 
         # Whether each rank always holds the whole unit, so that computing needs no gather.
         self.is_whole = not self.levels.hops(SELF, self.scheme.weights)
-        self.weights: torch.Tensor | None = None  # 1D, shard of `weights`, compute dtype
-        if keeps_weights_copy(self.scheme, self.levels, dtype == torch.float32):
-            self.weights = hold("weights", self._part(originals, self.scheme.weights, dtype))
-            self.changes.take_sample()
-        self.secondary: torch.Tensor | None = None  # 1D, shard of `secondary`, compute dtype
+        self.weights: torch.Tensor | None = None  # shard of `weights`, compute dtype
+        if keeps_weights_copy(self.scheme, self.levels, self.compute_dtype == torch.float32):
+            self.weights = self._shard("weights", self.scheme.weights, self.compute_dtype)
+        self.secondary: torch.Tensor | None = None  # shard of `secondary`, compute dtype
         if keeps_secondary(self.scheme, self.levels):
-            a, b = self._range(self.scheme.backward_level)
-            self.secondary = hold("secondary", self.master.new_zeros(b - a, dtype=dtype))
+            self.secondary = self._shard("secondary", self.scheme.backward_level, self.compute_dtype)
+
+    def _take_values(self, originals: list[nn.Parameter], names: list[str], initial: Initial) -> None:
+        """Copy this rank's part of the initial values into its shards."""
+        shards = [(self.optim_range, self.master)]
+        if self.weights is not None:
+            shards.append((self._range(self.scheme.weights), self.weights))
+        for original, name, place in zip(originals, names, self.layout.ranges(), strict=True):
+            parts = [(intersect(place, held), held[0], shard) for held, shard in shards]
+            if all(a == b for (a, b), _, _ in parts):
+                continue
+            with initial.values(name, original) as values, torch.no_grad():
+                for (a, b), start, shard in parts:
+                    shard[a - start : b - start] = values[a - place[0] : b - place[0]]
+        self._seen_version = self.changes.version
+        if self.weights is not None:
+            self.changes.take_sample()
 
     def _make_leaves(self, originals: list[nn.Parameter]) -> None:
         """Make the unit's buffer and the leaves. See [Note: leaves]."""
@@ -143,6 +155,8 @@ class Unit:
             for p, (start, stop) in zip(originals, self.layout.ranges(), strict=True)
         ]
         if not self.is_whole:
+            self.meter.hold("start", self.flat)
+            self.meter.release("start", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
 
     def put_shards(self) -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lowband.engine.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 
@@ -64,10 +65,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar."""
 
-    def __init__(
-        self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa", draw_on: str = "cpu"
-    ) -> None:
-        """draw_on: device that draws the initial weights; the CPU's do not depend on the model's device."""
+    def __init__(self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa") -> None:
+        """Initial values depend on the seed and the kind of device alone; on meta there are none."""
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
@@ -77,22 +76,19 @@ class GPT(nn.Module):
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         if spec.tied_head:
             self.head.weight = self.embed.weight
-        self._init(torch.Generator(draw_on).manual_seed(seed))
-
-    @torch.no_grad()
-    def _init(self, generator: torch.Generator) -> None:
-        if self.embed.weight.is_meta:  # shapes only, nothing to fill
-            return
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif parameter.ndim == 1:
-                parameter.fill_(1.0)
-            else:
-                is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-                std = INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD
-                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=generator.device)
-                parameter.copy_(drawn.normal_(0.0, std, generator=generator))
+            if not parameter.is_meta:
+                fill(name, parameter, self.init, seed)
+
+    def init(self, name: str, parameter: torch.Tensor) -> None:
+        """Fill a parameter with initial values; also the `init` of `lowband.shard`."""
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
         x_BTH = self.embed(tokens_BT)

@@ -20,7 +20,7 @@ import pandas as pd
 
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.flops import model_flops_per_token
-from lowband.cost.memory import state_bytes
+from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.peers import peer_sent_bytes
 from lowband.errors import UserError
 from lowband.report.points import NO_CONDITION, POINT, identity
@@ -230,6 +230,10 @@ def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]
         spec.accumulation,
         Environment.read_json(folder.env).backend,
     )
+    if "start" in measured:  # runs of earlier versions did not record it
+        rank = 0 if spec.device == "fake" else None
+        shapes = spec.model.unit_shapes()
+        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank)
     for state in [*closed, *sorted(set(measured) - set(closed))]:
         held = measured.get(state, 0)
         should = closed.get(state)

@@ -15,7 +15,8 @@ from lowband.trainers.trainer import Trainer, adamw
 class Lowband(Trainer):
     """A GPT under our engine."""
 
-    def __init__(self, model: GPT, spec: RunSpec) -> None:
+    def __init__(self, model: GPT, spec: RunSpec, device: torch.device) -> None:
+        """model: on the meta device; it is made on `device`, one parameter at a time"""
         self.model = shard(
             model,
             spec.scheme,
@@ -24,6 +25,9 @@ class Lowband(Trainer):
             compute_dtype=TORCH_DTYPE[spec.compute_dtype],
             reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
             overlap=spec.overlap,
+            init=model.init,
+            seed=spec.seed,
+            device=device,
         )
         self.optimizer = adamw(self.model, spec)
 

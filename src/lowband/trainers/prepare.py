@@ -10,11 +10,14 @@ from lowband.trainers.fsdp2 import Fsdp2
 from lowband.trainers.lowband import Lowband
 from lowband.trainers.trainer import Trainer
 
-_TRAINERS = {"lowband": Lowband, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
+_PEERS = {"ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
 
 
 def prepare(spec: RunSpec, device: torch.device) -> Trainer:
     """The spec's model under the spec's engine. Raises UserError if a peer has no such scheme."""
+    if spec.engine == "lowband":
+        with torch.device("meta"):
+            return Lowband(GPT(spec.model, attention=spec.attention), spec, device)
     with device:
         model = GPT(spec.model, seed=spec.seed, attention=spec.attention)
-    return _TRAINERS[spec.engine](model, spec)
+    return _PEERS[spec.engine](model, spec)

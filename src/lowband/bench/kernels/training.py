@@ -72,8 +72,7 @@ def _case(device: torch.device, spec: "ModelSpec", tokens_per_step: int, attenti
 
         torch.compiler.reset()
         with device:
-            # Billions of values: one CPU core would take longer to draw them than the steps take.
-            model = GPT(spec, attention=attention, draw_on=device.type)  # type: ignore[arg-type]
+            model = GPT(spec, attention=attention)  # type: ignore[arg-type]
             torch.manual_seed(0)
             tokens = torch.randint(0, spec.vocab, (batch, length + 1))
         if device.type == "cuda":

@@ -1,0 +1,129 @@
+"""Modules built on the meta device: values of real ones, one parameter in memory at a time."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_parity import INNER, SCHEMES, SCHEMES_FILE, SPEC
+from torch import nn
+
+import lowband
+from lowband.cost.memory import start_bytes
+from lowband.engine.api import engine_of
+from lowband.engine.initial import fill
+from lowband.errors import UserError
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.scheme import read_scheme
+
+SEED = 7
+
+
+def state_of_deferred(schemes: list[str], inner: dict[str, int]):
+    """Per scheme: the whole state, and the peak bytes of the start, counted and in closed form."""
+    topology, found = lowband.Topology(inner), {}
+    for name in schemes:
+        scheme = read_scheme(SCHEMES_FILE, name)
+        with torch.device("meta"):
+            model = GPT(SPEC)
+        before = torch.get_rng_state()
+        lowband.shard(model, scheme, topology, Block, torch.float32, init=model.init, seed=SEED)
+        assert torch.equal(torch.get_rng_state(), before)
+        should = start_bytes(SPEC.unit_shapes(), scheme, topology.levels, "fp32", topology.rank)
+        held = engine_of(model).meter.peak["start"]
+        found[name] = lowband.full_state_dict(model), held, should
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_the_values_are_those_of_a_real_module(ranks: int) -> None:
+    expected = GPT(SPEC, seed=SEED).state_dict()
+    by_rank = on_ranks(ranks, state_of_deferred, SCHEMES, INNER)
+    for name in SCHEMES:
+        state = by_rank[0][name][0]
+        assert list(state) == list(expected)
+        assert all(torch.equal(state[key], expected[key]) for key in expected), name
+        assert [found[name][1] for found in by_rank] == [found[name][2] for found in by_rank], name
+        fullest = start_bytes(SPEC.unit_shapes(), read_scheme(SCHEMES_FILE, name), levels(ranks), "fp32")
+        assert max(found[name][1] for found in by_rank) == fullest, name
+
+
+def levels(ranks: int):
+    from lowband.spec.mesh import Levels
+
+    return Levels.fit(INNER, ranks)
+
+
+class Odd(nn.Module):
+    """Tied and frozen parameters, buffers, a parameter that is real already, bf16 values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 5)
+        self.tied = nn.Linear(5, 7)
+        self.tied.weight = self.first.weight
+        self.second.weight.requires_grad_(False)
+        self.low = nn.Parameter(torch.empty(3, dtype=torch.bfloat16))
+        self.given = nn.Parameter(torch.arange(4.0, device="cpu"))
+        self.register_buffer("steps", torch.zeros(2, dtype=torch.long))
+        self.register_buffer("scale", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(self.first(x) + self.tied(x)) * self.scale.sum()
+        return y.sum() + self.low.sum() + self.given.sum()
+
+
+def odd_init(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point():
+        nn.init.normal_(tensor)
+    else:
+        tensor.fill_(3)
+
+
+def run_odd() -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        model = Odd()
+    lowband.shard(model, "zero3", lowband.Topology({}), nn.Linear, torch.float32, init=odd_init, seed=SEED)
+    assert model.scale.device.type == "cpu"
+    model(torch.ones(1, 5)).backward()
+    return {**lowband.full_state_dict(model), "scale": model.scale}
+
+
+def test_a_module_of_many_kinds() -> None:
+    expected = Odd()
+    named = {**dict(expected.named_parameters()), **dict(expected.named_buffers())}
+    for name, tensor in named.items():
+        if name != "given":
+            fill(name, tensor.detach(), odd_init, SEED)
+    for state in on_ranks(2, run_odd)[:1]:
+        assert state["steps"].tolist() == [3, 3]
+        assert state["tied.weight"].equal(state["first.weight"])
+        assert all(
+            torch.equal(state[name], tensor.detach().float())
+            for name, tensor in named.items()
+            if name != "steps"
+        )
+
+
+def refused(init: Callable[[str, torch.Tensor], None] | None) -> str:
+    with torch.device("meta"):
+        model = nn.Linear(3, 3)
+    with pytest.raises(UserError) as error:
+        lowband.shard(model, "zero3", lowband.Topology({}), nn.Linear, init=init)
+    return str(error.value)
+
+
+def only_the_bias(name: str, tensor: torch.Tensor) -> None:
+    if name == "bias":
+        tensor.zero_()
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (None, "'weight' is on the meta device and has no values"),
+        (only_the_bias, "init left values of 'weight' unset"),
+    ],
+)
+def test_values_that_are_missing_are_refused(init, message: str) -> None:
+    assert message in on_ranks(1, refused, init)[0]
