@@ -1,14 +1,20 @@
 """Memory of one rank, item by item: states, gathered units, activations, logits, framework."""
 
 from collections.abc import Mapping
+from functools import cache
+from math import prod
 
 import numpy as np
 
 from lowband.cost.activations import kept_bytes_per_token
 from lowband.cost.bytes import stage_numels
-from lowband.cost.memory import state_bytes
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num
 from lowband.predict.workload import Workload
+from lowband.spec.mesh import SELF, Levels
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.wire import DTYPE_BYTES
 
 GIB = 2**30
 
@@ -19,6 +25,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
         activations  those kept by all blocks for the micro-batches in flight, and one block's, recomputed
         logits       the output layer's, at the loss
         framework    memory of the machine's runtime itself
+        start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
 
     With a pipeline, those of the first stage (1F1B keeps p micro-batches there, interleaved p + (p - 1) / v
     stages' worth, breadth-first all), but with the last stage's logits.
@@ -45,14 +52,27 @@ def memory_items(job: Workload) -> dict[str, Num]:
     items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
     items["logits"] = tokens * kept.head
     framework = job.machine.device.framework_gib
+    items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, job.tp, numels)
     items["framework"] = (0.0 if framework is None else framework.value) * GIB
     return items
 
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
-    """Bytes at the fuller of two moments: at the loss, with all activations, and gradients only if they
-    accumulate; after the backward, with all gradients."""
-    always = sum(items[kind] for kind in ("weights", "secondary", "optim", "gathered", "framework"))
+    """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, with
+    all activations, and gradients only if they accumulate; after the backward, with all gradients."""
+    weights = items["weights"] + items["secondary"] + items["framework"]
+    masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
     at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]
-    return always + np.maximum(at_loss, after)
+    in_step = items["optim"] + items["gathered"] + np.maximum(at_loss, after)
+    return weights + np.maximum(masters + items["start"], in_step)
+
+
+@cache
+def _start_bytes(
+    model: ModelSpec, scheme: Scheme, levels: Levels, compute_dtype: str, tp: int, numels: tuple[int, ...]
+) -> float:
+    """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts."""
+    largest = max(prod(shape) for unit in model.unit_shapes() for shape in unit) / tp
+    unit = max(numels) * DTYPE_BYTES[compute_dtype] if levels.hops(SELF, scheme.weights) else 0
+    return max(MASTER_BYTES * largest, unit)

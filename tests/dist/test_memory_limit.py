@@ -1,0 +1,67 @@
+"""A model whose whole fp32 weights exceed what a rank may take is trained under that limit."""
+
+import ctypes
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from test_parity import SCHEMES_FILE
+
+import lowband
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+from lowband.run.train import M_ARENA_MAX, M_MMAP_THRESHOLD
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import read_scheme
+
+MODEL = ModelSpec(name="large", layers=36, hidden=512, heads=8, vocab=512, seq_len=4, source="test")
+RANKS, INNER = 8, {"package": 4, "node": 8}
+LIMIT = MODEL.parameters * 4  # bytes: the whole weights in fp32 leave nothing for anything else
+
+
+def limit_memory() -> None:
+    """Let this process allocate LIMIT bytes of private memory from here on, and give back what it frees."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_ARENA_MAX, 1)
+    libc.mallopt(M_MMAP_THRESHOLD, 2**20)
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line]
+    used = int(line.split()[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (used + LIMIT, used + LIMIT))
+
+
+def train_under_the_limit(scheme: str) -> list[float]:
+    topology = lowband.Topology(INNER)
+    limit_memory()
+    with torch.device("meta"):
+        model = GPT(MODEL)
+    lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), topology, Block, torch.float32, init=model.init)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.arange(MODEL.seq_len).view(1, -1)
+    loss = model(tokens, tokens)
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        return [float(loss), float(model(tokens, tokens))]
+
+
+def build_whole() -> str:
+    limit_memory()
+    try:
+        GPT(MODEL)
+    except (MemoryError, RuntimeError) as error:
+        return str(error)
+    return "built"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
+def test_it_trains_under_the_limit(scheme: str) -> None:
+    by_rank = on_ranks(RANKS, train_under_the_limit, scheme, time_limit_s=400)
+    assert all(losses == by_rank[0] for losses in by_rank)
+    assert by_rank[0][1] < by_rank[0][0]
+
+
+def test_the_whole_model_does_not_fit() -> None:
+    [found] = on_ranks(1, build_whole)
+    assert "allocate memory" in found
