@@ -11,10 +11,12 @@ import lowband
 from lowband.cost.memory import start_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.initial import fill
+from lowband.engine.whole import sha256, state_digests
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import read_scheme
+from lowband.trainers.trainer import fingerprint_of
 
 SEED = 7
 
@@ -127,3 +129,17 @@ def only_the_bias(name: str, tensor: torch.Tensor) -> None:
 )
 def test_values_that_are_missing_are_refused(init, message: str) -> None:
     assert message in on_ranks(1, refused, init)[0]
+
+
+def fingerprints() -> tuple[str, str]:
+    """By units, and of the whole state."""
+    model = lowband.shard(GPT(SPEC, seed=SEED), "hier3", lowband.Topology(INNER), Block, torch.float32)
+    by_units = fingerprint_of(state_digests(model, engine_of(model)))
+    state = lowband.full_state_dict(model)
+    return by_units, fingerprint_of({name: sha256(value) for name, value in state.items()})
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_fingerprint_by_units_is_that_of_the_whole(ranks: int) -> None:
+    by_rank = on_ranks(ranks, fingerprints)
+    assert {by_units for by_units, _ in by_rank} == {by_rank[0][1]}

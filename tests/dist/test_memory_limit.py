@@ -9,6 +9,8 @@ import torch
 from test_parity import SCHEMES_FILE
 
 import lowband
+from lowband.engine.api import engine_of
+from lowband.engine.whole import state_digests
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.run.train import M_ARENA_MAX, M_MMAP_THRESHOLD
@@ -41,6 +43,7 @@ def train_under_the_limit(scheme: str) -> list[float]:
     loss = model(tokens, tokens)
     loss.backward()
     optimizer.step()
+    assert len(state_digests(model, engine_of(model))) == len(model.state_dict())
     with torch.no_grad():
         return [float(loss), float(model(tokens, tokens))]
 

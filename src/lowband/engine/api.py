@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +12,8 @@ from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.initial import Init
 from lowband.engine.topology import Topology
+from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
-from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme, read_scheme
 
 
@@ -123,20 +122,9 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """The logical fp32 parameters and the buffers under the module's own names on rank 0; elsewhere {}."""
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
-    engine.put_shards()
-    for unit in engine.units:
-        whole = unit.master.new_empty(unit.layout.numel)
-        messages, optim = unit.collectives, unit.scheme.optim
-        gather = partial(
-            messages.gather, shard=unit.master, out=whole, inner=SELF, outer=optim, name="state_dict"
-        )
-        # On the lanes, because a forward that failed half-way may have left a gather there.
-        messages.submit(unit.name, messages.inwards(SELF, optim), gather).wait()
+    for parameters in units_gathered(engine):
         if engine.topology.rank == 0:
-            for shard_, shape, (start, stop) in zip(
-                unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True
-            ):
-                full[id(shard_)] = whole[start:stop].view(shape).to("cpu", copy=True)
+            full |= {id(shard_): whole.to("cpu", copy=True) for shard_, whole in parameters}
     if engine.topology.rank != 0:
         return {}
     named = module.named_parameters(remove_duplicate=False)

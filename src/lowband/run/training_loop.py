@@ -14,7 +14,7 @@ from torch import nn
 from lowband.box.links import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.checkpointer import Checkpointer
-from lowband.engine.checkpoint.meeting import Meeting, Tick
+from lowband.engine.checkpoint.meeting import Meeting
 from lowband.model.data import Corpus, batch
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
@@ -25,7 +25,7 @@ from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
 
 # Options that change neither results nor times; the text counts by its content, not by its path.
-_NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text"}
+_NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text", "fingerprint"}
 
 
 class Diverged(Exception):
@@ -198,16 +198,8 @@ def _total(counts: list[int | None]) -> int | None:
 def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
     """has_stepped: whether this attempt took a step; without one, its memory use is not a measurement."""
     memory = _memory(spec, trainer, device) if has_stepped else {}
-    state = trainer.full_state()
-    # Rank 0 may hash for longer than the others wait for a message.
-    meeting = Meeting(spec.peer_timeout_s)
-    return Outcome(
-        status="ok",
-        steps=spec.steps,
-        notes=trainer.notes,
-        weights_sha256=meeting.first("hashing the final weights", lambda tick: _sha256(state, tick)),
-        **memory,
-    )
+    fingerprint = trainer.fingerprint(Meeting(spec.peer_timeout_s)) if spec.fingerprint else ""
+    return Outcome(status="ok", steps=spec.steps, notes=trainer.notes, weights_sha256=fingerprint, **memory)
 
 
 def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, Any]:
@@ -238,11 +230,3 @@ def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
         if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
     )
     return dict(sorted(peaks.items()))
-
-
-def _sha256(state: dict[str, torch.Tensor], tick: Tick) -> str:
-    digest = hashlib.sha256()
-    for tensor in state.values():
-        digest.update(tensor.contiguous().numpy().tobytes())
-        tick()
-    return digest.hexdigest()

@@ -101,7 +101,9 @@ class Outcome(Strict):
         description="in a box: what rank 0's interface sent in all steps, by the kernel's counter",
     )
     notes: str = Field(default="", description="what a reader of the run must know: `shimmed`")
-    weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
+    weights_sha256: str = Field(
+        default="", description="of names and sums of the final fp32 weights; empty if not asked for"
+    )
 
 
 class Environment(Strict):

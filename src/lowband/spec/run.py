@@ -40,6 +40,7 @@ class RunOptions(Strict):
     grad_clip: PositiveFloat = 1.0
     text: str = Field(default="stdlib", description="stdlib, a text file, or a .bin file of tokens")
     checkpoint_every: NonNegativeInt = Field(default=0, description="steps between checkpoints; 0: none")
+    fingerprint: bool = Field(default=True, description="a checksum of the final weights, made at the end")
     time_limit_s: PositiveInt = Field(default=900, description="the whole run ends as `timeout` after this")
     peer_timeout_s: PositiveInt = Field(
         default=60, description="a rank that waits longer for another ends the run"

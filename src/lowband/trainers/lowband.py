@@ -4,12 +4,14 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from lowband.engine.api import clip_grad_norm_, full_state_dict, no_sync, shard
+from lowband.engine.api import clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
+from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.topology import Topology
+from lowband.engine.whole import state_digests
 from lowband.engine.wire import TORCH_DTYPE
 from lowband.model.gpt import GPT, Block
 from lowband.spec.run import RunSpec
-from lowband.trainers.trainer import Trainer, adamw
+from lowband.trainers.trainer import Trainer, adamw, fingerprint_of
 
 
 class Lowband(Trainer):
@@ -39,3 +41,6 @@ class Lowband(Trainer):
 
     def full_state(self) -> dict[str, torch.Tensor]:
         return full_state_dict(self.model)
+
+    def fingerprint(self, meeting: Meeting) -> str:
+        return fingerprint_of(state_digests(self.model, engine_of(self.model)))

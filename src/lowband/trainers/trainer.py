@@ -1,11 +1,15 @@
 """The interface between the training loop and an engine: our engine and every peer implement it."""
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
+from lowband.engine.checkpoint.meeting import Meeting, Tick
+from lowband.engine.whole import sha256
 from lowband.spec.run import RunSpec
 
 
@@ -37,6 +41,28 @@ class Trainer(ABC):
     @abstractmethod
     def full_state(self) -> dict[str, torch.Tensor]:
         """Logical fp32 tensors under the module's own names on rank 0; elsewhere {}."""
+
+    def fingerprint(self, meeting: Meeting) -> str:
+        """One sha256 over names and values of the whole fp32 state, on rank 0. Every rank must call it.
+
+        meeting: the ranks, for work that takes rank 0 longer than the others wait for a message
+        """
+        state = self.full_state()
+        return meeting.first("hashing the final weights", lambda tick: fingerprint_of(_digests(state, tick)))
+
+
+def fingerprint_of(digests: Mapping[str, str]) -> str:
+    """The sha256 of a state whose entries have these sha256 sums, in this order."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in digests.items())
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _digests(state: Mapping[str, torch.Tensor], tick: Tick) -> dict[str, str]:
+    digests = {}
+    for name, tensor in state.items():
+        digests[name] = sha256(tensor)
+        tick()
+    return digests
 
 
 def adamw(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer:
