@@ -3,9 +3,12 @@
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lowband.engine.initial import fill
 from lowband.kernels import flash_attention
@@ -65,10 +68,19 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar."""
 
-    def __init__(self, spec: ModelSpec, seed: int = 0, attention: AttentionKernel = "sdpa") -> None:
-        """Initial values depend on the seed and the kind of device alone; on meta there are none."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        seed: int = 0,
+        attention: AttentionKernel = "sdpa",
+        recompute: Literal["none", "full"] = "none",
+    ) -> None:
+        """Initial values depend on the seed and the kind of device alone; on meta there are none.
+
+        recompute: full: blocks keep their inputs alone, and the backward computes them again
+        """
         super().__init__()
-        self.spec = spec
+        self.spec, self.recompute = spec, recompute
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.positions = nn.Embedding(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
         self.blocks = nn.ModuleList(Block(spec, attention) for _ in range(spec.layers))
@@ -94,12 +106,19 @@ class GPT(nn.Module):
         x_BTH = self.embed(tokens_BT)
         if self.positions is not None:
             x_BTH = x_BTH + self.positions.weight[: tokens_BT.shape[1]]
-        for block in self.blocks:
-            x_BTH = block(x_BTH)
+        x_BTH = self.run_blocks(x_BTH)
         logits_BTV = self.head(self.final_norm(x_BTH))
         if targets_BT is None:
             return logits_BTV
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+
+    def run_blocks(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.recompute == "full":
+                x_BTH = checkpoint(block, x_BTH, use_reentrant=False)
+            else:
+                x_BTH = block(x_BTH)
+        return x_BTH
 
 
 def rotate(x_BNTD: torch.Tensor) -> torch.Tensor:

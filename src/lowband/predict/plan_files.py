@@ -49,15 +49,11 @@ def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
     """Add the scheme `name` to config/schemes.yaml and write the suite `name` that runs it.
 
     Raises UserError if the name is taken, and for features that a suite lacks: tensor and pipeline
-    parallelism, recomputation.
+    parallelism.
     """
     job = best.job
     if job.tp * job.pp > 1:
         raise UserError(f"tp {job.tp}, pp {job.pp}: the engine runs tp 1, pp 1", allowed="--tp 1 --pp 1")
-    if job.recompute != "none":
-        raise UserError(
-            f"recompute {job.recompute}: suites train without", allowed="a batch that fits without it"
-        )
     schemes = root / "config" / "schemes.yaml"
     suite = root / "config" / "suites" / f"{name}.yaml"
     if name in read_yaml(schemes) or suite.exists():
@@ -68,10 +64,10 @@ def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
     entry["known_as"] = (
         f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}"
     )
-    purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}; recompute {job.recompute}"
+    purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}"
     fixed = {
         "model": job.model.name, "scheme": name, "ranks": job.ranks, "micro_batch": best.micro_batch,
-        "accumulation": best.accumulation, "seq_len": job.seq_len,
+        "accumulation": best.accumulation, "seq_len": job.seq_len, "recompute": job.recompute,
         "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
     }  # fmt: skip

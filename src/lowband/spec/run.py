@@ -32,6 +32,9 @@ class RunOptions(Strict):
     attention: AttentionKernel = Field(
         default="sdpa", description="sdpa: torch's kernels; flash2: ours in Triton, for a GPU"
     )
+    recompute: Literal["none", "full"] = Field(
+        default="none", description="full: of each block only the input is kept, and it computes twice"
+    )
     compute_dtype: Dtype = "fp32"
     reduce_dtype: Dtype = "fp32"
     overlap: bool = Field(default=True, description="communication behind the computation")

@@ -15,9 +15,9 @@ _PEERS = {"ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
 
 def prepare(spec: RunSpec, device: torch.device) -> Trainer:
     """The spec's model under the spec's engine. Raises UserError if a peer has no such scheme."""
-    if spec.engine == "lowband":
-        with torch.device("meta"):
-            return Lowband(GPT(spec.model, attention=spec.attention), spec, device)
-    with device:
-        model = GPT(spec.model, seed=spec.seed, attention=spec.attention)
+    is_deferred = spec.engine == "lowband"
+    with torch.device("meta") if is_deferred else device:
+        model = GPT(spec.model, spec.seed, spec.attention, spec.recompute)
+    if is_deferred:
+        return Lowband(model, spec, device)
     return _PEERS[spec.engine](model, spec)

@@ -20,7 +20,7 @@ def box_step_s(spec: RunSpec) -> float | None:
         return None
     job = Workload(
         bare(spec.machine, spec.compute_dtype), spec.model, spec.scheme, spec.ranks, spec.micro_batch,
-        spec.seq_len, spec.accumulation, recompute="none", attention="plain",
+        spec.seq_len, spec.accumulation, recompute=spec.recompute, attention="plain",
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
     )  # fmt: skip
     if not spec.overlap:
