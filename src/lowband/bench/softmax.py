@@ -86,7 +86,7 @@ def read_caches() -> Caches:
         if kind != "Instruction":
             found[int(level)] = int(size.removesuffix("K")) * 2**10
     if not {1, 2} <= set(found):
-        raise UserError("no sizes of caches", where=folder)
+        raise UserError("reports no cache sizes", where=folder)
     return Caches(found[1], found[2], found[max(found)])
 
 

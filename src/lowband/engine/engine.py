@@ -90,11 +90,11 @@ class Engine:
         for each in (scheme, *schemes):
             each.check(topology.levels)
         if not is_alone():
-            said = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
+            inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
             own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
-            said["units with a placement of their own"] = own
+            inputs["units with their own placement"] = own
             dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
-            check_same({**said, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
+            check_same({**inputs, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)

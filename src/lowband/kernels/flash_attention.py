@@ -65,10 +65,12 @@ def require(device: torch.device) -> None:
 def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
     """Raises UserError for head counts or a head size that the kernels do not support."""
     if head_size not in HEAD_SIZES:
-        raise UserError(f"head size {head_size} is not served", where="attention flash2", allowed=HEAD_SIZES)
+        raise UserError(
+            f"head size {head_size} is not supported", where="attention flash2", allowed=HEAD_SIZES
+        )
     if heads % kv_heads:
         raise UserError(
-            f"{heads} query heads are no multiple of {kv_heads} key heads", where="attention flash2"
+            f"{heads} query heads are not a multiple of {kv_heads} key heads", where="attention flash2"
         )
 
 
@@ -76,8 +78,8 @@ def check_dtype(dtype: torch.dtype, head_size: int, device: torch.device) -> Non
     """Raises UserError for fp32 on a GPU with a head size above WIDEST_FP32."""
     if dtype == torch.float32 and head_size > WIDEST_FP32 and device.type == "cuda":
         raise UserError(
-            f"fp32 in heads of {head_size} on a GPU", where="attention flash2",
-            allowed=f"fp16 or bf16, heads of at most {WIDEST_FP32}, attention: sdpa",
+            f"fp32 with head size {head_size} on a GPU", where="attention flash2",
+            allowed=f"fp16 or bf16, a head size of at most {WIDEST_FP32}, attention: sdpa",
         )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def softmax(x: torch.Tensor, algorithm: Algorithm = "two_pass") -> torch.Tensor:
     Raises UserError without a GPU, for an empty tensor, and for an unknown algorithm.
     """
     if algorithm not in ALGORITHMS:
-        raise UserError(f"no algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
+        raise UserError(f"unknown algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
     if x.numel() == 0 or x.ndim == 0:
         raise UserError(f"shape {tuple(x.shape)}", where="softmax", allowed="[..., columns], not empty")
     if not runs_triton(x.device):

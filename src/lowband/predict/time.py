@@ -79,7 +79,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         g, g_root = _sum(block, gathers), _sum(root, gathers)
         busy = w.forward + 2 * tp_s + host
         exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
-        _tell(
+        _attribute(
             add,
             exposed * times,
             {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in gathers},
@@ -92,7 +92,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         exposed = join(w.head_backward, g, overlap) - w.head_backward
         exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
         lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
-        _tell(add, exposed * times, lane)
+        _attribute(add, exposed * times, lane)
 
     # The first forward of a step gathers updated weights; the last backward reduces to the optimizer level.
     forward(("pass", "step"), 1)
@@ -142,7 +142,7 @@ def _sum(lane: Lane, names: Iterable[str]) -> Num:
     return total
 
 
-def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
+def _attribute(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
     """Attribute exposed seconds to the collectives in proportion to their time in the lane."""
     whole = _sum(lane, lane)
     for name, time in lane.items():

@@ -1,4 +1,4 @@
-"""Record why a rank that a launcher started is ending: time limit, order to end, failure of another rank.
+"""Record why a rank that a launcher started is ending: time limit, order to end, or failure of another rank.
 
 No parent process of ours watches such a rank, and it may wait for its peers inside torch, where Python signal
 handlers do not run. So a thread in the rank does.

@@ -145,7 +145,7 @@ def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
         outcome = folder.read_outcome() if has_joined.is_set() else None
         if outcome is None or outcome.status not in FAILED:
             return None
-        report(f"rank {rank.rank} ends because of another: {outcome.cause}")
+        report(f"rank {rank.rank} ends because another rank failed: {outcome.cause}")
         return exit_code(outcome, folder)
 
     with last_words(spec.time_limit_s, end, look):
