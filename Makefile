@@ -1,12 +1,13 @@
 # make reproduce   set up, run the suites of config/config.yaml, print which claims hold
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
-# make smoke       the same path as reproduce on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
+# make smoke       as reproduce, on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
 # make box         a Slurm cluster in a box that stays up until `lowband box down` (root)
-# make box-deps    Debian's packages for a box (root; installs outside this folder), and for further tests: a C
-#                  compiler (an ordinary user's box), SimGrid (collectives), SIMDe (AVX-512 on processors without it)
+# make box-deps    Debian's packages for a box (root; installs outside this folder) and for further tests:
+#                  a C compiler (an ordinary user's box), SimGrid (collectives), SIMDe (AVX-512 without a processor
+#                  that has it)
 # make page-deps   a browser, in which a test opens the page (root; installs outside this folder)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)

@@ -1,10 +1,12 @@
-# Frontier's modules and variables for RCCL over Slingshot, with the reason of each. Sourced by slurm/launch.sh in the
-# batch script. Sources: OLCF software page "PyTorch on Frontier" (July 2026) and HPE's shs-ccl-docs.
+# Frontier's modules and variables for RCCL over Slingshot, with the reason of each. Sourced by
+# slurm/launch.sh in the batch script. Sources: OLCF software page "PyTorch on Frontier" (July 2026) and HPE's
+# shs-ccl-docs.
 module load PrgEnv-gnu/8.7.0 cpe/26.03 rocm/7.1.1 craype-accel-amd-gfx90a
 module load rccl-net-plugin # without it RCCL uses TCP; sets NCCL_NET_PLUGIN
 export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
-# The environment staged on each node's NVMe (slurm/frontier/stage.sh); from NFS, importing torch takes minutes.
+# The environment staged on each node's NVMe (slurm/frontier/stage.sh); from NFS, importing torch takes
+# minutes.
 if [ -n "${LOWBAND_ENV_TAR:-}" ]; then
   source slurm/frontier/stage.sh "$LOWBAND_ENV_TAR"
 fi

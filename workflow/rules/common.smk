@@ -112,8 +112,8 @@ def srun_options(wildcards):
     return shlex.quote(JOBS[SPECS[wildcards.run].machine.name].srun)
 
 
-# `python` in a rule is the interpreter that runs snakemake, unless --sdm conda puts an environment before it in
-# PATH. Either one runs the package in this folder.
+# `python` in a rule is the interpreter that runs snakemake, unless --sdm conda puts an environment before it
+# in PATH. Either one runs the package in this folder.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]),
     PYTHONPATH=os.pathsep.join(

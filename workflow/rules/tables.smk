@@ -1,5 +1,5 @@
-# Trained runs -> raw tables -> derived tables -> graded claims. Each rule lists its own code as input, so that an
-# edit of the code runs it again.
+# Trained runs -> raw tables -> derived tables -> graded claims. Each rule lists its own code as input, so
+# that an edit of the code runs it again.
 
 
 if IS_SHIPPED:

@@ -2,9 +2,9 @@
 
     python workflow/scripts/add_points.py results/reference/box ...
 
-The specs are made from config/ and slurm/ as of each row's own commit. No cell is changed. Exits with an error,
-with nothing written, if a run is not in its commit's suites or differs from its spec in any column that both
-have.
+The specs are made from config/ and slurm/ as of each row's own commit. No cell is changed. Exits with an
+error, with nothing written, if a run is not in its commit's suites or differs from its spec in any column
+that both have.
 """
 
 import subprocess

@@ -44,7 +44,9 @@ class Caches(NamedTuple):
 
 
 def measure(sizes: Sequence[int] | None = None) -> tuple[list[Time], list[Setup], dict[str, Any]]:
-    """Calls, instruction sets, environment. An unavailable instruction set is a row with its cause.
+    """Measure; returns rows of calls, rows of instruction sets, and the environment.
+
+    An unavailable instruction set is a row with its cause.
 
     sizes: elements; default: powers of two from 4 KiB to OUT_OF_CACHE times the last cache
     """

@@ -29,7 +29,7 @@ _DAEMONS = ("munged", "slurmctld", "slurmd")
 
 
 def up(root: Path, cluster: str) -> str:
-    """Bring up the box of `slurm/<cluster>/`, unless it is up already; returns a report of the result.
+    """Bring up the box of `slurm/<cluster>/`, unless it is already up; returns a report.
 
     Raises UserError without root, Slurm or iproute2, or if there is another box or another Slurm.
     """

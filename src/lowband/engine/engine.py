@@ -292,7 +292,7 @@ class Engine:
     # ---- forward and backward
 
     def _enter_thread(self) -> None:
-        """Raises UserError if another thread runs a forward or backward: their order would be arbitrary."""
+        """Raises UserError if another thread is in a forward or backward: collectives need one order."""
         mine = threading.get_ident()
         alive = {thread.ident for thread in threading.enumerate()}
         if self._thread not in (None, mine) and self._thread in alive:

@@ -41,7 +41,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True)
 class ForeignRun:
-    """Facts of a run that its log does not contain. recompute: activations were recomputed."""
+    """Facts of a run that its log does not contain. recompute: whether activations were recomputed."""
 
     model: ModelSpec
     seq_len: int

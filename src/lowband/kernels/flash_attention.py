@@ -134,13 +134,13 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from lowband.kernels import flash_attention_triton
 
-    q, k, v = (_side_by_side(x) for x in (q, k, v))
+    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     return flash_attention_triton.forward(q, k, v, is_causal, scale)
 
 
 @_forward.register_fake
 def _(q, k, v, is_causal, scale):
-    q = _side_by_side(q)
+    q = _with_contiguous_heads(q)
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -151,13 +151,13 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     from lowband.kernels import flash_attention_triton
 
-    dout, q, k, v = (_side_by_side(x) for x in (dout, q, k, v))
+    dout, q, k, v = (_with_contiguous_heads(x) for x in (dout, q, k, v))
     return flash_attention_triton.backward(dout, q, k, v, out, logsumexp, is_causal, scale)
 
 
 @_backward.register_fake
 def _(dout, q, k, v, out, logsumexp, is_causal, scale):
-    return tuple(torch.empty_like(_side_by_side(x)) for x in (q, k, v))
+    return tuple(torch.empty_like(_with_contiguous_heads(x)) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -173,6 +173,6 @@ def _gradients(ctx, dout, _dlogsumexp):
 _forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def _side_by_side(x: torch.Tensor) -> torch.Tensor:
+def _with_contiguous_heads(x: torch.Tensor) -> torch.Tensor:
     """x with a contiguous last dim, copied only if needed."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -21,7 +21,7 @@ _FLAGS = ("-std=gnu11", "-O3")
 
 
 class Isa(NamedTuple):
-    """An instruction set: its name in text, the required processor features, the compiler flags."""
+    """An instruction set: its usual name, the required processor features, the compiler flags."""
 
     title: str
     features: frozenset[str]

@@ -32,7 +32,7 @@ class Corpus:
 
 
 def read_corpus(text: str) -> Corpus:
-    """`stdlib`, a text file (read as bytes), or a nanoGPT-style `.bin` file of little-endian uint16 tokens.
+    """Read `stdlib`, a text file (as bytes), or a nanoGPT-style `.bin` file of little-endian uint16 tokens.
 
     Raises UserError if the file is missing or too short to split.
     """

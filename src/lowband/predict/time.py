@@ -1,14 +1,14 @@
 """Seconds of one optimizer step, term by term, with overlap as if all collectives shared one lane.
 
-The next unit is gathered while one computes, and a unit's gradient is reduced while the backward goes on. Our
-engine has a lane per level (engine/lane.py), so g and r of different levels can overlap: there the exposed
-time below is an upper bound. With L blocks on a rank, and per block forward f, backward b (recomputation
+Each unit is gathered while the previous one computes, and reduced while the backward continues. Our engine
+has a lane per level (engine/lane.py), so g and r on different levels can overlap: for it the exposed time
+below is an upper bound. With L blocks on a rank, and per block forward f, backward b (recomputation
 included), gathers G (forward) and g (backward) and reduction r, one micro-batch takes
 
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
 
-with the host's time for the unit in f and in b, and
+where f and b include the host's time for the unit, and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
 The first micro-batch's forward also gathers updated weights; the last one's backward also reduces to the

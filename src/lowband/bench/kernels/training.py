@@ -42,7 +42,7 @@ def _read(name: str, length: int) -> "ModelSpec":
 
 
 def _missing(name: str, length: int, attention: str, error: ImportError) -> KernelCase:
-    """A case whose row names the package that is not installed."""
+    """A case that is not run because a package is missing; its row names the package."""
 
     def make() -> Callable[[], float]:
         raise error

@@ -128,7 +128,7 @@ class _Running:
 
 
 def _to_send(error: Exception) -> Exception:
-    """The error as one that can be pickled, has one line and names the file or the rank."""
+    """The error in a form that can be pickled: one line that names the file or the rank."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError) and error.filename is not None:
