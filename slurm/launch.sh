@@ -21,5 +21,6 @@ if [ -f "slurm/$cluster/env.sh" ]; then
 fi
 # A failed task ends the step; otherwise the others would wait for it. Ranks must fill node after node,
 # because levels are groups of consecutive ranks (spec/machine.py), and a site's default may distribute tasks
-# cyclically. shellcheck disable=SC2086 # the options are several words
+# cyclically.
+# shellcheck disable=SC2086 # the options are several words
 exec srun --kill-on-bad-exit=1 --distribution=block --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"
