@@ -177,7 +177,10 @@ def _without(name: str):
         (_without("optimizer.exp_avg.b"), "'exp_avg' among the optimizer states of 'b' is not in"),
         (_without("buffer.seen"), "'buffer.seen' is not in the checkpoint"),
         (_without("rng.cpu.1"), "'rng.cpu.1' is not in the checkpoint"),
-        (lambda c: c["numbers"].update({"optimizer.x.a": 1}), "'x' among the optimizer states of 'a' is in"),
+        (
+            lambda c: c["numbers"].update({"optimizer.x.a": 1}),
+            "'x' among the optimizer states of 'a' is only in the checkpoint",
+        ),
         (lambda c: c["numbers"].update({"model.x": 1}), "'model.x' is of an unknown kind"),
         (
             lambda c: c["tensors"].update({"hook.a": c["tensors"]["model.a"]}),

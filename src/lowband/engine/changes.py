@@ -3,8 +3,9 @@
 [Note: versions] An optimizer step changes `master` in place, which increments the shards' version counters.
 Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
 
-[Note: writes through .data] They increment no counter. Where a copy of the weights is kept, the module would
-keep computing with the old values. So a sample of `master` is compared before the copy is used again.
+[Note: writes through .data] Such writes do not increment any counter. Where a copy of the weights is kept,
+the module would keep computing with the old values. So a sample of `master` is compared before the copy is
+used again.
 """
 
 from collections.abc import Sequence

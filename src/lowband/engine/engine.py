@@ -165,7 +165,7 @@ class Engine:
         return args, kwargs
 
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
-        """Drop frozen units when their inputs have gradients: they have none of their own to wait for."""
+        """Drop frozen units when their inputs have gradients, because their parameters have none."""
         frozen = [unit for unit in units if not unit.requires_grad]
         tensors = _differentiable(inputs)
 
@@ -255,7 +255,7 @@ class Engine:
         torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
     def _end_backward(self) -> None:
-        """Reduce what the hooks have not: units with unused parameters, gradients that arrived late."""
+        """Reduce the units that the hooks did not: those with unused parameters or with late gradients."""
         for unit in self.units:
             if unit.grads.needs_reduce:
                 self._reduce(unit)

@@ -19,7 +19,7 @@ Tensor parallelism adds, per block, two all-reduces of the activations in forwar
 recomputation), not hidden. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
 micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
 activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all micro-batches through a
-stage in turn, so a unit is gathered and reduced once a step, not once a micro-batch.
+stage in turn, so a unit is gathered and reduced once per step, not once per micro-batch.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -97,7 +97,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     # The first forward of a step gathers updated weights; the last backward reduces to the optimizer level.
     forward(("pass", "step"), 1)
     backward(("pass", "step"), 1)
-    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once a step
+    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once per step
         forward(("pass",), passes - 1)
         backward(("pass",), passes - 1)
     add("forward", passes * (blocks * w.forward + w.head_forward))

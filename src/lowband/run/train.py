@@ -240,7 +240,7 @@ def _device(rank: Rank, device_type: str) -> torch.device:
     if torch.cuda._is_in_bad_fork():
         raise UserError(
             "HIP was initialised before the ranks were forked, as counting devices does without amdsmi",
-            allowed="torchrun, srun with a task a rank, or the site's amdsmi (envs/rocm.yaml)",
+            allowed="torchrun, srun with one task per rank, or the site's amdsmi (envs/rocm.yaml)",
         )
     # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all devices of a node.
     device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
