@@ -34,14 +34,9 @@ def job(scheme: str = "hier3", machine: Machine = FRONTIER, **changes: object) -
     return Workload(machine, model_of(ROOT, "gpt-20b"), scheme_of(ROOT, scheme), **given_)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"), [({"tp": 2}, "tp 2"), ({"recompute": "full"}, "recompute full")]
-)
-def test_what_suites_cannot_say_is_not_written(
-    tmp_path: Path, changes: dict[str, object], words: str
-) -> None:
-    best = Candidate((), job(**{"recompute": "none", **changes}), 1, 4, 1.0, 0.0)
-    with pytest.raises(UserError, match=words):
+def test_what_suites_cannot_say_is_not_written(tmp_path: Path) -> None:
+    best = Candidate((), job(recompute="none", tp=2), 1, 4, 1.0, 0.0)
+    with pytest.raises(UserError, match="tp 2"):
         write(best, "found", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -171,7 +166,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
             machine_of(ROOT, str(file))
     with pytest.raises(UserError, match=r"GiB short per rank \(optim"):
         plan(FRONTIER, model_of(ROOT, "gpt-1t"), 16, 2048, 64, [1], [1])
-    with pytest.raises(UserError, match="do not divide over tp"):
+    with pytest.raises(UserError, match="cannot be divided over tp"):
         job(tp=3)
 
 
