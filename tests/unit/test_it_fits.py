@@ -1,0 +1,39 @@
+"""Every run of every shipped suite of a real cluster fits its device, at the start and in the step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lowband.predict.prediction import predict
+from lowband.predict.workload import Workload
+from lowband.spec.run import RunSpec
+from lowband.spec.suites import expand
+
+ROOT = Path(__file__).parents[2]
+RUNTIME_GIB = 4  # for the runtime, collectives' libraries and the allocator's gaps
+REAL = ["cuda", "frontier"]  # suites that train on devices
+
+
+def workload(spec: RunSpec) -> Workload:
+    return Workload(
+        spec.machine, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len, spec.accumulation,
+        recompute=spec.recompute, compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("suite", REAL)
+def test_every_run_fits(suite: str) -> None:
+    specs = expand(ROOT, [suite])
+    assert specs
+    for spec in specs:
+        found = predict(workload(spec))
+        room = spec.machine.device.memory_gib - RUNTIME_GIB
+        assert found.peak_memory_bytes <= room * 2**30, spec.run_id
+
+
+def test_on_8_gcds_hier3_leaves_too_little_for_the_runtime() -> None:
+    """The reason that the suite `frontier` gives for its smallest number of ranks."""
+    [spec] = [s for s in expand(ROOT, ["frontier"]) if (s.scheme.name, s.ranks, s.repeat) == ("hier3", 16, 1)]
+    found = predict(replace(workload(spec), ranks=8))
+    assert f"{found.peak_memory_bytes / 2**30:.1f}" == "61.7"
