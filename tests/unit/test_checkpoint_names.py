@@ -15,7 +15,7 @@ from lowband.spec.records import RunFolder
 from lowband.spec.run import OPTIONS, RunSpec
 
 TEXT = Corpus(np.zeros(9, np.uint8), np.zeros(9, np.uint8), 1, {"source": "a", "sha256": "abc"})
-GOES_ON = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text"}  # the text's path
+GOES_ON = {"time_limit_s", "peer_timeout_s", "fingerprint", "checkpoint_every", "text"}  # the text's path
 
 
 def name(spec: RunSpec, text: Corpus = TEXT) -> str:
