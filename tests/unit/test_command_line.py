@@ -12,7 +12,7 @@ from report_runs import ROOT
 from lowband.__main__ import main
 from lowband.box import links, network
 from lowband.errors import UserError
-from lowband.spec.suites import expand
+from lowband.spec.config import Config
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
@@ -87,7 +87,7 @@ def test_an_entry_that_is_no_mapping_is_named(
 def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "missing", lambda: "no ip")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    [spec, *_] = expand(ROOT, ["links"])
+    [spec, *_] = Config(ROOT).runs(["links"])
     with pytest.raises(UserError, match="no ip"):
         network.connect(spec, "private")
     assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"

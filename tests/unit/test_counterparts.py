@@ -8,10 +8,10 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.exchange import scheme_of_deepspeed
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import FORMS, PEERS, TABLE, form_of, peer_arguments
-from lowband.spec.scheme import read_scheme
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
@@ -19,7 +19,7 @@ LEVELS = Levels.fit({"package": 2, "node": 4}, 8)
 
 
 def scheme(name: str):
-    return read_scheme(ROOT / "config" / "schemes.yaml", name)
+    return Config(ROOT).scheme(name)
 
 
 def test_every_form_has_a_word_on_every_peer() -> None:

@@ -68,9 +68,9 @@ def _bench_comm(options: argparse.Namespace) -> None:
     from lowband.box.layout import Layout
     from lowband.box.network import start_privately
     from lowband.errors import UserError
-    from lowband.spec.machine import read_machine
+    from lowband.spec.config import Config
 
-    machine = read_machine(Path(), options.cluster)
+    machine = Config().machine(options.cluster)
     if machine.box is None:
         raise UserError(
             f"'{options.cluster}' describes no box", where="--cluster", allowed="frontier-box, ..."

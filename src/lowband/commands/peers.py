@@ -31,9 +31,9 @@ def add(commands: Any) -> None:
 
 def _import_log(options: argparse.Namespace) -> None:
     from lowband.importers import ForeignRun, import_log
-    from lowband.spec.model import read_model
+    from lowband.spec.config import Config
 
-    model = read_model(options.root / "config" / "models.yaml", options.model)
+    model = Config(options.root).model(options.model)
     run = ForeignRun(model, options.seq_len, options.ranks, options.recompute)
     for message in import_log(options.log, options.format, run, options.out):
         print(message, file=sys.stderr)

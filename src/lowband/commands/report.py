@@ -105,11 +105,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> None:
     from lowband.run.status import DEFAULT_RESULTS, follow, read_status, report, suites_of
-    from lowband.spec.suites import asked_suites
+    from lowband.spec.config import Config
 
     suites = options.suite
     if suites is None and options.results == DEFAULT_RESULTS:  # which may lack runs of some suites
-        suites = asked_suites(options.root)
+        suites = Config(options.root).default_suites
     elif suites is None:
         suites = suites_of(options.root, options.results)
     if options.follow:

@@ -1,6 +1,5 @@
 """A machine as data: levels, links, device."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -8,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.sourced import Fact
-from lowband.spec.yaml_model import Strict, read_yaml
+from lowband.spec.yaml_model import Strict
 
 
 class Link(Strict):
@@ -166,22 +165,3 @@ class Machine(Strict):
 def _facts(place: str, part: Strict) -> dict[str, Fact]:
     values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
     return {key: value for key, value in values.items() if isinstance(value, Fact)}
-
-
-def read_machine(root: Path, cluster: str, alike: tuple[str, ...] = ()) -> Machine:
-    """The machine of `slurm/<cluster>/`. Raises UserError naming the available clusters.
-
-    alike: the chain of clusters that led here by `like`, each like the next
-    """
-    path = root / "slurm" / cluster / "machine.yaml"
-    if not path.exists():
-        known = sorted(p.parent.name for p in (root / "slurm").glob("*/machine.yaml"))
-        raise UserError(f"no cluster '{cluster}'", where=root / "slurm", allowed=known)
-    text = read_yaml(path)
-    if "like" in text:
-        chain = (*alike, cluster)
-        like = str(text.pop("like"))
-        if like in chain:
-            raise UserError(f"like: {' -> '.join((*chain, like))} is a circle", where=path)
-        text = read_machine(root, like, chain).model_dump(exclude_none=True) | text
-    return Machine.parse(text | {"name": cluster}, path)

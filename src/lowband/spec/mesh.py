@@ -70,7 +70,7 @@ class Levels:
         for (name_in, in_), (name_out, out) in pairwise(zip(names, sizes, strict=True)):
             if out % in_:
                 raise UserError(
-                    f"{world} ranks do not fit the levels: '{name_out}' ({out}) is no multiple of "
+                    f"{world} ranks do not fit the levels: '{name_out}' ({out}) is not a multiple of "
                     f"'{name_in}' ({in_})",
                     allowed=f"rank counts that fill whole groups of {dict(inner)}",
                 )

@@ -1,0 +1,15 @@
+"""doctor: this machine's equipment."""
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(_options: argparse.Namespace) -> None:
+    from lowband.run.doctor import examine
+
+    print(examine())
