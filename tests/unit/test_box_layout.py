@@ -81,7 +81,7 @@ def test_outer_link_changes_only_the_outer_link() -> None:
     slow = BOX.with_outer_link(0.25)
     assert slow.levels[:-1] == BOX.levels[:-1]
     assert slow.levels[-1].link.gigabytes_per_s == BOX.levels[-1].link.gigabytes_per_s / 4
-    with pytest.raises(UserError, match="states no link of world"):
+    with pytest.raises(UserError, match="has no link for level world"):
         Config(ROOT).machine("local").with_outer_link(2)
 
 

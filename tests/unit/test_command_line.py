@@ -81,7 +81,7 @@ def test_an_entry_that_is_no_mapping_is_named(
         (tmp_path / name).write_text((ROOT / "config" / name).read_text())
     (tmp_path / file).write_text(yaml.safe_dump({"broken": entry}))
     words = told(["claims", "--claims", str(tmp_path / "claims.yaml"), "--tables", str(tmp_path)], capsys)
-    assert f"{tmp_path / file}: broken: is no mapping" in words
+    assert f"{tmp_path / file}: broken: is not a mapping" in words
 
 
 def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
     [
         ({"stage": 4}, "stage is 4 (allowed: 0, 1, 2, 3)"),
         ({"stage": 3, "zero_hpz_partition_size": 3}, "no level of 3 ranks (allowed: 1, 2, 4, 8)"),
-        ({"stage": 2, "zero_quantized_weights": True}, "take stage 3, not 2"),
+        ({"stage": 2, "zero_quantized_weights": True}, "need stage 3, not 2"),
         ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param has no counterpart here"),
         ({"stage": 3, "zero_hpz_partitionsize": 4}, "zero_hpz_partitionsize is not known"),
     ],

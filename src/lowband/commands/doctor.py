@@ -5,7 +5,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    doctor = commands.add_parser("doctor", help="what this machine has and what that allows")
+    doctor = commands.add_parser("doctor", help="check this machine's equipment and what it allows")
     doctor.set_defaults(run=_doctor)
 
 

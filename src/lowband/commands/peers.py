@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
     log.set_defaults(run=_import_log)
 
-    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
+    faults = commands.add_parser("faults", help="run the experiments that demonstrate peers' faults")
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
     faults.set_defaults(run=_faults)
 

@@ -26,11 +26,11 @@ def add(commands: Any) -> None:
     predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
     predict.add_argument("--schedule", choices=["1f1b", "breadth-first"], default="1f1b")
     out = predict.add_mutually_exclusive_group()
-    out.add_argument("--json", action="store_true", help="an object, or an array of a grid's")
+    out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
     predict.set_defaults(run=_predict)
 
-    plan = commands.add_parser("plan", help="the fastest placement, wires, batches and degrees that fit")
+    plan = commands.add_parser("plan", help="find the fastest placement, wires, batches and degrees that fit")
     _add_job(plan)
     plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
     plan.add_argument(
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
-    calibrate = commands.add_parser("calibrate", help="a cluster's fitted constants, fitted anew (minutes)")
+    calibrate = commands.add_parser("calibrate", help="fit a cluster's fitted constants again (minutes)")
     calibrate.add_argument("cluster")
     calibrate.add_argument("--root", type=Path, default=Path())
     calibrate.set_defaults(run=_calibrate)

@@ -12,22 +12,25 @@ from lowband.errors import UserError
 
 def add(commands: Any) -> None:
     spec = commands.add_parser(
-        "spec", help="write the spec.json of every run of some suites; a scheme to or from a peer's words"
+        "spec",
+        help="write the spec.json of every run of suites; convert a scheme to or from a peer's configuration",
     )
     what = spec.add_mutually_exclusive_group(required=True)
     what.add_argument("--suite", nargs="+", help="names in config/suites/; their runs go to --out")
-    what.add_argument("--scheme", help="a name in config/schemes.yaml, to be said --to a peer")
-    what.add_argument("--from", type=Path, dest="source", help="DeepSpeed JSON, to be read into a scheme")
+    what.add_argument(
+        "--scheme", help="a name in config/schemes.yaml, to convert --to a peer's configuration"
+    )
+    what.add_argument("--from", type=Path, dest="source", help="DeepSpeed JSON, to convert into a scheme")
     spec.add_argument("--out", type=Path, help="folder of run folders")
     spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
-    spec.add_argument("--cluster", default="local", help="whose levels --scheme and --from mean")
+    spec.add_argument("--cluster", default="local", help="cluster whose levels --scheme and --from refer to")
     spec.add_argument("--ranks", type=at_least_one, help="over how many ranks")
     spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     spec.set_defaults(run=_spec)
 
     train = commands.add_parser(
         "train",
-        help="train as a spec.json says, into its folder; a rank under torchrun or srun, else locally",
+        help="train the run of a spec.json, in its folder; a rank under torchrun or srun, else locally",
     )
     train.add_argument("spec", type=Path)
     train.add_argument(
@@ -35,8 +38,8 @@ def add(commands: Any) -> None:
         choices=["auto", "private", "plain", "here"],
         metavar="{auto,private,plain}",  # `here` is how the command restarts itself in a private network
         default="auto",
-        help="of a box's run: a network of its own with shaped links (private), plain loopback, or private "
-        "where it can be had (auto, the default)",
+        help="for a run in a box: its own network with shaped links (private), plain loopback, or private "
+        "where available (auto, the default)",
     )
     train.set_defaults(run=_train)
 

@@ -9,7 +9,7 @@ TIMES, SETUP, ENVIRONMENT = "softmax_times.csv", "softmax_setup.csv", "softmax_e
 
 def add(commands: Any) -> None:
     bench = commands.add_parser(
-        "bench-softmax", help="three softmax algorithms against the size of a vector, on one core (a minute)"
+        "bench-softmax", help="time three softmax algorithms over vector sizes, on one core (a minute)"
     )
     bench.add_argument("--out", type=Path, required=True, help=f"folder of {TIMES}, {SETUP}, {ENVIRONMENT}")
     bench.set_defaults(run=_bench)

@@ -13,8 +13,8 @@ def add(commands: Any) -> None:
 
     table = commands.add_parser("table", help="raw tables -> a derived table")
     table.add_argument("name")
-    table.add_argument("--tables", type=Path, required=True, help="folder of what it is made of")
-    table.add_argument("--out", type=Path, help="folder that it is written to (default: --tables)")
+    table.add_argument("--tables", type=Path, required=True, help="folder of the tables it is made from")
+    table.add_argument("--out", type=Path, help="folder to write it to (default: --tables)")
     table.set_defaults(run=_table)
 
     figure = commands.add_parser("figure", help="a table -> a figure (PDF, PNG, CSV)")

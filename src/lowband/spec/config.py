@@ -79,7 +79,7 @@ class Config:
             chain = (*alike, cluster)
             like = str(values.pop("like"))
             if like in chain:
-                raise UserError(f"like: {' -> '.join((*chain, like))} is a circle", where=path)
+                raise UserError(f"like: {' -> '.join((*chain, like))} is circular", where=path)
             values = self.machine(like, chain).model_dump(exclude_none=True) | values
         return Machine.parse(values | {"name": cluster}, path)
 
@@ -107,7 +107,7 @@ class Config:
             suite, where = self.suite(name), self._suite_file(name)
             for spec in expand(suite, self.machine(suite.cluster), self.model, self.scheme, where):
                 if spec.run_id in specs:
-                    raise UserError(f"two points are called '{spec.run_id}'", where=where)
+                    raise UserError(f"two points are named '{spec.run_id}'", where=where)
                 specs[spec.run_id] = spec
         return list(specs.values())
 

@@ -63,7 +63,7 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
     secondary = _group_level(zero, "zero_hpz_partition_size", levels, where)
     wires = {key: wire for name, means in QUANTIZED.items() if zero.get(name) for key, wire in means.items()}
     if stage != 3 and (wires or secondary or shard != WORLD):
-        raise UserError(f"hpZ, MiCS and quantized collectives take stage 3, not {stage}", where=where)
+        raise UserError(f"hpZ, MiCS and quantized collectives need stage 3, not {stage}", where=where)
     places = {
         "weights": shard if stage == 3 else SELF,
         "grads": shard if stage >= 2 else SELF,

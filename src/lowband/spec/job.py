@@ -25,7 +25,7 @@ class SlurmRequest(Strict):
     sbatch: str = Field(default="", description="further options of sbatch")
     srun: str = Field(default="", description="further options of srun")
     spare_minutes: PositiveInt = Field(
-        default=2, description="of a job beyond its run's own time limit: start, imports, a last word"
+        default=2, description="added to the run's own time limit: start, imports, recording the outcome"
     )
     longest_minutes: dict[PositiveInt, PositiveInt] = Field(
         default={}, description="queue limits: up to this many nodes, at most this many minutes"

@@ -63,7 +63,7 @@ class Levels:
             raise UserError(f"{world} ranks", allowed="1 or more")
         if any(size < 1 for size in inner.values()) or {SELF, WORLD} & set(inner):
             raise UserError(
-                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names but self and world"
+                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names other than self and world"
             )
         names = (SELF, *inner, WORLD)
         sizes = (1, *(min(size, world) for size in inner.values()), world)

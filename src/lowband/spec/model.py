@@ -26,7 +26,7 @@ class ModelSpec(Strict):
     mlp_hidden: PositiveInt | None = Field(default=None, description="none: 4 x hidden")
     gated: bool = Field(default=False, description="whether the MLP has a third matrix, its gate (SwiGLU)")
     biases: bool = Field(default=True, description="false: none in matrices and norms (Llama)")
-    source: str = Field(min_length=1, description="where the shape stands, or 'ours'")
+    source: str = Field(min_length=1, description="where the shape comes from, or 'ours'")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSpec":

@@ -30,7 +30,7 @@ class Suite(Strict):
     """`config/suites/<suite>.yaml`."""
 
     name: str
-    purpose: str = Field(min_length=1, description="what the suite is run for, one sentence")
+    purpose: str = Field(min_length=1, description="the suite's purpose, in one sentence")
     cluster: str = Field(description="a folder of slurm/ with a machine.yaml")
     repeats: PositiveInt = Field(default=1, description="runs of each point, with seeds seed, seed+1, ...")
     fixed: dict[str, Value] = Field(description="keys of a run with one value")
@@ -63,7 +63,7 @@ def expand(
     """
     twice = sorted(set(suite.fixed) & set(suite.axes))
     if twice:
-        raise UserError(f"'{twice[0]}' is both in fixed and in axes", where=where)
+        raise UserError(f"'{twice[0]}' is in both fixed and axes", where=where)
     unknown = [key for point in suite.exclude for key in point if key not in suite.axes]
     if unknown:
         raise UserError(f"exclude: '{unknown[0]}' is not an axis", where=where, allowed=suite.axes)
@@ -124,7 +124,7 @@ def _micro_batch(point: Point, where: Path) -> int:
     parts = point.ranks * point.accumulation
     if point.global_batch % parts:
         raise UserError(
-            f"global_batch {point.global_batch} does not divide over {point.ranks} ranks x "
+            f"global_batch {point.global_batch} is not a multiple of {point.ranks} ranks x "
             f"{point.accumulation} accumulation steps",
             where=where,
             allowed=f"multiples of {parts}",
