@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 
-from lowband.commands import box, doctor, kernels, peers, predict, report, runs, softmax, tables
+from lowband.commands import benchmarks, box, doctor, kernels, peers, predict, report, runs, tables
 from lowband.errors import UserError
 
-GROUPS = (runs, tables, box, peers, predict, softmax, kernels, report, doctor)  # in the order of --help
+GROUPS = (runs, tables, box, peers, predict, benchmarks, kernels, report, doctor)  # in the order of --help
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.bench.kernels import PARTS
 from lowband.errors import UserError
 
 
@@ -18,7 +19,7 @@ def add(commands: Any) -> None:
     )
     bench.add_argument(
         "--only", nargs="+", help="parts to run (default: all)",
-        choices=("ceilings", "products", "block_quant", "softmax", "attention", "training"),
+        choices=PARTS,
     )  # fmt: skip
     bench.add_argument("--limit-s", type=float, default=420, help="nothing new is started after this (420)")
     bench.add_argument(
@@ -31,7 +32,7 @@ def add(commands: Any) -> None:
 def _bench_kernel(options: argparse.Namespace) -> int:
     if options.targets is not None:
         return _compile(options)
-    from lowband.bench.kernels.main import PARTS, bench
+    from lowband.bench.kernels.main import bench
 
     rows = bench(
         options.out, options.device, options.only or list(PARTS), options.limit_s,

@@ -2,28 +2,19 @@
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from lowband.bench.kernels import attention, block_quant, ceilings, products, softmax, training
 from lowband.bench.kernels.measure import measure
 from lowband.bench.kernels.rows import environment, kept_rows, write_environment, write_rows
 from lowband.errors import UserError
 from lowband.spec.kernel_rows import KernelRow
 
-PARTS = {
-    "ceilings": ceilings.groups,
-    "products": products.groups,
-    "block_quant": block_quant.groups,
-    "softmax": softmax.groups,
-    "attention": attention.groups,
-    "training": training.groups,
-}
-
 
 def bench(
-    out: Path, device_type: str, parts: list[str], limit_s: float, say: Callable[[str], None]
+    out: Path, device_type: str, parts: list[str], limit_s: float, print_line: Callable[[str], None]
 ) -> list[KernelRow]:
     """Write kernels.csv and environment.json to `out`. Groups that would begin after `limit_s` are not run.
 
@@ -41,10 +32,10 @@ def bench(
     write_environment(found, out / "environment.json")
     rows: list[KernelRow] = []
     for part in parts:
-        for group in PARTS[part](device):
+        for group in import_module(f"lowband.bench.kernels.{part}").groups(device):
             for row in measure(group, device, lambda: time.monotonic() - start < limit_s):
                 rows.append(row)
-                say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
+                print_line(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
             write_rows(rows, found, out / "kernels.csv", kept)
     if device.type == "cuda":  # the clocks of a device that was just under load
         write_environment(found | {"clocks_after": environment(device)["clocks"]}, out / "environment.json")

@@ -8,11 +8,6 @@ import pandas as pd
 
 from lowband.report.tables import box
 
-PAIRS = {
-    "zeropp / zero3": ("zeropp", "zero3"),
-    "hier3 / zero3": ("hier3", "zero3"),
-    "hier3 / zeropp": ("hier3", "zeropp"),
-}
 CONDITIONS = [
     "point",
     "suite",
@@ -39,10 +34,14 @@ def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     """reported: results/reported/01_frontier_low_bandwidth_2501.04266.csv"""
     points = box.build(runs)
     parts = []
-    for pair, (scheme, over) in PAIRS.items():
-        rows = points.loc[points["scheme"] == scheme, [*CONDITIONS, f"over_{over}"]]
-        rows = rows.rename(columns={f"over_{over}": "ratio"}).assign(pair=pair, provenance="measured")
-        parts.append(rows[rows["ratio"].notna()])
+    for i, over in enumerate(box.OVER):
+        for scheme, of_scheme in points.groupby("scheme", sort=False):
+            if scheme in box.OVER[: i + 1]:  # itself, or the inverse of an earlier pair
+                continue
+            rows = of_scheme[CONDITIONS].assign(
+                ratio=of_scheme[f"over_{over}"], pair=f"{scheme} / {over}", provenance="measured"
+            )
+            parts.append(rows[rows["ratio"].notna()])
     for pair, (metric, scheme) in _GAINS.items():
         row = reported[(reported["metric"] == metric) & (reported["scheme"] == scheme)]
         gain = float(row["value"].iloc[0])
