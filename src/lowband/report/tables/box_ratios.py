@@ -21,6 +21,7 @@ CONDITIONS = [
     "links",
     "repeats",
 ]
+COLUMNS = [*CONDITIONS, "ratio", "pair", "provenance"]
 
 # The rows of the paper's ratios in results/reported/: metric and scheme; gains are in percent.
 _GAINS = {
@@ -47,4 +48,4 @@ def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
         gain = float(row["value"].iloc[0])
         reported_row = {"pair": pair, "provenance": "reported", "ranks": int(row["gcds"].iloc[0].split()[0])}
         parts.append(pd.DataFrame([{**reported_row, "ratio": 1 + gain / 100}]))
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True).reindex(columns=COLUMNS)
