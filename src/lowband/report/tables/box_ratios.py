@@ -1,6 +1,6 @@
 """Throughput of one scheme over another's in a scale model, under every condition measured, and as reported.
 
-One row per pair of schemes and point of the first. Reported rows have no condition: the paper states neither
+One row per point and scheme of box.OVER that it is compared with. Reported rows have no condition: the paper states neither
 its batch nor the rate that the links attained.
 """
 
@@ -21,8 +21,6 @@ CONDITIONS = [
     "links",
     "repeats",
 ]
-COLUMNS = [*CONDITIONS, "ratio", "pair", "provenance"]
-
 # The rows of the paper's ratios in results/reported/: metric and scheme; gains are in percent.
 _GAINS = {
     "zeropp / zero3": ("TFLOPS per GPU gain", "ZeRO++ ported to AMD"),
@@ -34,18 +32,20 @@ _GAINS = {
 def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     """reported: results/reported/01_frontier_low_bandwidth_2501.04266.csv"""
     points = box.build(runs)
+    schemes = dict.fromkeys([*box.OVER, *points["scheme"]])
     parts = []
     for i, over in enumerate(box.OVER):
-        for scheme, of_scheme in points.groupby("scheme", sort=False):
+        for scheme in schemes:
             if scheme in box.OVER[: i + 1]:  # itself, or the inverse of an earlier pair
                 continue
-            rows = of_scheme[CONDITIONS].assign(
-                ratio=of_scheme[f"over_{over}"], pair=f"{scheme} / {over}", provenance="measured"
+            rows = points[points["scheme"] == scheme]
+            ratios = rows[CONDITIONS].assign(
+                ratio=rows[f"over_{over}"], pair=f"{scheme} / {over}", provenance="measured"
             )
-            parts.append(rows[rows["ratio"].notna()])
+            parts.append(ratios[ratios["ratio"].notna()])
     for pair, (metric, scheme) in _GAINS.items():
         row = reported[(reported["metric"] == metric) & (reported["scheme"] == scheme)]
         gain = float(row["value"].iloc[0])
         reported_row = {"pair": pair, "provenance": "reported", "ranks": int(row["gcds"].iloc[0].split()[0])}
         parts.append(pd.DataFrame([{**reported_row, "ratio": 1 + gain / 100}]))
-    return pd.concat(parts, ignore_index=True).reindex(columns=COLUMNS)
+    return pd.concat(parts, ignore_index=True)
