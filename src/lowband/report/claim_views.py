@@ -5,7 +5,7 @@ on shipped ones; then those that were not tried, with the reason.
 """
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lowband.spec.csv_tables import read_table
 
 VERDICTS = ("pass", "short", "partial", "fit", "not run")
 TRIED = ("verdict", "claim", "about", "kind", "reported", "ours", "must be", "rows from", "note")
+HEADLINES = ("verdict", "claim", "reported", "ours", "must be")
 NOT_RUN = ("claim", "about", "reported", "why not run")
 
 Rows = list[list[str]]
@@ -108,6 +109,15 @@ def tally_apart(claims: pd.DataFrame) -> str:
     """Separate tallies of the claims tried on this run's results and of the rest."""
     parts = [f"{name}: {tally(group)}" for name, group in by_origin(claims).items()]
     return "; ".join([*parts, f"not run: {int((~is_tried(claims)).sum())}"])
+
+
+def headlines(claims: pd.DataFrame, names: Mapping[str, str]) -> Rows:
+    """The cells under HEADLINES. names: a claim's id -> the words to show it under."""
+    return [
+        [row["verdict"], name, reported(row), ours(row), must_be(row)]
+        for claim, name in names.items()
+        for _, row in claims[claims["id"] == claim].iterrows()
+    ]
 
 
 def by_paper(claims: pd.DataFrame) -> tuple[list[str], Rows]:

@@ -12,7 +12,15 @@ from lowband.cost.softmax import ALGORITHMS, TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents, suite_documents
 from lowband.report.build_tables import read_sources
-from lowband.report.claim_views import by_paper, markdown, markdown_table, read_graded
+from lowband.report.claim_views import (
+    HEADLINES,
+    by_kind,
+    headlines,
+    markdown,
+    markdown_table,
+    read_graded,
+)
+from lowband.report.claims import read_claims
 from lowband.report.findings import findings
 from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
@@ -73,9 +81,16 @@ def _claims(root: Path) -> list[str]:
 
 
 def _found(root: Path) -> list[str]:
-    """The verdicts of each paper's claims, then the findings, in sentences."""
-    sentences = [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
-    return [*markdown_table(*by_paper(_graded(root))), "", *sentences]
+    """The findings, in sentences."""
+    return [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
+
+
+def _headlines(root: Path) -> list[str]:
+    """The verdicts by kind of claim, then the claims that are marked as headlines."""
+    graded = _graded(root)
+    claims = read_claims(root / "config" / "claims.yaml")
+    names = {claim.id: claim.headline for claim in claims if claim.headline}
+    return [*markdown_table(*by_kind(graded)), "", *markdown_table(HEADLINES, headlines(graded, names))]
 
 
 def _accuracy(root: Path) -> list[str]:
@@ -199,8 +214,9 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
-    "needs": ("README.md", needs),
-    "found": ("README.md", _found),
+    "needs": ("docs/running.md", needs),
+    "headlines": ("README.md", _headlines),
+    "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),
     "mutants": ("docs/testing.md", _mutants),
 }

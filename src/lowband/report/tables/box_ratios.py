@@ -1,7 +1,7 @@
 """Throughput of one scheme over another's in a scale model, under every condition measured, and as reported.
 
-One row per point and scheme of box.OVER that it is compared with. Reported rows have no condition: the paper states neither
-its batch nor the rate that the links attained.
+One row per point and scheme of box.OVER that it is compared with. Reported rows have no condition: the paper
+states neither its batch nor the rate that the links attained.
 """
 
 import pandas as pd
