@@ -33,7 +33,7 @@ def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     """reported: results/reported/01_frontier_low_bandwidth_2501.04266.csv"""
     points = box.build(runs)
     schemes = dict.fromkeys([*box.OVER, *points["scheme"]])
-    parts = []
+    parts: list[pd.DataFrame] = []
     for i, over in enumerate(box.OVER):
         for scheme in schemes:
             if scheme in box.OVER[: i + 1]:  # itself, or the inverse of an earlier pair
