@@ -1,7 +1,8 @@
 # This machine -> raw tables of benchmarks, a rule for each entry of spec/benchmarks.py.
 from lowband.spec.benchmarks import BENCHMARKS
 
-# All cores, though one is used: nothing else that is timed may run beside it.
+# It reserves all cores although it uses one, so that nothing else that is timed runs beside it. The sources are
+# inputs, so that a changed kernel is measured again.
 for bench_name, benchmark in BENCHMARKS.items():
 
     rule:
