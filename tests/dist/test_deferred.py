@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_parity import INNER, SCHEMES, SCHEMES_FILE, SPEC
+from test_parity import CONFIG, INNER, SCHEMES, SPEC
 from torch import nn
 
 import lowband
@@ -15,7 +15,6 @@ from lowband.engine.whole import sha256, state_digests
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.scheme import read_scheme
 from lowband.trainers.trainer import fingerprint_of
 
 SEED = 7
@@ -25,7 +24,7 @@ def state_of_deferred(schemes: list[str], inner: dict[str, int]):
     """Per scheme: the whole state, and the peak bytes of the start, counted and in closed form."""
     topology, found = lowband.Topology(inner), {}
     for name in schemes:
-        scheme = read_scheme(SCHEMES_FILE, name)
+        scheme = CONFIG.scheme(name)
         with torch.device("meta"):
             model = GPT(SPEC)
         before = torch.get_rng_state()
@@ -46,7 +45,7 @@ def test_the_values_are_those_of_a_real_module(ranks: int) -> None:
         assert list(state) == list(expected)
         assert all(torch.equal(state[key], expected[key]) for key in expected), name
         assert [found[name][1] for found in by_rank] == [found[name][2] for found in by_rank], name
-        fullest = start_bytes(SPEC.unit_shapes(), read_scheme(SCHEMES_FILE, name), levels(ranks), "fp32")
+        fullest = start_bytes(SPEC.unit_shapes(), CONFIG.scheme(name), levels(ranks), "fp32")
         assert max(found[name][1] for found in by_rank) == fullest, name
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import SCHEMES_FILE
+from test_parity import CONFIG
 
 import lowband
 from lowband.engine.api import engine_of
@@ -15,7 +15,6 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.run.train import M_ARENA_MAX, M_MMAP_THRESHOLD
 from lowband.spec.model import ModelSpec
-from lowband.spec.scheme import read_scheme
 
 MODEL = ModelSpec(name="large", layers=36, hidden=512, heads=8, vocab=512, seq_len=4, source="test")
 RANKS, INNER = 8, {"package": 4, "node": 8}
@@ -37,7 +36,7 @@ def train_under_the_limit(scheme: str) -> list[float]:
     limit_memory()
     with torch.device("meta"):
         model = GPT(MODEL)
-    lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), topology, Block, torch.float32, init=model.init)
+    lowband.shard(model, CONFIG.scheme(scheme), topology, Block, torch.float32, init=model.init)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.arange(MODEL.seq_len).view(1, -1)
     loss = model(tokens, tokens)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_parity import CLIP, INNER, QUANTIZED, SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from test_parity import CLIP, CONFIG, INNER, QUANTIZED, SCHEMES, SPEC, optimizer_of, part_of_batch
 from torch.autograd.graph import saved_tensors_hooks
 
 import lowband
@@ -10,7 +10,6 @@ from lowband.cost.activations import kept_bytes_per_token
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.model import ModelSpec
-from lowband.spec.scheme import read_scheme
 
 MODEL = ModelSpec(name="even", layers=3, hidden=64, heads=4, vocab=96, seq_len=32, source="test")
 BATCH = 2
@@ -49,7 +48,7 @@ def test_activations_are_those_of_the_closed_form(recompute, statistics: int) ->
 def train(scheme: str, recompute: str) -> list[float]:
     model = GPT(SPEC, seed=7, recompute=recompute)  # type: ignore[arg-type]
     topology = lowband.Topology(INNER)
-    lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), topology, Block, torch.float32)
+    lowband.shard(model, CONFIG.scheme(scheme), topology, Block, torch.float32)
     optimizer = optimizer_of(model.parameters())
     found = []
     for step in range(2):

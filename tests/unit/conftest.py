@@ -9,6 +9,7 @@ from report_runs import smoke_specs, write_run
 
 from lowband.report.build_tables import COLLECTED, SUITE_OF, TABLES, write_table
 from lowband.report.collect import collect
+from lowband.spec.config import Config
 from lowband.validation.tables import write_predicted
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def all_tables(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every table: those of the smoke suite's runs, predictions, and shipped suites as shipped."""
     folder = tmp_path_factory.mktemp("all") / "tables"
     shutil.copytree(tables, folder)
-    write_predicted(ROOT, folder)
+    write_predicted(Config(ROOT), folder)
     for name in [name for name in TABLES if name not in OF_RUNS]:
         shipped = REFERENCE / SUITE_OF[name] if name in SUITE_OF else folder
         write_table(name, shipped, folder)

@@ -7,8 +7,8 @@ import pytest
 
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
+from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
 RUNTIME_GIB = 4  # for the runtime, collectives' libraries and the allocator's gaps
@@ -24,7 +24,7 @@ def workload(spec: RunSpec) -> Workload:
 
 @pytest.mark.parametrize("suite", REAL)
 def test_every_run_fits(suite: str) -> None:
-    specs = expand(ROOT, [suite])
+    specs = Config(ROOT).runs([suite])
     assert specs
     for spec in specs:
         found = predict(workload(spec))
@@ -34,6 +34,8 @@ def test_every_run_fits(suite: str) -> None:
 
 def test_on_8_gcds_hier3_leaves_too_little_for_the_runtime() -> None:
     """The reason that the suite `frontier` gives for its smallest number of ranks."""
-    [spec] = [s for s in expand(ROOT, ["frontier"]) if (s.scheme.name, s.ranks, s.repeat) == ("hier3", 16, 1)]
+    [spec] = [
+        s for s in Config(ROOT).runs(["frontier"]) if (s.scheme.name, s.ranks, s.repeat) == ("hier3", 16, 1)
+    ]
     found = predict(replace(workload(spec), ranks=8))
     assert f"{found.peak_memory_bytes / 2**30:.1f}" == "61.7"

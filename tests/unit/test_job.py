@@ -6,12 +6,12 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.report.suite_documents import suites
-from lowband.spec.job import SlurmRequest, is_slurm_task, read_job
+from lowband.spec.config import Config
+from lowband.spec.job import SlurmRequest, is_slurm_task
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
-RUN = next(spec for spec in expand(ROOT, ["frontier"]) if spec.ranks == 384)
+RUN = next(spec for spec in Config(ROOT).runs(["frontier"]) if spec.ranks == 384)
 
 
 def run(**changes: object) -> RunSpec:
@@ -20,21 +20,21 @@ def run(**changes: object) -> RunSpec:
 
 @pytest.mark.parametrize("cluster", sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml")))
 def test_every_cluster_has_a_job(cluster: str) -> None:
-    assert read_job(ROOT, cluster).cpus_per_rank >= 1
+    assert Config(ROOT).job(cluster).cpus_per_rank >= 1
 
 
 def test_whole_nodes_and_a_margin_of_time() -> None:
-    job = read_job(ROOT, "frontier")
+    job = Config(ROOT).job("frontier")
     assert job.resources(run(ranks=12 * 8, time_limit_s=601))["nodes"] == 12
     assert job.resources(run(time_limit_s=601))["runtime"] == 11 + 10
     assert job.tasks_per_node(run()) == 8
-    assert read_job(ROOT, "frontier-box").tasks_per_node(run()) == 1
+    assert Config(ROOT).job("frontier-box").tasks_per_node(run()) == 1
 
 
 @pytest.mark.parametrize("suite", ["volume", "volume3072"])
 def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
-    job = read_job(ROOT, "frontier")
-    specs = expand(ROOT, [suite])
+    job = Config(ROOT).job("frontier")
+    specs = Config(ROOT).runs([suite])
     assert specs
     for spec in specs:
         assert (spec.device, spec.ranks >= 384) == ("fake", True)
@@ -43,7 +43,7 @@ def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
 
 
 def test_what_each_suite_asks_for() -> None:
-    """By hand: frontier has 9 runs each on 1, 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
+    """By hand: frontier has 9 runs each on 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
     head, _, *lines = suites(ROOT)
     rows = {row[0].strip("`"): row[1:] for line in lines for row in [line.strip("| ").split(" | ")]}
     assert sorted(rows) == sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
@@ -51,14 +51,14 @@ def test_what_each_suite_asks_for() -> None:
         "cluster", "runs", "ranks", "nodes of a run", "tasks of a run", "minutes of a run",
         "hours of all runs", "node-hours of all runs",
     ]  # fmt: skip
-    node_hours = 9 * (1 + 2 + 12 + 48) * 35 / 60
-    assert rows["frontier"] == ["`frontier`", "36", "384", "48", "384", "35", "21.0", f"{node_hours:.1f}"]
+    node_hours = 9 * (2 + 12 + 48) * 35 / 60
+    assert rows["frontier"] == ["`frontier`", "27", "384", "48", "384", "35", "15.8", f"{node_hours:.1f}"]
     assert rows["volume"] == ["`frontier`", "6", "384", "1", "1", "25", "2.5", "2.5"]  # counted, by one task
     assert rows["smoke"] == ["`local`", "9", "8", "-", "-", "-", "-", "-"]
 
 
 def test_queue_limits() -> None:
-    job = read_job(ROOT, "frontier")
+    job = Config(ROOT).job("frontier")
     assert job.resources(run(ranks=91 * 8, time_limit_s=110 * 60))["runtime"] == 120
     with pytest.raises(UserError, match=r"121 minutes on 91 nodes .allowed: 120 minutes at most"):
         job.resources(run(ranks=91 * 8, time_limit_s=111 * 60))

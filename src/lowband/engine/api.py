@@ -14,7 +14,8 @@ from lowband.engine.initial import Init
 from lowband.engine.topology import Topology
 from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
-from lowband.spec.scheme import Scheme, read_scheme
+from lowband.spec.config import Config
+from lowband.spec.scheme import Scheme
 
 
 def shard(
@@ -72,7 +73,7 @@ def _device() -> torch.device:
 
 
 def _scheme(scheme: Scheme | str) -> Scheme:
-    return read_scheme(Path.cwd() / "config" / "schemes.yaml", scheme) if isinstance(scheme, str) else scheme
+    return Config(Path.cwd()).scheme(scheme) if isinstance(scheme, str) else scheme
 
 
 def engine_of(module: nn.Module) -> Engine:

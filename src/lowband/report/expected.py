@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 Value = bool | str | int | float
 Wanted = dict[str, Value | tuple[Value, ...]]  # column -> the value that a row must have, or one of several
@@ -67,7 +67,7 @@ def find_lack(wanted: Wanted, evidence: str, runs: pd.DataFrame, root: Path, whe
 @cache  # a hundred claims use a handful of suites
 def _points(root: Path, suite: str) -> Mapping[str, Mapping[str, Value]]:
     """run id -> attributes of each run of the suite that its engine can do."""
-    return {spec.run_id: _row(spec) for spec in expand(root, [suite]) if _has_counterpart(spec)}
+    return {spec.run_id: _row(spec) for spec in Config(root).runs([suite]) if _has_counterpart(spec)}
 
 
 def _has_counterpart(spec: RunSpec) -> bool:

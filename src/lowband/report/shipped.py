@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lowband.report.build_tables import SUITE_OF, TABLES, write_table
 from lowband.report.grade import write_claims
+from lowband.spec.config import Config
 from lowband.validation.tables import write_predicted
 
 RAW = ("runs", "steps", "bytes", "states")  # written by `lowband collect` for the shipped reproduction
@@ -16,7 +17,7 @@ def write_shipped_tables(root: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in RAW:
         shutil.copyfile(reference / "local" / "tables" / f"{name}.csv", out / f"{name}.csv")
-    write_predicted(root, out)
+    write_predicted(Config(root), out)
     for name in TABLES:
         write_table(name, reference / SUITE_OF[name] if name in SUITE_OF else out, out, root)
     write_claims(root / "config" / "claims.yaml", out, out, root=root)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from lowband.report.claim_views import markdown_table
-from lowband.spec.job import has_slurm, read_job
-from lowband.spec.suites import expand
+from lowband.spec.config import Config
 
 COLUMNS = (
     "suite", "cluster", "runs", "ranks", "nodes of a run", "tasks of a run", "minutes of a run",
@@ -14,17 +13,17 @@ COLUMNS = (
 
 def suites(root: Path) -> list[str]:
     """A row per suite of config/suites/: the most that one of its runs requests, and the totals."""
-    paths = sorted((root / "config" / "suites").glob("*.yaml"))
-    return markdown_table(COLUMNS, [_row(root, path.stem) for path in paths])
+    config = Config(root)
+    return markdown_table(COLUMNS, [_row(config, suite) for suite in config.suites])
 
 
-def _row(root: Path, suite: str) -> list[str]:
-    specs = expand(root, [suite])
+def _row(config: Config, suite: str) -> list[str]:
+    specs = config.runs([suite])
     cluster = specs[0].machine.name
     row = [f"`{suite}`", f"`{cluster}`", f"{len(specs)}", f"{max(spec.ranks for spec in specs):,}"]
-    if not has_slurm(root, cluster):
+    if not config.has_slurm(cluster):
         return [*row, *["-"] * (len(COLUMNS) - len(row))]
-    job = read_job(root, cluster)
+    job = config.job(cluster)
     asked = [(spec, job.resources(spec)) for spec in specs]
     nodes, minutes = ([int(resources[key]) for _, resources in asked] for key in ("nodes", "runtime"))
     return [

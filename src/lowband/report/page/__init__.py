@@ -20,11 +20,10 @@ from lowband.report.figures import FIGURES, commit
 from lowband.report.findings import findings
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole
-from lowband.spec.machine import read_machine
-from lowband.spec.scheme import read_scheme
-from lowband.spec.yaml_model import read_text, read_yaml
+from lowband.spec.yaml_model import read_text
 from lowband.validation.tables import PREDICTED
 
 MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"
@@ -39,8 +38,8 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    machine = read_machine(root, MACHINE)
-    schemes_yaml = root / "config" / "schemes.yaml"
+    config = Config(root)
+    machine = config.machine(MACHINE)
     claims = read_graded(tables / "claims.csv")
     page = environment.get_template("page.html.j2").render(
         style=Markup(read_text(_FOLDER / "page.css")),
@@ -50,7 +49,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         links=_table(["level", "ranks", "GB/s per rank", "slower", "source"], links(machine)),
         schemes=[
             {"scheme": scheme, "svg": Markup(draw_scheme(scheme, machine.sizes)), "wires": wires(scheme)}
-            for scheme in (read_scheme(schemes_yaml, name) for name in read_yaml(schemes_yaml))
+            for scheme in map(config.scheme, config.schemes)
         ],
         at_scale=_at_scale(tables),
         findings=findings(root),
