@@ -15,9 +15,13 @@ pytest.importorskip("pydantic", reason="specs are read with pydantic; the kernel
 from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, STEPS, optimizer_of, part_of_batch
 
 import lowband
+from lowband.cost.memory import start_bytes
 from lowband.engine.api import engine_of
+from lowband.engine.whole import state_digests
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.mesh import Levels
+from lowband.trainers.trainer import fingerprint_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -105,3 +109,23 @@ def test_several_ranks(scheme: str, backend: str, tmp_path: Path) -> None:
 def test_bf16_stays_near_fp32(scheme: str, tmp_path: Path) -> None:
     [(losses, _)] = on_ranks(1, train, scheme, "nccl", 1, torch.bfloat16, tmp_path)
     assert losses == pytest.approx(bare(1), rel=2e-2)
+
+
+def state_of(is_deferred: bool, folder: Path) -> tuple[str, int]:
+    """The fingerprint of initial weights that the GPU draws, and the peak bytes of making them."""
+    dist.destroy_process_group()  # the helper's gloo group
+    dist.init_process_group("nccl", init_method=f"file://{folder}/{is_deferred}", rank=0, world_size=1)
+    torch.cuda.set_device(0)
+    topology = lowband.Topology({})
+    with torch.device("meta" if is_deferred else "cuda"):
+        model = GPT(SPEC, seed=7)
+    lowband.shard(model, CONFIG.scheme("zero3"), topology, Block, init=model.init, seed=7)
+    assert {p.device.type for p in model.parameters()} == {"cuda"}
+    return fingerprint_of(state_digests(model, engine_of(model))), engine_of(model).meter.peak["start"]
+
+
+def test_deferred_values_are_those_of_a_module_built_on_the_gpu(tmp_path: Path) -> None:
+    [(expected, _)] = on_ranks(1, state_of, False, tmp_path)
+    [(found, peak)] = on_ranks(1, state_of, True, tmp_path)
+    assert found == expected
+    assert peak == start_bytes(SPEC.unit_shapes(), CONFIG.scheme("zero3"), Levels.fit({}, 1), "bf16")

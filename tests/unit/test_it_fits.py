@@ -12,7 +12,7 @@ from lowband.spec.run import RunSpec
 
 ROOT = Path(__file__).parents[2]
 RUNTIME_GIB = 4  # for the runtime, collectives' libraries and the allocator's gaps
-REAL = ["cuda", "frontier"]  # suites that train on devices
+REAL = ["cuda", "frontier", "one-gpu"]  # suites that train on devices
 
 
 def workload(spec: RunSpec) -> Workload:
