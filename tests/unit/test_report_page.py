@@ -32,8 +32,8 @@ def test_every_machine_can_be_drawn(cluster: str) -> None:
 
 def test_links_say_how_much_slower() -> None:
     rows = links(read_machine(ROOT, "frontier"))
-    assert [row[0] for row in rows] == ["package", "node", "world"]
-    assert [row[3] for row in rows] == ["1 x", "4 x", "16 x"]
+    assert list(rows["level"]) == ["package", "node", "world"]
+    assert list(rows["slower"]) == ["1 x", "4 x", "16 x"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
 CLAIMS_CODE = [
     f"{REPORT_CODE}/{name}.py"
-    for name in ("claims", "grade", "expected", "origin", "claim_views", "claim_latex")
+    for name in ("claims", "grade", "expected", "origin", "claim_views", "writers")
 ]
 NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipynb"))
 

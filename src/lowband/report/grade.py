@@ -22,15 +22,13 @@ from typing import Any
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.report.claim_latex import latex
-from lowband.report.claim_views import html_fragment, html_standing, markdown
+from lowband.report.claim_views import write_views
 from lowband.report.claims import Claim, Query, Relation, Reported, read_claims
 from lowband.report.expected import Value, find_lack, one_of
 from lowband.report.experiments import Experiment, read_experiments
 from lowband.report.origin import SHIPPED, origin
 from lowband.report.tables import EXPERIMENT
 from lowband.spec.csv_tables import read_published, read_table, write_csv
-from lowband.spec.files import write_whole
 
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
 _FEW = 6  # the most values that are listed one by one
@@ -58,14 +56,7 @@ def write_claims(
         if not only or claim.id in only
     )
     write_csv(df, out / "claims.csv")
-    graded = read_table(out / "claims.csv")  # an empty text is a missing value from here on
-    views = {
-        "md": markdown(graded),
-        "tex": latex(graded),
-        "html": [*html_standing(graded), *html_fragment(graded)],
-    }
-    for suffix, lines in views.items():
-        write_whole(out / f"claims.{suffix}", "\n".join(lines) + "\n")
+    write_views(read_table(out / "claims.csv"), out)  # an empty text is a missing value from here on
 
 
 def _effort(experiment: Experiment, config: Path) -> dict[str, Any]:

@@ -23,11 +23,8 @@ def draw(df: pd.DataFrame) -> Figure:
     look = looks(df.sort_index()["label"])
     for line, device in zip(panels, devices, strict=True):
         for axes, (is_causal, head) in zip(line, kinds, strict=True):
-            _lines(
-                axes,
-                df[(df[["device", "is_causal", "head_dim"]] == (device, is_causal, head)).all(axis=1)],
-                look,
-            )
+            rows = df[(df["device"] == device) & (df["is_causal"] == is_causal) & (df["head_dim"] == head)]
+            _lines(axes, rows, look)
             axes.set_title(f"{device}\nhead {head}, {'causal' if is_causal else 'full'}", loc="left")
         line[0].set_ylabel("TFLOPS")
         line[0].set_ylim(bottom=0)
@@ -38,10 +35,11 @@ def draw(df: pd.DataFrame) -> Figure:
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, look: dict[str, Look]) -> None:
-    for (label, provenance), line in rows.groupby(["label", "provenance"]):
+    for label, line in rows.groupby("label"):
+        style, width = look[str(label)], PROVENANCE_WIDTH[line["provenance"].iloc[0]]
         axes.plot(
-            line["seq_len"], line["tflops"], color=look[label].color, marker=look[label].marker,
-            linestyle=look[label].dash, markersize=3, linewidth=PROVENANCE_WIDTH[provenance], label=label,
+            line["seq_len"], line["tflops"], color=style.color, marker=style.marker, linestyle=style.dash,
+            markersize=3, linewidth=width, label=label,
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks([512, 2048, 8192], ["512", "2k", "8k"])
