@@ -8,11 +8,10 @@ import pytest
 from markupsafe import escape
 from report_runs import ROOT
 
+from lowband.claims.claim import KINDS, PAPERS, read_claims
+from lowband.claims.experiments import read_experiments
 from lowband.errors import UserError
-from lowband.report.claim_views import by_kind, by_paper, read_graded
-from lowband.report.claims import KINDS, PAPERS, read_claims
-from lowband.report.experiments import read_experiments
-from lowband.report.grade import write_claims
+from lowband.report.claim_views import by_kind, by_paper, read_graded, write_claims
 from lowband.report.needs import disk
 from lowband.report.summary import summary
 from lowband.report.writers import latex_text

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from report_runs import ROOT
 
+from lowband.claims.claim import PAPERS
 from lowband.errors import UserError
-from lowband.report.claims import PAPERS
+from lowband.report.claim_views import write_claims
 from lowband.report.figures import FIGURES
-from lowband.report.grade import write_claims
 from lowband.report.page import write_page
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires

@@ -23,7 +23,7 @@ else:
     rule collect:
         input:
             trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
-            code=[f"{REPORT_CODE}/collect.py", f"{REPORT_CODE}/points.py"],
+            code=[f"{TABLES_CODE}/collect.py", f"{TABLES_CODE}/points.py"],
         output:
             expand(f"{TABLES_DIR}/{{raw}}.csv", raw=COLLECTED),
         log:
@@ -43,7 +43,7 @@ else:
 rule table:
     input:
         sources=table_sources,
-        code=[f"{REPORT_CODE}/tables/{{table}}.py", f"{REPORT_CODE}/points.py"],
+        code=[f"{TABLES_CODE}/derived/{{table}}.py", f"{TABLES_CODE}/points.py"],
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",
     log:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from lowband.report.points import same_but
-from lowband.report.tables import box, box_jobs, box_links
 from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
+from lowband.tables.derived import box, box_jobs, box_links
+from lowband.tables.points import same_but
 
 _CORE, _SWEEPS = ("box", "box-dgx2"), ("box-sweep", "box-accumulation")
 _SHOWN = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3"}

@@ -4,17 +4,18 @@ First the number that hold, by paper and by kind; then the claims that were trie
 on shipped ones; then those that were not tried, with the reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lowband.claims.claim import KINDS, PAPERS
+from lowband.claims.grade import grade_claims
+from lowband.claims.origin import ORIGINS
 from lowband.errors import UserError
-from lowband.report.claims import KINDS, PAPERS
-from lowband.report.origin import ORIGINS
 from lowband.report.writers import HTML, latex, markdown
-from lowband.spec.csv_tables import read_table
+from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.files import write_whole
 
 VERDICTS = ("pass", "short", "partial", "fit", "not run")
@@ -28,14 +29,21 @@ def read_graded(path: Path) -> pd.DataFrame:
     return claims
 
 
-def write_views(claims: pd.DataFrame, out: Path) -> None:
-    """Write claims.md, claims.html and claims.tex in the folder `out`."""
+def write_claims(
+    claims_yaml: Path, tables_dir: Path, out: Path, only: Collection[str] = (), root: Path = Path()
+) -> None:
+    """Grade the claims, or `only` these, on the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+
+    root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
+    """
+    write_csv(grade_claims(claims_yaml, tables_dir, only, root), out / "claims.csv")
+    claims = read_table(out / "claims.csv")  # an empty text is a missing value from here on
     write_whole(out / "claims.md", "\n".join(claims_markdown(claims)) + "\n")
+    write_whole(out / "claims.tex", claims_latex(claims))
     page = HTML.get_template("claims.html.j2").render(
         by_paper=by_paper(claims), by_kind=by_kind(claims), groups=headed(claims), not_run=not_run(claims)
     )
     write_whole(out / "claims.html", page)
-    write_whole(out / "claims.tex", claims_latex(claims))
 
 
 def is_tried(claims: pd.DataFrame) -> "pd.Series[bool]":

@@ -11,18 +11,18 @@ import pandas as pd
 from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents, suite_documents
-from lowband.report.build_tables import read_sources
 from lowband.report.claim_views import by_paper, claims_markdown, read_graded
 from lowband.report.findings import findings
 from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
-from lowband.report.tables import peers, softmax
 from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.softmax import TORCH
 from lowband.spec.yaml_model import read_text
+from lowband.tables.build import read_sources
+from lowband.tables.derived import peers, softmax
 
 
 def write_documents(root: Path) -> None:

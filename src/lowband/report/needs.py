@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from lowband.claims.experiments import read_experiments
 from lowband.report.claim_views import minutes
-from lowband.report.experiments import read_experiments
 from lowband.report.writers import markdown
 from lowband.spec.csv_tables import read_table
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rocrate.model import ContextEntity, File
 from rocrate.rocrate import ROCrate
@@ -80,7 +81,10 @@ def _found(root: Path, globs: Iterable[str]) -> list[str]:
 
 def _add(crate: ROCrate, root: Path, path: str) -> File:
     kind = mimetypes.guess_type(path)[0]
-    about = {"sha256": sha256(root / path), **({} if kind is None else {"encodingFormat": kind})}
+    about: dict[str, Any] = {
+        "sha256": sha256(root / path),
+        **({} if kind is None else {"encodingFormat": kind}),
+    }
     if path != WORKFLOW:
         return crate.add_file(root / path, path, record_size=True, properties=about)
     package = {"@type": "SoftwareApplication", "name": "lowband", "softwareVersion": commit()}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.claims.origin import COMPUTED, HERE, SHIPPED
 from lowband.report.claim_views import by_kind, by_origin, ended, must_be, ours, read_graded, reported, tally
-from lowband.report.origin import COMPUTED, HERE, SHIPPED
 from lowband.spec.csv_tables import read_table
 
 WIDTH = 100  # columns of the screen

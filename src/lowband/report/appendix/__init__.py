@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lowband.claims.experiments import read_experiments
 from lowband.report.claim_views import claims_latex, minutes, must_be, ours, read_graded, rows_from
-from lowband.report.experiments import read_experiments
 from lowband.report.needs import disk
 from lowband.report.writers import latex_text
 from lowband.spec.files import write_whole

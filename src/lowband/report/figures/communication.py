@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lowband.report.figures import style
-from lowband.report.points import EXPERIMENT
+from lowband.tables.points import EXPERIMENT
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:

@@ -4,9 +4,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lowband.report.figures.style import ONE_COLUMN, band, by_scheme, canvas, legend_above, note
-from lowband.report.points import EXPERIMENT
-from lowband.report.tables.convergence import REFERENCE
-from lowband.report.tables.convergence_curves import WINDOW
+from lowband.tables.derived.convergence import REFERENCE
+from lowband.tables.derived.convergence_curves import WINDOW
+from lowband.tables.points import EXPERIMENT
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:

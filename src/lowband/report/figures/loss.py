@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks, note
-from lowband.report.points import EXPERIMENT
+from lowband.tables.points import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
 MOST_TICKS = 6  # most decades that are labelled

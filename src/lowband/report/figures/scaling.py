@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from lowband.report.figures import style
-from lowband.report.points import EXPERIMENT
+from lowband.tables.points import EXPERIMENT
 
 COLUMNS = ["tokens_per_s", "tokens_per_s_q20", "tokens_per_s_q80", "base_ranks", "efficiency"]
 

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.report.points import EXPERIMENT, NO_CONDITION
+from lowband.tables.points import EXPERIMENT, NO_CONDITION
 
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16

@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
-from lowband.report.build_tables import SUITE_OF, is_made_by
 from lowband.report.claim_views import by_kind, by_paper, ended, headed, not_run, read_graded, tally_apart
 from lowband.report.figures import FIGURES, commit
 from lowband.report.findings import findings
@@ -25,6 +24,7 @@ from lowband.spec.files import write_whole
 from lowband.spec.machine import read_machine
 from lowband.spec.scheme import read_scheme
 from lowband.spec.yaml_model import read_text, read_yaml
+from lowband.tables.build import SUITE_OF, is_made_by
 from lowband.validation.tables import PREDICTED
 
 MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"

@@ -11,7 +11,7 @@ efficiency    speedup / (ranks / base_ranks)
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.report.points import points, with_base
+from lowband.tables.points import points, with_base
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.report.collect import run_keys
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import expand
+from lowband.tables.collect import run_keys
 
 Value = bool | str | int | float
 Wanted = dict[str, Value | tuple[Value, ...]]  # column -> the value that a row must have, or one of several

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lowband.report.build_tables import TABLES, raw_dir, read_source, source_paths
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
+from lowband.tables.build import TABLES, raw_dir, read_source, source_paths
 from lowband.validation.tables import PREDICTED
 
 HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")

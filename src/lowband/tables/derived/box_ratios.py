@@ -6,7 +6,7 @@ its batch nor the rate that the links attained.
 
 import pandas as pd
 
-from lowband.report.tables import box
+from lowband.tables.derived import box
 
 PAIRS = {
     "zeropp / zero3": ("zeropp", "zero3"),

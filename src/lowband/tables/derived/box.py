@@ -17,7 +17,7 @@ outer_link_share             the outer link's rate over the largest in the table
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.report.points import beside, points, with_base
+from lowband.tables.points import beside, points, with_base
 
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:

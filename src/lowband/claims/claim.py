@@ -2,7 +2,7 @@
 
 A claim states a relation to a target that must hold, and a query of a table that yields our value; the
 reported value is looked up in the paper's own row of a CSV. Neither value is ever typed in by hand.
-A claim that cannot be tried here states why and is graded `not run`. `report/grade.py` grades them.
+A claim that cannot be tried here states why and is graded `not run`. `grade.py` grades them.
 """
 
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from lowband.claims.expected import Wanted, one_of
+from lowband.claims.experiments import read_experiments
 from lowband.errors import UserError
-from lowband.report.build_tables import TABLES
-from lowband.report.expected import Wanted, one_of
-from lowband.report.experiments import read_experiments
 from lowband.spec.yaml_model import Strict, read_entries
+from lowband.tables.build import TABLES
 
 Relation = Literal["<", "<=", "==", ">=", ">"]
 Evidence = Literal["measured", "predicted"]

@@ -6,8 +6,8 @@ difference, difference_low, difference_high  the same for the loss less the refe
 
 import pandas as pd
 
-from lowband.report.points import POINT, beside, with_options
-from lowband.report.tables.convergence import REFERENCE
+from lowband.tables.derived.convergence import REFERENCE
+from lowband.tables.points import POINT, beside, with_options
 
 WINDOW = 20
 

@@ -23,11 +23,11 @@ from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import state_bytes
 from lowband.cost.peers import peer_sent_bytes
 from lowband.errors import UserError
-from lowband.report.points import NO_CONDITION, POINT, identity
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
 from lowband.spec.run import RunSpec
+from lowband.tables.points import NO_CONDITION, POINT, identity
 from lowband.validation.scale_model import box_step_s
 
 Row = dict[str, Any]

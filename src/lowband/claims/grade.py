@@ -1,4 +1,4 @@
-"""Claims + tables -> graded claims.csv.
+"""Claims + tables -> the rows of claims.csv.
 
 verdict   pass      our value stands in the claim's relation to its target
           short     it was tried, and our value does not
@@ -21,23 +21,22 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.claims.claim import Claim, Query, Relation, Reported, read_claims
+from lowband.claims.expected import Value, find_lack, one_of
+from lowband.claims.experiments import Experiment, read_experiments
+from lowband.claims.origin import SHIPPED, origin
 from lowband.errors import UserError
-from lowband.report.claim_views import write_views
-from lowband.report.claims import Claim, Query, Relation, Reported, read_claims
-from lowband.report.expected import Value, find_lack, one_of
-from lowband.report.experiments import Experiment, read_experiments
-from lowband.report.origin import SHIPPED, origin
-from lowband.report.tables import EXPERIMENT
-from lowband.spec.csv_tables import read_published, read_table, write_csv
+from lowband.spec.csv_tables import read_published, read_table
+from lowband.tables.points import EXPERIMENT
 
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
 _FEW = 6  # the most values that are listed one by one
 
 
-def write_claims(
-    claims_yaml: Path, tables_dir: Path, out: Path, only: Collection[str] = (), root: Path = Path()
-) -> None:
-    """Grade the claims, or `only` these, on the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+def grade_claims(
+    claims_yaml: Path, tables_dir: Path, only: Collection[str] = (), root: Path = Path()
+) -> pd.DataFrame:
+    """A row per claim, or per one of `only` these, graded on the tables in `tables_dir`.
 
     root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
     """
@@ -46,7 +45,7 @@ def write_claims(
     if unknown := sorted(set(only) - set(known)):
         raise UserError(f"no claim '{unknown[0]}'", where=claims_yaml, allowed=known)
     experiments = read_experiments(claims_yaml.parent)
-    df = pd.DataFrame(
+    return pd.DataFrame(
         {
             **_statement(claim, claims_yaml),
             **_effort(experiments[claim.experiment], claims_yaml.parent),
@@ -55,8 +54,6 @@ def write_claims(
         for claim in claims
         if not only or claim.id in only
     )
-    write_csv(df, out / "claims.csv")
-    write_views(read_table(out / "claims.csv"), out)  # an empty text is a missing value from here on
 
 
 def _effort(experiment: Experiment, config: Path) -> dict[str, Any]:

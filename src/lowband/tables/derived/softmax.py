@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, FP32_BYTES, PASSES, TWO_PASS, passes, traffic_bytes
-from lowband.report.points import EXPERIMENT
 from lowband.spec.softmax import TORCH
+from lowband.tables.points import EXPERIMENT
 
 REGIMES = ["in cache", "between", "out of cache"]
 FAR = 4  # multiple of the last cache, per array
