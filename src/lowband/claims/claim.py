@@ -71,7 +71,9 @@ class Claim(Strict):
     id: str
     short: str = Field(max_length=36, description="the sentence for one line of a screen")
     sentence: str
-    paper_element: str = Field(description="where the claim stands, or what it checks of this artifact")
+    paper_element: str = Field(
+        description="the claim's place in the paper, or what it checks of this artifact"
+    )
     kind: Kind
     paper: Paper | None = Field(
         default=None, description="arXiv number; none for a claim about this artifact"
@@ -110,7 +112,7 @@ class Claim(Strict):
         if self.not_run and any(stated):
             raise ValueError("a claim with not_run has no ours, relation or target")
         if not self.not_run and not all(stated):
-            raise ValueError("a claim has ours, relation and target, or says why it is not_run")
+            raise ValueError("a claim has ours, relation and target, or states why it is not_run")
         if (self.kind == "artifact") != (self.paper is None):
             raise ValueError("a claim names a paper, or its kind is artifact")
         if any(query.is_of_runs for query in self.queries) != (self.expects is not None):

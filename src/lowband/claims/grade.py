@@ -1,6 +1,6 @@
 """Claims + tables -> the rows of claims.csv.
 
-verdict   pass      our value stands in the claim's relation to its target
+verdict   pass      our value has the claim's relation to its target
           short     it was tried, and our value does not
           partial   an expected run is missing or did not end ok, whatever our value is
           fit       as many constants were fitted as there are numbers to match: nothing was tested
@@ -184,7 +184,9 @@ def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str
 def _select(query: Query, evidence: str, tables_dir: Path, where: str) -> pd.DataFrame:
     """The rows that the query selects, of the claim's kind of evidence only."""
     if evidence == "measured" and query.column.startswith(("closed_form", "predicted")):
-        raise UserError(f"column '{query.column}' is computed, the claim says measured", where=where)
+        raise UserError(
+            f"column '{query.column}' is computed, but the claim's evidence is measured", where=where
+        )
     table = read_table(tables_dir / f"{query.table}.csv")
     if query.column not in table:
         raise UserError(

@@ -14,18 +14,9 @@ PAIRS = {
     "hier3 / zeropp": ("hier3", "zeropp"),
 }
 CONDITIONS = [
-    "point",
-    "suite",
-    "cluster",
-    "condition",
-    "ranks",
-    "tokens_per_rank",
-    "accumulation",
-    "overlap",
-    "outer_link_share",
-    "links",
-    "repeats",
-]
+    "point", "suite", "cluster", "condition", "ranks", "tokens_per_rank", "accumulation", "overlap",
+    "outer_link_share", "links", "repeats",
+]  # fmt: skip
 
 # The rows of the paper's ratios in results/reported/: metric and scheme; gains are in percent.
 _GAINS = {
