@@ -1,4 +1,4 @@
-"""The README's example runs, its links lead somewhere, its make targets exist."""
+"""The README's example runs; links and make targets of the README and of docs/ exist."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ from lowband.run.on_ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 
 
 class Block(nn.Linear):
@@ -48,15 +49,17 @@ def test_the_docstring_has_the_same_example() -> None:
 
 
 def test_links() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert links
-    for link in links:
-        assert (ROOT / link).exists(), link
+    for page in PAGES:
+        links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        for link in links:
+            assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
+    assert len(links) > 5
 
 
 def test_make_targets() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"(?:^|`)make ([\w-]+)", README, re.MULTILINE))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    targets = set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE))
     assert {"figures", "smoke", "reproduce", "test", "box-deps"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

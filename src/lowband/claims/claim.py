@@ -100,6 +100,7 @@ class Claim(Strict):
     target: float | None = None
     tolerance: float = Field(default=0, description="how far from the target still passes")
     not_run: str = Field(default="", description="why it cannot be tried here")
+    headline: str = Field(default="", description="its name in README's table, if it is listed there")
 
     @property
     def queries(self) -> list[Query]:

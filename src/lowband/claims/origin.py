@@ -8,7 +8,7 @@ import pandas as pd
 
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
-from lowband.tables.build import TABLES, raw_dir, read_source, source_paths
+from lowband.tables.build import OF_GPUS, TABLES, raw_dir, read_source, source_paths
 from lowband.validation.tables import PREDICTED
 
 HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
@@ -45,6 +45,8 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
     """The origin of the rows of a table in `tables_dir`. root: the folder that holds results/"""
     if set(TABLES.get(table, ())) & set(PREDICTED):
         return Origin(COMPUTED, tables_dir)
+    if OF_GPUS in TABLES.get(table, ()):
+        return Origin(SHIPPED, root)
     is_all_shipped = is_shipped(tables_dir, root)
     suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])
     folder = raw_dir(table, suites, tables_dir, root)
@@ -52,7 +54,9 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
 
 
 def _environments(folder: Path) -> pd.DataFrame:
-    """Rows with a device and a commit: of runs, of the softmax benchmark or of another benchmark."""
+    """Rows with a device and a commit: of runs, of kernels on GPUs, of softmax or of another benchmark."""
+    if source_paths(OF_GPUS, folder, folder):
+        return read_source(OF_GPUS, folder, folder)
     if (folder / "runs.csv").is_file():
         return read_table(folder / "runs.csv")
     if source_paths("softmax_setup", folder, folder)[0].is_file():

@@ -4,7 +4,7 @@ First the number that hold, by paper and by kind; then the claims that were trie
 on shipped ones; then those that were not tried, with the reason.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,25 +93,35 @@ def note(claim: "pd.Series[Any]") -> str:
 def tried(claims: pd.DataFrame) -> pd.DataFrame:
     """The claims that were tried, as text; the index is that of `claims`."""
     rows = claims[is_tried(claims)]
-
-    def each(text: Callable[["pd.Series[Any]"], str]) -> list[str]:
-        return [text(row) for _, row in rows.iterrows()]
-
     return pd.DataFrame(
         {
             "verdict": rows["verdict"], "claim": rows["short"], "about": rows["paper_element"],
-            "kind": rows["kind"], "reported": each(reported), "ours": each(ours), "must be": each(must_be),
-            "rows from": each(rows_from), "note": each(note),
+            "kind": rows["kind"], "reported": _each(reported, rows), "ours": _each(ours, rows),
+            "must be": _each(must_be, rows), "rows from": _each(rows_from, rows), "note": _each(note, rows),
         }
     )  # fmt: skip
+
+
+def headlines(claims: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """The claims with these ids under other names, as text."""
+    rows = claims.set_index("id").loc[list(names)]
+    return pd.DataFrame(
+        {
+            "verdict": rows["verdict"], "claim": names.values(), "reported": _each(reported, rows),
+            "ours": _each(ours, rows), "must be": _each(must_be, rows),
+        }
+    )  # fmt: skip
+
+
+def _each(text: Callable[["pd.Series[Any]"], str], claims: pd.DataFrame) -> list[str]:
+    return [text(claim) for _, claim in claims.iterrows()]
 
 
 def not_run(claims: pd.DataFrame) -> pd.DataFrame:
     """The claims that were not tried, as text; the index is that of `claims`."""
     rows = claims[~is_tried(claims)]
-    as_printed = [reported(row) for _, row in rows.iterrows()]
     named = rows.rename(columns={"short": "claim", "paper_element": "about", "why": "why not run"})
-    return named.assign(reported=as_printed)[["claim", "about", "reported", "why not run"]]
+    return named.assign(reported=_each(reported, rows))[["claim", "about", "reported", "why not run"]]
 
 
 def tally(claims: pd.DataFrame) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.claims.claim import read_claims
 from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents, suite_documents
-from lowband.report.claim_views import by_paper, claims_markdown, read_graded
+from lowband.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.report.findings import findings
 from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
@@ -77,9 +78,16 @@ def _claims(root: Path) -> list[str]:
 
 
 def _found(root: Path) -> list[str]:
-    """The verdicts of each paper's claims, then the findings, in sentences."""
-    sentences = [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
-    return [*markdown(by_paper(_graded(root))), "", *sentences]
+    """The findings, in sentences."""
+    return [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
+
+
+def _headlines(root: Path) -> list[str]:
+    """The verdicts by kind of claim, then the claims that are marked as headlines."""
+    graded = _graded(root)
+    claims = read_claims(root / "config" / "claims.yaml")
+    names = {claim.id: claim.headline for claim in claims if claim.headline}
+    return [*markdown(by_kind(graded)), "", *markdown(headlines(graded, names))]
 
 
 def _accuracy(root: Path) -> list[str]:
@@ -187,8 +195,9 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "accuracy": ("docs/predictor.md", _accuracy),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
-    "needs": ("README.md", needs),
-    "found": ("README.md", _found),
+    "needs": ("docs/running.md", needs),
+    "headlines": ("README.md", _headlines),
+    "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),
     "mutants": ("docs/testing.md", _mutants),
 }

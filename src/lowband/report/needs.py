@@ -1,4 +1,4 @@
-"""Resources that experiments need, as shipped runs and a shipped set-up used them: a table of README."""
+"""Resources that experiments need, as shipped runs and a shipped set-up used them (docs/running.md)."""
 
 from pathlib import Path
 
@@ -32,8 +32,7 @@ def disk(root: Path) -> str:
     """A sentence about disk space. root: the folder that holds results/"""
     gib = read_table(root / DISK).set_index("path")["kib"] / 2**20
     written = gib.drop(".venv")  # folders named after the reproduction: results/<name>, ...
-    name = Path(str(written.index[0])).name
     return (
         f"Disk: {gib['.venv']:.1f} GiB for the set-up (several more where pip brings a CUDA build of torch), "
-        f"{written.sum():.2f} GiB for what the reproduction {name} wrote."
+        f"{written.sum():.2f} GiB for what `make reproduce` writes."
     )

@@ -50,13 +50,17 @@ def code_version() -> tuple[str, bool]:
     """Commit of the running code, and whether files differ from it. Only one rank of a job should call this.
 
     Files that git cannot compare, or not in time, count as differing, because nothing vouches for them.
-    In a copy of the tree outside of git, the commit is LOWBAND_COMMIT, else the result ("unknown", False).
+    In a copy of the tree, LOWBAND_COMMIT names the commit that it was copied from: (LOWBAND_COMMIT, False).
+    Without it and outside of git the result is ("unknown", False).
     """
+    named = os.environ.get("LOWBAND_COMMIT")
+    if named:
+        return named, False
     here = Path(__file__).parent
     try:
         commit = _git(here, "rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("LOWBAND_COMMIT", "unknown"), False
+        return "unknown", False
     try:
         return commit, bool(_git(here, "status", "--porcelain", "--", ".", ":/config"))
     except subprocess.SubprocessError:

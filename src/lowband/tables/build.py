@@ -12,6 +12,7 @@ from lowband.spec.csv_tables import read_benchmark, read_table, write_csv
 REPORTED = "reported/"  # a source with this prefix is a file of results/reported/: numbers from papers
 SHIPPED = "shipped/"  # and with this one, all such files of results/reference/*/; no rows if there are none
 
+OF_GPUS = f"{SHIPPED}kernels"  # rows of `lowband bench-kernel`, of every device shipped
 COLLECTED = ("runs", "steps", "bytes", "states", "outside")  # written by `lowband collect`
 
 # table -> its source tables, in the order of its `build`'s parameters
@@ -31,9 +32,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "box_jobs": ("jobs",),
     "accuracy": ("validation",),
     "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
-    "attention": ("shipped/kernels", "reported/03_flashattention2_2307.08691"),
-    "training_speed": ("shipped/kernels", "reported/03_flashattention2_2307.08691"),
-    "kernel_rates": ("shipped/kernels",),
+    "attention": (OF_GPUS, "reported/03_flashattention2_2307.08691"),
+    "training_speed": (OF_GPUS, "reported/03_flashattention2_2307.08691"),
+    "kernel_rates": (OF_GPUS,),
     "kernel_resources": ("compiled",),
 }
 
