@@ -76,6 +76,7 @@ CLAIMS_CODE = [
         for name in ("claim", "grade", "expected", "origin")
     ),
     *(f"{REPORT_CODE}/{name}.py" for name in ("claim_views", "writers")),
+    *(f"{REPORT_CODE}/page/{name}.html.j2" for name in ("macros", "claims")),
 ]
 NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipynb"))
 

@@ -43,7 +43,10 @@ else:
 rule table:
     input:
         sources=table_sources,
-        code=[f"{TABLES_CODE}/derived/{{table}}.py", f"{TABLES_CODE}/points.py"],
+        code=[
+            f"{TABLES_CODE}/{name}.py"
+            for name in ("derived/{table}", "derived/__init__", "points")
+        ],
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",
     log:
