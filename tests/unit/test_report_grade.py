@@ -124,7 +124,7 @@ def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
         ({"ours": {**BASE["ours"], "where": {"rank": 8}}}, "no column 'rank'"),
         (
             {"ours": {"table": "communication", "column": "closed_form_bytes", "aggregate": "max"}},
-            "says measured",
+            "evidence is measured",
         ),
     ],
 )
