@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-# Templates of HTML: page/table.html.j2 has the macro for a table.
+# Templates of HTML; page/macros.html.j2 has the one for a table.
 HTML = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "page"), autoescape=True, undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,
