@@ -127,7 +127,7 @@ def test_the_crate_is_a_workflow_run_crate(results: Path, monkeypatch: pytest.Mo
         headers={"Content-Type": "application/ld+json"},
         json=lambda: {"@context": context},
     )
-    monkeypatch.setattr(HttpRequester, "get", lambda *_, **__: answer)
+    monkeypatch.setattr(HttpRequester, "get", lambda *_, **__: answer, raising=False)
     settings = {
         "rocrate_uri": str(results / "reproduction.crate.zip"),
         "profile_identifier": "workflow-run-crate",
