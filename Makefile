@@ -1,13 +1,14 @@
-# make reproduce   set up, run what config/config.yaml asks for, print which claims hold
+# make reproduce   set up, run the suites of config/config.yaml, print which claims hold
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
-# make smoke       the same path as reproduce on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
+# make smoke       as reproduce, on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
 # make check       lint, format, types, the order of imports
-# make install     the set-up alone
-# make box         a Slurm cluster in a box that stays, until `lowband box down` (root)
-# make box-deps    what a box needs, from Debian's packages (root; installs outside this folder), and what further
-#                  tests use: a C compiler (a plain user's box), SimGrid (collectives), SIMDe (AVX-512 where there is none)
-# make page-deps   a browser, in which a test looks at the page (likewise)
+# make install     only the set-up
+# make box         a Slurm cluster in a box that stays up until `lowband box down` (root)
+# make box-deps    Debian's packages for a box (root; installs outside this folder) and for further tests:
+#                  a C compiler (an ordinary user's box), SimGrid (collectives), SIMDe (AVX-512 without a processor
+#                  that has it)
+# make page-deps   a browser, in which a test opens the page (root; installs outside this folder)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce           more cores for the workflow's light jobs
@@ -25,11 +26,11 @@ SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input para
 
 install: $(VENV)/.installed
 
-# Set up again only when what is to be installed has changed.
+# Set up again only when the packages to be installed have changed.
 $(VENV)/.installed: pyproject.toml envs/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=... make install")'
 	$(PYTHON) -m venv $(VENV)
-	# torch first and by its exact version: a machine's own build of it (CPU, CUDA, ROCm) is then taken
+	# torch first, by its exact version, so that pip keeps a build made for the machine (CPU, CUDA, ROCm)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 -c envs/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[train,peers,report,workflow,dev]'
 	touch $@
@@ -38,7 +39,7 @@ reproduce: install
 	$(SNAKEMAKE)
 	@$(BIN)/lowband summary --tables results/local/tables --figures figures/local
 
-# An environment of its own: without torch it is set up in a fraction of the time and space.
+# A separate environment: without torch it takes a fraction of the time and space.
 $(REPORT)/.installed: pyproject.toml envs/constraints.txt
 	$(PYTHON) -m venv $(REPORT)
 	$(REPORT)/bin/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[report,workflow]'
@@ -66,13 +67,13 @@ check: install
 box: install
 	$(BIN)/lowband box up
 
-box-deps: # a package must not start its daemons: the box starts its own
+box-deps: # packages must not start their daemons, because the box starts its own
 	apt-get update -qq
 	if ! test -e $(POLICY); then trap 'rm -f $(POLICY)' EXIT; printf '#!/bin/sh\nexit 101\n' > $(POLICY); chmod +x $(POLICY); fi; \
 	$(APT_INSTALL) slurmctld slurmd slurm-client munge iproute2
-	$(APT_INSTALL) gcc libc6-dev python3-simgrid libsimde-dev || echo "not all of what further tests use is there"
+	$(APT_INSTALL) gcc libc6-dev python3-simgrid libsimde-dev || echo "some packages for further tests are not available"
 
-page-deps: # what the test of the page needs: a browser (Debian's package, root)
+page-deps: # a browser for the test of the page (Debian's package, root)
 	apt-get update -qq
 	$(APT_INSTALL) chromium
 
@@ -81,5 +82,5 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow
 
-clean: # what the workflow has written; the set-up and what is shipped stay
+clean: # removes files that the workflow wrote; the set-up and the shipped files stay
 	rm -rf .snakemake logs results/local results/smoke results/shipped figures/local figures/smoke figures/shipped

@@ -1,1 +1,1 @@
-export TORCH_CPP_LOG_LEVEL=ERROR # the addresses of a box have no names to look up, and torch warns of each
+export TORCH_CPP_LOG_LEVEL=ERROR # the addresses of a box have no host names, and torch warns about each

@@ -1,10 +1,12 @@
-# Frontier's modules and variables for RCCL over Slingshot, with the reason of each. Sourced by slurm/launch.sh in the
-# batch script. Sources: OLCF software page "PyTorch on Frontier" (July 2026) and HPE's shs-ccl-docs.
+# Frontier's modules and variables for RCCL over Slingshot, with the reason of each. Sourced by
+# slurm/launch.sh in the batch script. Sources: OLCF software page "PyTorch on Frontier" (July 2026) and HPE's
+# shs-ccl-docs.
 module load PrgEnv-gnu/8.7.0 cpe/26.03 rocm/7.1.1 craype-accel-amd-gfx90a
-module load rccl-net-plugin # without it RCCL talks TCP; sets NCCL_NET_PLUGIN
+module load rccl-net-plugin # without it RCCL uses TCP; sets NCCL_NET_PLUGIN
 export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
-# The environment staged on each node's NVMe (slurm/frontier/stage.sh); from NFS, importing torch takes minutes.
+# The environment staged on each node's NVMe (slurm/frontier/stage.sh); from NFS, importing torch takes
+# minutes.
 if [ -n "${LOWBAND_ENV_TAR:-}" ]; then
   source slurm/frontier/stage.sh "$LOWBAND_ENV_TAR"
 fi
@@ -12,7 +14,7 @@ fi
 export MASTER_PORT=3442
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 # the Slingshot cards; only hsn0 if a job hangs at its start
 if [ "${SLURM_JOB_NUM_NODES:-$nodes}" -gt 1 ]; then
-  export NCCL_NET=OFI # RCCL ends if the plugin does not load, instead of going on over TCP
+  export NCCL_NET=OFI # RCCL fails if the plugin does not load, instead of falling back to TCP
 fi
 export NCCL_CROSS_NIC=1           # rings may change cards between nodes
 export NCCL_NET_GDR_LEVEL=PHB     # cards read GPU memory directly
@@ -27,7 +29,7 @@ export FI_CXI_RDZV_THRESHOLD=0
 export FI_CXI_RDZV_GET_MIN=0
 export FI_CXI_RX_MATCH_MODE=hybrid # matching falls back to software when the card's table is full
 export OMP_NUM_THREADS=1
-# Kernel caches on local disk: on a shared one many ranks write the same file.
+# Kernel caches on local disk: on a shared one many ranks would write the same file.
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen-$SLURM_JOB_ID"
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
 export TORCH_EXTENSIONS_DIR="/tmp/$USER-torch-extensions-$SLURM_JOB_ID"

@@ -48,7 +48,7 @@ def test_up_twice_status_down_twice() -> None:
         + """
     assert cluster.status() == "no box is up"
     print(cluster.up(Path(), "frontier-box"))
-    assert "is up already" in cluster.up(Path(), "frontier-box")
+    assert "is already up" in cluster.up(Path(), "frontier-box")
     assert cluster.status() == "the box of frontier-box is up: 4 idle"
     srun = ["srun", "-N2", "-n4", "hostname"]
     hosts = subprocess.run(srun, capture_output=True, text=True, timeout=30).stdout.split()

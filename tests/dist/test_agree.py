@@ -42,7 +42,7 @@ def test_a_rank_that_differs_is_named(on_rank_1: dict[str, object], what: str) -
     words = on_ranks(2, told, on_rank_1, time_limit_s=60)
     assert words[0] == words[1]
     assert words[0].startswith("rank 1 on ")
-    assert f"has another {what}" in words[0]
+    assert f"differs from rank 0 in {what}" in words[0]
 
 
 def test_ranks_that_agree_go_on() -> None:

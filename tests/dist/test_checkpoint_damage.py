@@ -101,7 +101,7 @@ def test_if_none_is_whole_the_newest_is_named_and_nothing_changed(tmp_path: Path
         flip_a_bit(tmp_path / f"step-0000000{step}" / "rank-00000.bin")
     for error, skipped, is_untouched in on_ranks(2, load_newest, str(tmp_path)):
         assert error.startswith(str(tmp_path / "step-00000002" / "rank-00000.bin"))
-        assert "no checkpoint here is whole" in error
+        assert "every checkpoint in this folder is damaged" in error
         assert len(skipped) == 2
         assert is_untouched
 
@@ -123,7 +123,7 @@ def test_a_copy_under_another_step_is_damaged(tmp_path: Path) -> None:
     for step, skipped, _ in on_ranks(2, load_newest, str(tmp_path)):
         assert step == "1"
         assert skipped == (
-            f"{tmp_path / 'step-00000005' / MANIFEST}: is of step 1 (allowed: in a folder step-00000001)",
+            f"{tmp_path / 'step-00000005' / MANIFEST}: belongs to step 1 (allowed: folder step-00000001)",
         )
 
 
@@ -193,12 +193,18 @@ def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
         (lambda c: c.update(hook="os.system"), "unknown key 'hook'"),
         (lambda c: c.pop("groups"), "key 'groups' is missing"),
         (lambda c: c["tensors"]["model.a"].update(dtype="load"), "is not a dtype of torch"),
-        (lambda c: c["tensors"]["model.a"].update(shape=[2, 4]), "'model.a' is not whole"),
-        (lambda c: c["tensors"]["model.a"].update(chunks=[[0, 0, 0, 5]]), "'model.a' is not whole"),
-        (lambda c: c["tensors"]["model.a"].update(chunks=[[0, 0, 0, 4], [0, 0, 3, 3]]), "is not whole"),
-        (lambda c: c["tensors"]["model.a"].update(chunks=[[1, 0, 0, 6]]), "is not whole"),
-        (lambda c: c["tensors"]["model.a"].update(chunks=[[0, 4, 0, 6]]), "reaches beyond rank-00000.bin"),
-        (lambda c: c["tensors"]["model.a"].update(shape=[9**9], chunks=[[0, 0, 0, 9**9]]), "reaches beyond"),
+        (lambda c: c["tensors"]["model.a"].update(shape=[2, 4]), "'model.a' is not covered exactly once"),
+        (
+            lambda c: c["tensors"]["model.a"].update(chunks=[[0, 0, 0, 5]]),
+            "'model.a' is not covered exactly once",
+        ),
+        (
+            lambda c: c["tensors"]["model.a"].update(chunks=[[0, 0, 0, 4], [0, 0, 3, 3]]),
+            "is not covered exactly once",
+        ),
+        (lambda c: c["tensors"]["model.a"].update(chunks=[[1, 0, 0, 6]]), "is not covered exactly once"),
+        (lambda c: c["tensors"]["model.a"].update(chunks=[[0, 4, 0, 6]]), "extends beyond rank-00000.bin"),
+        (lambda c: c["tensors"]["model.a"].update(shape=[9**9], chunks=[[0, 0, 0, 9**9]]), "extends beyond"),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, change, expected: str) -> None:

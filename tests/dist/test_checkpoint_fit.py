@@ -38,26 +38,26 @@ def with_scheduler(model):
 MISFITS = {
     "transposed": (
         {"shapes": SHAPES | {"a": (8, 4)}},
-        "'model.a' has shape [8, 4], in the checkpoint [4, 8]",
+        "'model.a' has shape [8, 4], but [4, 8] in the checkpoint",
     ),
     "parameter here only": ({"shapes": SHAPES | {"d": (2,)}}, "'model.d' is not in the checkpoint"),
     "parameter there only": (
         {"shapes": {"a": (4, 8), "b": (5,)}},
-        "'model.c' is in the checkpoint only",
+        "'model.c' is only in the checkpoint",
     ),
     "shape of a buffer": (
         {"buffer": torch.ones(1, 3)},
-        "'buffer.seen' has shape [1, 3], in the checkpoint [3]",
+        "'buffer.seen' has shape [1, 3], but [3] in the checkpoint",
     ),
     "dtype of a buffer": (
         {"buffer": torch.ones(3, dtype=torch.float64)},
-        "'buffer.seen' has dtype float64, in the checkpoint float32",
+        "'buffer.seen' has dtype float64, but float32 in the checkpoint",
     ),
-    "another optimizer": ({"make_optimizer": sgd}, "is of optimizer torch.optim.adamw.AdamW"),
-    "another optimizer, new": ({"make_optimizer": sgd, "steps": 0}, "is of optimizer"),
+    "another optimizer": ({"make_optimizer": sgd}, "was saved with optimizer torch.optim.adamw.AdamW"),
+    "another optimizer, new": ({"make_optimizer": sgd, "steps": 0}, "was saved with optimizer"),
     "number of groups": (
         {"make_optimizer": in_two_groups({"a"})},
-        "the optimizer has 2 param groups, in the checkpoint 1",
+        "the optimizer has 2 param groups, the checkpoint 1",
     ),
     "options": (
         {"make_optimizer": with_scheduler},
@@ -172,14 +172,20 @@ def _without(name: str):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_retyped("model.a", "int32"), "'model.a' has dtype float32, in the checkpoint int32"),
+        (_retyped("model.a", "int32"), "'model.a' has dtype float32, but int32 in the checkpoint"),
         (_retyped("optimizer.exp_avg.b", "bfloat16"), "'optimizer.exp_avg.b' has dtype float32"),
         (_without("optimizer.exp_avg.b"), "'exp_avg' among the optimizer states of 'b' is not in"),
         (_without("buffer.seen"), "'buffer.seen' is not in the checkpoint"),
         (_without("rng.cpu.1"), "'rng.cpu.1' is not in the checkpoint"),
-        (lambda c: c["numbers"].update({"optimizer.x.a": 1}), "'x' among the optimizer states of 'a' is in"),
-        (lambda c: c["numbers"].update({"model.x": 1}), "'model.x' is not known"),
-        (lambda c: c["tensors"].update({"hook.a": c["tensors"]["model.a"]}), "'hook.a' is not known"),
+        (
+            lambda c: c["numbers"].update({"optimizer.x.a": 1}),
+            "'x' among the optimizer states of 'a' is only in the checkpoint",
+        ),
+        (lambda c: c["numbers"].update({"model.x": 1}), "'model.x' is of an unknown kind"),
+        (
+            lambda c: c["tensors"].update({"hook.a": c["tensors"]["model.a"]}),
+            "'hook.a' is of an unknown kind",
+        ),
         (
             lambda c: c["tensors"].update({"optimizer.step.z": c["tensors"]["optimizer.step.a"]}),
             "has optimizer states of 'z', which is not a parameter",
@@ -253,7 +259,7 @@ def test_states_that_are_numbers_or_have_a_shape_of_their_own(tmp_path: Path) ->
             assert type(state["count"]) is int
             assert torch.equal(state["table"], torch.full((2, 3), 3.0, dtype=torch.float64))
         assert said.startswith("param group 0: cannot be saved: ")
-        assert "what JSON can hold" in said
+        assert "values that JSON can represent" in said
 
 
 def save_what_differs(folder: str) -> list[str]:
@@ -273,7 +279,7 @@ def save_what_differs(folder: str) -> list[str]:
 def test_what_one_rank_cannot_save_is_refused_on_all(tmp_path: Path) -> None:
     first, second = on_ranks(2, save_what_differs, str(tmp_path / "ck"))
     assert first == second
-    assert "rank 1 saves another step or state than rank 0" in first[0]
+    assert "rank 1 saves a different step or state from rank 0" in first[0]
     assert first[1].startswith("extra: cannot be saved")
     assert first[2] == "Checkpointer.save: step is -1 (allowed: 0 to 99999999)"
     assert not (tmp_path / "ck").exists()

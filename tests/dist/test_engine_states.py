@@ -136,7 +136,7 @@ def test_the_jobs_timeout_holds_for_every_group() -> None:
     results = on_ranks(4, timeouts, peer_timeout_s=3)
     for world, groups, _, _ in results:
         assert [world, *groups] == [timedelta(seconds=3)] * 5
-    assert results[2][3].startswith("rank 2 waited for rank 3 in vain in a test")
+    assert results[2][3].startswith("rank 2 timed out waiting for rank 3 in a test")
     assert 2.5 < results[2][2] < 5
     assert results[0][3] == results[1][3] == ""
 

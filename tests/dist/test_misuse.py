@@ -181,15 +181,15 @@ def in_two_threads() -> None:
         (moved, "parameters of 'root' were moved or cast after lowband.shard"),
         (replaced, "Linear.weight of 'layers.1': the parameter was replaced or removed after lowband.shard"),
         (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
-        (optimizer_before, "SGD: holds 'root: Choosing.scale' as it was before lowband.shard"),
+        (optimizer_before, "SGD: holds 'root: Choosing.scale' from before lowband.shard"),
         (groups_by_ndim, "AdamW: param group 0 is empty"),
         (not_by_element, "LBFGS: needs whole parameters"),
         (clipped_by_torch, "allowed: lowband.clip_grad_norm_"),
-        (scaled_by_torch, "of a shard's gradient is that of this rank's part alone"),
+        (scaled_by_torch, "of a shard's gradient covers this rank's part only"),
         (written_through_data, "were written through .data"),
         (stepped_in_between, "changed between this forward and its backward"),
-        (sharded_inside, "'layers.0.0.weight' is a shard already"),
-        (tied_to_another, "'weight' is shared with a module that is sharded already"),
+        (sharded_inside, "'layers.0.0.weight' is already a shard"),
+        (tied_to_another, "'weight' is shared with a module that is already sharded"),
         (copied, "a sharded module cannot be copied or pickled"),
         (in_two_threads, "another thread runs a forward or backward of this module"),
     ],
@@ -285,7 +285,7 @@ def test_order_is_compared_through_the_store() -> None:
     assert on_ranks(4, orders_of_steps, -1) == [[""] * 4] * 4
     by_rank = on_ranks(4, orders_of_steps, 2)
     assert all(said[:2] == ["", ""] for said in by_rank)
-    assert any("came to layer 7" in said[2] or "the other to layer 7" in said[2] for said in by_rank)
+    assert any("reached layer 7" in said[2] or "the other to layer 7" in said[2] for said in by_rank)
 
 
 # ---- right

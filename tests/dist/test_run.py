@@ -111,7 +111,7 @@ def test_slurm_variables_make_a_rank(tmp_path: Path) -> None:
     assert ended(begun(path, **variables, **address), path) == (0, "")
     code, error = ended(begun(path, **{**variables, "SLURM_NTASKS": "2"}, **address), path)
     assert code == 2
-    assert "srun started 2 ranks (allowed: 1, as the spec says)" in error
+    assert "srun started 2 ranks (allowed: 1, as in the spec)" in error
 
 
 ENDLESS = {"ranks": 2, "steps": 100_000}
@@ -284,5 +284,5 @@ def start_as(changes: dict[str, object]) -> str:
 def test_ranks_that_differ_are_told_at_start(changes: dict[str, object], what: str) -> None:
     for said in on_ranks(2, start_as, changes):
         assert (
-            (f"rank 1 on {socket.gethostname()} has another {what} than rank 0" in said) if what else not said
+            (f"rank 1 on {socket.gethostname()} differs from rank 0 in {what}" in said) if what else not said
         )

@@ -181,7 +181,7 @@ def test_all_launched_ranks_end_when_one_is_out_of_memory(tmp_path: Path) -> Non
     assert codes == [0, 0], errors
     outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
     assert (outcome.status, outcome.cause) == ("oom", "rank 1: RuntimeError: NCCL error")
-    assert "rank 0 ends because of another: rank 1: RuntimeError: NCCL error" in errors[0]
+    assert "rank 0 ends because another rank failed: rank 1: RuntimeError: NCCL error" in errors[0]
 
 
 def test_launched_ranks_leave_another_jobs_folder_alone(tmp_path: Path) -> None:

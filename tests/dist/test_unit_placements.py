@@ -172,4 +172,4 @@ def differing() -> str:
 
 
 def test_ranks_must_place_alike() -> None:
-    assert all("placement of their own" in text for text in on_ranks(4, differing))
+    assert all("with their own placement" in text for text in on_ranks(4, differing))

@@ -21,5 +21,5 @@ def test_documents_are_true(tmp_path: Path) -> None:
 def test_the_predictor_is_as_fast_as_said() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     bench = json.loads((ROOT / "results" / "reference" / "predicted" / "bench.json").read_text())
-    assert f"{bench['grid_predictions_per_s']:,.0f} predictions a second" in text
+    assert f"{bench['grid_predictions_per_s']:,.0f} predictions per second" in text
     assert f"{bench['plan_candidates']:,} candidates in {bench['plan_cpu_s']:.1f} s" in text

@@ -233,10 +233,10 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
         ({"ranks": 0}, "ranks 0"),
         ({"accumulation": 0}, "accumulation 0"),
         ({"micro_batch": np.array([1, 0])}, "micro_batch"),
-        ({"tp": 3}, "8 ranks do not divide over tp 3"),
-        ({"pp": 8, "interleave": 2}, "8 layers do not divide over pp 8 x interleave 2"),
-        ({"ranks": 48, "tp": 16}, "8 heads do not divide over tp 16"),
-        ({"ranks": 6, "tp": 2, "pp": 3}, "8 layers do not divide over pp 3"),
+        ({"tp": 3}, "8 ranks cannot be divided over tp 3"),
+        ({"pp": 8, "interleave": 2}, "8 layers cannot be divided over pp 8 x interleave 2"),
+        ({"ranks": 48, "tp": 16}, "8 heads cannot be divided over tp 16"),
+        ({"ranks": 6, "tp": 2, "pp": 3}, "8 layers cannot be divided over pp 3"),
     ],
 )
 def test_degrees_that_do_not_divide(changes: dict[str, object], words: str) -> None:
@@ -330,7 +330,9 @@ def test_batches_and_degrees_of_the_search() -> None:
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
     assert {(one.tp, one.pp) for one in jobs(MACHINE, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
     assert not list(jobs(MACHINE, GPT, 8, 64, 12, [1], [1]))
-    with pytest.raises(UserError, match="a global batch of 12 sequences fits no data-parallel degree of 8"):
+    with pytest.raises(
+        UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
+    ):
         plan(MACHINE, GPT, 8, 64, 12, [1], [1])
 
 

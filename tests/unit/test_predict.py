@@ -171,7 +171,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
             machine_of(ROOT, str(file))
     with pytest.raises(UserError, match=r"GiB short per rank \(optim"):
         plan(FRONTIER, model_of(ROOT, "gpt-1t"), 16, 2048, 64, [1], [1])
-    with pytest.raises(UserError, match="do not divide over tp"):
+    with pytest.raises(UserError, match="cannot be divided over tp"):
         job(tp=3)
 
 

@@ -1,7 +1,8 @@
 # This machine -> raw tables of benchmarks.
 
 
-# All cores, though it uses one: nothing else that is timed may run beside it. Another kernel is measured anew.
+# It reserves all cores although it uses one, so that nothing else that is timed runs beside it. The C file is
+# an input, so that a changed kernel is measured again.
 rule bench_softmax:
     input:
         kernel="src/lowband/kernels/softmax_cpu.c",

@@ -1,4 +1,4 @@
-# Configuration and what follows from it: the runs and the folders.
+# The configuration, and the runs and folders that follow from it.
 import os
 import re
 import shlex
@@ -45,7 +45,7 @@ except UserError as error:
     print(f"lowband: {error}", file=sys.stderr)
     sys.exit(2)
 except WorkflowError as error:
-    # The second line says what is wrong; the others quote the schema.
+    # The second line states what is wrong; the others quote the schema.
     finding = str(error).splitlines()[1].removeprefix("ValidationError: ")
     key = re.search(r"^On instance\['(\w+)'\]", str(error), re.MULTILINE)
     if key:
@@ -56,7 +56,7 @@ except WorkflowError as error:
     )
     sys.exit(2)
 
-OWN_TABLES = tables_of_runs(SUITES)  # of the asked runs alone
+OWN_TABLES = tables_of_runs(SUITES)  # of the requested runs only
 OWN_CLAIMS = [
     claim.id
     for claim in CLAIMS.values()
@@ -82,7 +82,7 @@ NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipyn
 
 
 def sources_dir(table):
-    """Where a table's raw tables lie: shipped ones, unless this reproduction makes them itself."""
+    """The folder of a table's raw tables: the shipped ones, unless this reproduction makes them itself."""
     return raw_dir(table, SUITES, Path(TABLES_DIR), Path())
 
 
@@ -113,12 +113,12 @@ def srun_tasks_per_node(wildcards):
 
 
 def srun_options(wildcards):
-    """One word of a shell, also where there are none: Snakemake's `:q` leaves nothing of an empty text."""
+    """The options quoted as one shell word, even if empty: Snakemake's `:q` drops an empty string."""
     return shlex.quote(JOBS[SPECS[wildcards.run].machine.name].srun)
 
 
-# `python` in a rule is the one that runs snakemake, unless --sdm conda puts an environment before it; either
-# runs the package of this folder.
+# `python` in a rule is the interpreter that runs snakemake, unless --sdm conda puts an environment before it
+# in PATH. Either one runs the package in this folder.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]),
     PYTHONPATH=os.pathsep.join(
@@ -128,7 +128,7 @@ os.environ.update(
 
 
 def one_of(names):
-    """A regular expression that matches these names and no other."""
+    """A regular expression that matches exactly these names."""
     return "|".join(map(re.escape, names))
 
 

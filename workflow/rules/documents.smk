@@ -1,4 +1,4 @@
-# Graded claims -> what a reviewer reads.
+# Graded claims -> the documents that a reviewer reads.
 
 
 rule appendix:
@@ -36,7 +36,7 @@ rule page:
             f"results/{NAME}/page.html",
             caption="../report/page.rst",
             category="Page",
-            labels={"page": "all of it, to read"},
+            labels={"page": "the whole report"},
         ),
     log:
         f"{LOGS_DIR}/page.log",

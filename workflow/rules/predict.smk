@@ -1,4 +1,4 @@
-# Published rows and machine files -> tables of predictions. No run is needed: seconds.
+# Published rows and machine files -> tables of predictions. Needs no run and takes seconds.
 
 
 rule predict:

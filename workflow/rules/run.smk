@@ -1,8 +1,8 @@
-# specs -> trained runs.
+# Specs -> trained runs.
 
 
-# A job runs again if its spec's text changes, and the run below it only then: editing one line of a suite
-# trains the points that it changes.
+# This rule runs again if the spec's text changes, and only then does `train`: editing one line of a suite
+# trains only the points that it changes.
 rule spec:
     output:
         f"{RUNS_DIR}/{{run}}/spec.json",
@@ -17,10 +17,11 @@ rule spec:
         "printf %s {params.text:q} > {output:q} 2> {log:q}"
 
 
-# The marker is the output, not outcome.json: Snakemake removes the outputs of a failed job, and the cause of a
-# failure is to stay. It contains the outcome's checksum, because Snakemake treats files with identical content as
-# unchanged. `threads: 1024` is capped at the number of cores, so that timed runs never share the machine. Under
-# Slurm the job's geometry is here and not in the profile, so that nothing on the command line can take it away.
+# The output is a marker and not outcome.json, because Snakemake removes the outputs of a failed job, and the
+# cause of a failure must stay. The marker contains the outcome's checksum, because Snakemake treats files
+# with identical content as unchanged. `threads: 1024` is capped at the number of cores, so that timed runs
+# never share the machine. Under Slurm the job's geometry is here and not in the profile, so that no
+# command-line option can remove it.
 rule train:
     input:
         spec=f"{RUNS_DIR}/{{run}}/spec.json",
@@ -50,12 +51,12 @@ rule train:
         " && sha256sum {params.outcome:q} > {output:q}"
 
 
-# Stop here if Slurm does not answer: each job would fail with a message about accounts. And remove the limit on how
-# fast jobs start, unless a profile sets one: for its default (100 a second) Snakemake looks at all waiting jobs again a
-# second after each look, a further time for each job that has ended. That takes from a core what timed runs need
-# (docs/benchmarks.md).
+# Stop if Slurm does not answer: otherwise each job would fail with a message about accounts. Also remove the
+# limit on how fast jobs start, unless a profile sets one: to apply its default (100 per second), Snakemake
+# examines all waiting jobs again and again, which takes processor time from timed runs (docs/benchmarks.md).
 onstart:
-    limiter = getattr(workflow.scheduler, "job_rate_limiter", None)  # no public name
+    # Snakemake has no public name for the limiter.
+    limiter = getattr(workflow.scheduler, "job_rate_limiter", None)
     if limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None
     reason = why_not() if workflow.executor_plugin.name == "slurm" else ""

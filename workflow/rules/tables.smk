@@ -1,4 +1,5 @@
-# Trained runs -> raw tables -> derived tables -> graded claims. Each lists its own code: an edit redoes it.
+# Trained runs -> raw tables -> derived tables -> graded claims. Each rule lists its own code as input, so
+# that an edit of the code runs it again.
 
 
 if IS_SHIPPED:
@@ -61,7 +62,7 @@ rule table:
         "python -m lowband table {wildcards.table:q} --tables {params.tables:q} --out {params.out:q} > {log:q} 2>&1"
 
 
-# One claim alone, from the tables that it is graded on.
+# A single claim, from the tables on which it is graded.
 rule claim:
     input:
         claim_tables,
@@ -85,7 +86,7 @@ rule claim:
         " --out {params.out:q} > {log:q} 2>&1 && cat {output.md:q}"
 
 
-# What the runs of the asked suites show by themselves: nothing shipped, nothing predicted, nothing drawn.
+# The claims that the requested suites' own runs decide: no shipped rows, no predictions, no figures.
 rule own_claims:
     input:
         tables=expand(f"{TABLES_DIR}/{{table}}.csv", table=[*COLLECTED, *OWN_TABLES]),

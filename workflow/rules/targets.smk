@@ -1,7 +1,9 @@
-# A name for each table, figure and claim: snakemake -c2 table_scaling figure_scaling claim_bytes_closed_form
+# A target for each table, figure and claim:
+# snakemake -c2 table_scaling figure_scaling claim_bytes_closed_form
 
 
-# The runs of the asked suites, their tables and their claims: snakemake -c2 tables --config 'suites=[x]' results=x
+# The runs of the requested suites, their tables and claims:
+# snakemake -c2 tables --config 'suites=[x]' results=x
 rule tables:
     input:
         rules.own_claims.input.tables,

@@ -2,9 +2,9 @@
 
     python workflow/scripts/add_points.py results/reference/box ...
 
-The specs are those of each row's own commit: config/ and slurm/ as git has them there. No cell is changed.
-Ends with an error, nothing written, if a run is not in its commit's suites or differs from its spec in any
-column that both have.
+The specs are made from config/ and slurm/ as of each row's own commit. No cell is changed. Exits with an
+error, with nothing written, if a run is not in its commit's suites or differs from its spec in any column
+that both have.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ from lowband.tables.points import identity
 
 
 def specs_at(commit: str, suite: str) -> dict[str, dict[str, Any]]:
-    """run_id -> the columns that its spec gives, by the suite as it was at the commit."""
+    """run_id -> the columns that follow from its spec, with the suite as of the commit."""
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(
             ["git", "archive", commit, "config", "slurm"], check=True, capture_output=True
@@ -36,14 +36,14 @@ def add_points(folder: Path) -> None:
     runs = read(folder / "runs.csv")
     added: dict[str, dict[str, str]] = {}
     for suite, rows in runs.groupby("suite"):
-        # A run that was not started names no commit: then all of its suite's commits must agree.
+        # A run that was not started has no commit, so all commits of its suite must agree.
         for commit in sorted(set(rows["commit"]) - {""}):
             specs = specs_at(commit, str(suite))
             for _, row in rows[rows["commit"].isin(["", commit])].iterrows():
                 columns = {key: str(value) for key, value in specs[row["run_id"]].items()}
                 differ = [key for key in columns if key in row and row[key] != columns[key]]
                 if differ or added.setdefault(row["run_id"], columns) != columns:
-                    sys.exit(f"{folder}: {row['run_id']} is not as at {commit}: {differ}")
+                    sys.exit(f"{folder}: {row['run_id']} differs from its spec at {commit}: {differ}")
     for name in COLLECTED:
         path = folder / f"{name}.csv"
         if path.exists():

@@ -1,7 +1,7 @@
-"""What Snakemake's own process takes of a core while runs go. From the root: scheduler_share.py OUT.csv
+"""Processor time of Snakemake's own process during runs. From the root: scheduler_share.py OUT.csv
 
 In a copy of the tree each run of the suite `default` sleeps for three seconds; the process's time is read
-every ten. --job-limit keeps Snakemake's default limit on how fast jobs start, which run.smk takes away.
+every ten seconds. --job-limit keeps Snakemake's default limit on job starts, which run.smk removes.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Times of the engine's collectives on a box's shaped links: rows of `comm.csv`.
 
-Each level's hop alone, gather and reduction, with messages sized to take a given time at the links' rates.
+Times each level's hop alone, as a gather and as a reduction, with messages sized to take a given time at the
+links' rates.
 Runs in a private network (box.network.private_command).
 """
 

@@ -44,7 +44,9 @@ class Caches(NamedTuple):
 
 
 def measure(sizes: Sequence[int] | None = None) -> tuple[list[Time], list[Setup], dict[str, Any]]:
-    """Calls, instruction sets, environment. An unavailable instruction set is a row with its cause.
+    """Measure; returns rows of calls, rows of instruction sets, and the environment.
+
+    An unavailable instruction set is a row with its cause.
 
     sizes: elements; default: powers of two from 4 KiB to OUT_OF_CACHE times the last cache
     """
@@ -86,7 +88,7 @@ def read_caches() -> Caches:
         if kind != "Instruction":
             found[int(level)] = int(size.removesuffix("K")) * 2**10
     if not {1, 2} <= set(found):
-        raise UserError("no sizes of caches", where=folder)
+        raise UserError("reports no cache sizes", where=folder)
     return Caches(found[1], found[2], found[max(found)])
 
 

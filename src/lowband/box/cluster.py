@@ -29,7 +29,7 @@ _DAEMONS = ("munged", "slurmctld", "slurmd")
 
 
 def up(root: Path, cluster: str) -> str:
-    """Bring up the box of `slurm/<cluster>/`, unless it is up already; returns a report of the result.
+    """Bring up the box of `slurm/<cluster>/`, unless it is already up; returns a report.
 
     Raises UserError without root, Slurm or iproute2, or if there is another box or another Slurm.
     """
@@ -37,14 +37,16 @@ def up(root: Path, cluster: str) -> str:
     _check(machine)
     running = _running()
     if running == cluster:
-        return f"the box of {cluster} is up already"
+        return f"the box of {cluster} is already up"
     if running is not None:
         raise UserError(f"the box of {running} is up", allowed="lowband box down first")
     if os.geteuid() != 0:
-        raise UserError("a box that stays needs root", allowed="lowband box run -- COMMAND, for a plain user")
+        raise UserError(
+            "a box that stays needs root", allowed="lowband box run -- COMMAND, for an ordinary user"
+        )
     configured = ETC / CONFIGURATION
     if configured.exists() and not _is_ours(configured):
-        raise UserError(f"{configured} is there: this machine has a Slurm of its own")
+        raise UserError(f"{configured} exists: this machine has its own Slurm")
     down()  # remove leftovers of a killed `up`
     ETC.mkdir(exist_ok=True)
     return _bring_up(machine, lambda: configured.symlink_to(STATE / CONFIGURATION))
@@ -126,7 +128,7 @@ def _check(machine: Machine) -> None:
         raise UserError(f"cluster '{machine.name}' has no box", where="machine.yaml: box")
     for reason in (links.missing(), slurm.missing()):
         if reason:
-            raise UserError(f"no box can be made here: {reason}")
+            raise UserError(f"a box cannot be created here: {reason}")
 
 
 def _bring_up(machine: Machine, publish: Callable[[], None]) -> str:

@@ -1,4 +1,4 @@
-"""The layout of a box: names and addresses of ranks, bridges and queues. Pure arithmetic.
+"""The layout of a box: names and addresses of ranks, bridges and rates of links. Pure arithmetic.
 
 [Note: the network of a box] Each rank has a network namespace. A group of ranks (a package, a node) is a
 bridge, and one link leads from it to the bridge of the enclosing group; the outermost bridge connects the

@@ -44,7 +44,7 @@ def connect(spec: RunSpec, wish: Links) -> str:
         if (box.levels, box.box.scale) != (spec.machine.levels, spec.machine.box.scale):
             raise UserError(
                 "this box has other links than the run", where=spec.run_id,
-                allowed="a run with outer_link goes without Slurm, on links of its own",
+                allowed="a run with outer_link runs without Slurm, on its own links",
             )  # fmt: skip
         return SHAPED
     if wish == "here":

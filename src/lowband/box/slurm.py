@@ -164,7 +164,7 @@ def _preload() -> list[str]:
     library = STATE / "nogroups.so"
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise UserError("a box of a plain user needs a C compiler", allowed="gcc or cc, or root")
+        raise UserError("an ordinary user's box needs a C compiler", allowed="gcc or cc, or root")
     tools.run([compiler, "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("nogroups.c"))])
     return ["env", f"LD_PRELOAD={library}"]
 

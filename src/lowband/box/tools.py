@@ -16,7 +16,7 @@ def run(command: Sequence[str], text: str = "") -> str:
             command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"no end after {TIMEOUT_S:.0f} s", where=where) from None
+        raise UserError(f"did not end within {TIMEOUT_S:.0f} s", where=where) from None
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise UserError(lines[-1] if lines else f"exit code {done.returncode}", where=where)

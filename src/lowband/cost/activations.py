@@ -8,7 +8,7 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
     dropout masks: h + h
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
-parallelism divides the activations between its two exchanges; sequence parallelism the others too.
+parallelism divides the activations between its two exchanges; sequence parallelism also divides the others.
 Recomputation keeps: full - a block's input; selective - all but plain attention's 5 a T; op - a block's
 input, attention's output and every other matrix product's output, as torchtitan's selective `op` policy does.
 """
@@ -30,7 +30,7 @@ LOGIT_BYTES = 2 + 4 + 4 + 4
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes per token. block: kept by each block; working: extra in the running block, when recomputed."""
+    """Bytes per token. block: kept by each block; working: added by the block that is being recomputed."""
 
     block: Num
     working: Num

@@ -118,7 +118,7 @@ class _UnitTraffic:
         self._scheme, self._levels, self._numel = scheme, levels, numel
 
     def gather(self, row: Collective, dtype: str) -> Iterator[Transfer]:
-        """Outermost hop first; the owner encodes before the first hop, every rank decodes after the last."""
+        """Gather, outermost hop first; the owner encodes before the first hop, all decode after the last."""
         wire, (inner, outer) = self._wire(row, dtype), self._scheme.span(row)
         values = self._numel // self._levels.size(outer)
         held = self._message(values, wire, dtype)
@@ -131,7 +131,7 @@ class _UnitTraffic:
             held *= hop.count
 
     def reduce(self, row: Collective, dtype: str) -> Iterator[Transfer]:
-        """Innermost hop first; each hop encodes its messages and decodes those it receives."""
+        """Reduce, innermost hop first; each hop encodes its messages and decodes those it receives."""
         wire, (inner, outer) = self._wire(row, dtype), self._scheme.span(row)
         numel = self._numel // self._levels.size(inner)
         for hop in self._levels.hops(inner, outer):

@@ -53,8 +53,8 @@ class Network:
     """A machine's links, as inputs to the formulas.
 
     faster: level -> factor on the rate of its link, for a grid of what-ifs
-    shards: whether these are the sharding's collectives, which reach only the share of the rate that the
-            stack states; those of tensor and pipeline parallelism reach the link's own
+    shards: true for the collectives of sharding, which reach only a share of the link's rate, stated in the
+            machine's stack; false for those of tensor and pipeline parallelism, which reach the full rate
     """
 
     machine: Machine

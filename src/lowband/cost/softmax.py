@@ -1,7 +1,7 @@
 """Memory traffic of softmax of one vector: the passes over memory of each algorithm (arXiv 2001.04438).
 
-Every pass reads, writes or does both for all N values. Traffic in elements, as the paper's own benchmark
-code shows it (results/reported/04_two_pass_softmax_2001.04438.csv):
+Every pass reads all N values, writes all N values, or both. Traffic in elements, according to the paper's own
+benchmark code (results/reported/04_two_pass_softmax_2001.04438.csv):
 
     two-pass              sum of pairs: read; output: read, write                            3 N
     three-pass recompute  max: read; sum: read; output: read, write                          4 N
@@ -34,11 +34,14 @@ GPU_ALGORITHMS: dict[str, tuple[str, ...]] = {
 }
 # Elements of traffic per value. Backward: the sum of y dy, then y (dy - sum); two read twice, one written.
 BACKWARD_TRAFFIC = 5
-LEAST_TRAFFIC = {"forward": 2, "backward": 3}  # of any algorithm, the row kept on chip between passes
+LEAST_TRAFFIC = {
+    "forward": 2,
+    "backward": 3,
+}  # lower bound for any algorithm: the row stays on chip between passes
 
 
 def passes(name: str) -> Sequence[str]:
-    """The passes of an algorithm; for the name of a pass, that pass alone."""
+    """The passes of the algorithm called `name`, or only the pass of that name."""
     return {**ALGORITHMS, **GPU_ALGORITHMS}.get(name, (name,))
 
 

@@ -43,7 +43,7 @@ def shard(
     every rank, if ranks differ in scheme, dtypes, shapes, units or initial weights.
     """
     if hasattr(module, "_lowband"):
-        raise UserError("the module is sharded already", where=type(module).__name__)
+        raise UserError("the module is already sharded", where=type(module).__name__)
     placed = _scheme(scheme)
 
     def scheme_of(unit: str, owner: nn.Module) -> Scheme:

@@ -3,8 +3,9 @@
 [Note: versions] An optimizer step changes `master` in place, which increments the shards' version counters.
 Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
 
-[Note: writes through .data] They increment no counter. Where a copy of the weights is kept, the module would
-keep computing with the old values. So a sample of `master` is compared before the copy is used again.
+[Note: writes through .data] Such writes do not increment any counter. Where a copy of the weights is kept,
+the module would keep computing with the old values. So a sample of `master` is compared before the copy is
+used again.
 """
 
 from collections.abc import Sequence
@@ -96,14 +97,14 @@ def mark_replaced(parameter: nn.Parameter, name: str) -> None:
 
 
 def check_unsharded(module: nn.Module) -> None:
-    """Raises UserError if some of the module's parameters are sharded already."""
+    """Raises UserError if some of the module's parameters are already sharded."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if hasattr(parameter, _CHANGES):
-            raise UserError(f"'{name}' is a shard already", where=type(module).__name__)
+            raise UserError(f"'{name}' is already a shard", where=type(module).__name__)
         if hasattr(parameter, _REPLACED):
             other = getattr(parameter, _REPLACED)
             raise UserError(
-                f"'{name}' is shared with a module that is sharded already, where it is '{other}'",
+                f"'{name}' is shared with a module that is already sharded, where it is '{other}'",
                 where=type(module).__name__,
                 allowed="one lowband.shard around all modules that share a parameter",
             )
@@ -116,9 +117,9 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
         for parameter in parameters:
             if hasattr(parameter, _REPLACED):
                 raise UserError(
-                    f"holds '{getattr(parameter, _REPLACED)}' as it was before lowband.shard",
+                    f"holds '{getattr(parameter, _REPLACED)}' from before lowband.shard",
                     where=type(optimizer).__name__,
-                    allowed="an optimizer that is made of module.parameters() after lowband.shard",
+                    allowed="an optimizer made from module.parameters() after lowband.shard",
                 )
     are_ours = any(hasattr(parameter, _CHANGES) for parameters in groups for parameter in parameters)
     if are_ours and type(optimizer).__name__ in _NOT_BY_ELEMENT:
@@ -129,7 +130,7 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
         )
     if are_ours and not all(groups):
         raise UserError(
-            f"param group {groups.index([])} is empty: shards are 1D, whatever p.ndim was before",
+            f"param group {groups.index([])} is empty: shards are 1D, so p.ndim is always 1",
             where=type(optimizer).__name__,
             allowed="groups chosen by name, or by len(p.shard_of.shape)",
         )

@@ -20,7 +20,7 @@ def check_same(mine: Mapping[str, object]) -> tuple[str, ...]:
         for what, value in starts[0][1].items():
             if theirs[what] != value:
                 raise UserError(
-                    f"rank {rank} on {host} has another {what} than rank 0: {theirs[what]}, not {value}"
+                    f"rank {rank} on {host} differs from rank 0 in {what}: {theirs[what]}, not {value}"
                 )
     return tuple(host for host, _ in starts)
 

@@ -90,11 +90,11 @@ class Engine:
         for each in (scheme, *schemes):
             each.check(topology.levels)
         if not is_alone():
-            said = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
+            inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
             own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
-            said["units with a placement of their own"] = own
+            inputs["units with their own placement"] = own
             dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
-            check_same({**said, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
+            check_same({**inputs, **dtypes, **facts_of(module, [name for _, name, _ in groups])})
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
@@ -165,7 +165,7 @@ class Engine:
         return args, kwargs
 
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
-        """Drop frozen units when their inputs have gradients: they have none of their own to wait for."""
+        """Drop frozen units when their inputs have gradients, because their parameters have none."""
         frozen = [unit for unit in units if not unit.requires_grad]
         tensors = _differentiable(inputs)
 
@@ -255,7 +255,7 @@ class Engine:
         torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
     def _end_backward(self) -> None:
-        """Reduce what the hooks have not: units with unused parameters, gradients that arrived late."""
+        """Reduce the units that the hooks did not: those with unused parameters or with late gradients."""
         for unit in self.units:
             if unit.grads.needs_reduce:
                 self._reduce(unit)
@@ -292,7 +292,7 @@ class Engine:
     # ---- forward and backward
 
     def _enter_thread(self) -> None:
-        """Raises UserError if another thread runs a forward or backward: their order would be arbitrary."""
+        """Raises UserError if another thread is in a forward or backward: collectives need one order."""
         mine = threading.get_ident()
         alive = {thread.ident for thread in threading.enumerate()}
         if self._thread not in (None, mine) and self._thread in alive:

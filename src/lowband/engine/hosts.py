@@ -6,7 +6,7 @@ from itertools import groupby
 from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 
-MENDED_BY = "ranks that fill host after host: srun --distribution=block, or torchrun's own numbering"
+MENDED_BY = "ranks numbered host after host: srun --distribution=block, or torchrun's own numbering"
 
 
 def check_hosts(hosts: Sequence[str], levels: Levels) -> None:

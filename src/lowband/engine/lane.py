@@ -146,7 +146,7 @@ class InlineLanes(Lanes):
         return _Waiting(self, done)
 
     def on_each_thread(self, call: Callable[[], None]) -> None:
-        """There is no thread but the caller's."""
+        """Does nothing, because collectives run in the caller's own thread."""
 
 
 class StreamLanes(Lanes):
@@ -190,7 +190,7 @@ class StreamLanes(Lanes):
         return _OnStream(self, done, held)
 
     def on_each_thread(self, call: Callable[[], None]) -> None:
-        """There is no thread but the caller's."""
+        """Does nothing, because collectives run in the caller's own thread."""
 
     def take_times(self) -> tuple[float, float]:
         self._is_timed = True

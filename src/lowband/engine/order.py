@@ -35,5 +35,5 @@ class Order:
         if first != mine:
             raise PeerLost(
                 f"rank {dist.get_rank()} and another rank do not run the same modules in the same order: "
-                f"this one came to {self._last}, the other to {first.partition(' ')[2]}"
+                f"this one reached {self._last}, the other to {first.partition(' ')[2]}"
             )

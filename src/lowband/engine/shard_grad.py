@@ -30,7 +30,7 @@ class ShardGrad(torch.Tensor):
     ) -> Any:
         if func in _OF_ALL_RANKS:
             raise UserError(
-                f"{func.__name__} of a shard's gradient is that of this rank's part alone",
+                f"{func.__name__} of a shard's gradient covers this rank's part only",
                 allowed="lowband.clip_grad_norm_(module, max_norm), which returns the norm over all ranks",
             )
         with torch._C.DisableTorchFunctionSubclass():

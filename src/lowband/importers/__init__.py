@@ -41,7 +41,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True)
 class ForeignRun:
-    """Facts of a run that its log does not contain. recompute: activations were recomputed."""
+    """Facts of a run that its log does not contain. recompute: whether activations were recomputed."""
 
     model: ModelSpec
     seq_len: int
@@ -73,7 +73,9 @@ def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
         else:
             rows.append({"format": form, **found, **_rates(found, form, run)})
     if not rows:
-        raise UserError(f"no step of a {form} log in {len(messages)} metric lines", where=path)
+        raise UserError(
+            f"none of the {len(messages)} metric lines parses as a step of a {form} log", where=path
+        )
     write_csv(pd.DataFrame(rows, columns=COLUMNS), out)
     return messages
 

@@ -24,7 +24,7 @@ def _parse(line: str) -> dict[str, Any] | None:
         return None
     found = _LINE.search(line)
     if found is None:
-        raise Malformed("is cut off or of another version")
+        raise Malformed("is cut off or from another version")
     return {
         "step": int(found["step"]),
         "samples_per_s": number(found["samples"], "CurrSamplesPerSec"),

@@ -34,7 +34,7 @@ def _parse(line: str) -> dict[str, Any] | None:
         name = _KEYS.get(key.strip())
         if name is not None:
             if not colon:
-                raise Malformed(f"no value of '{key.strip()}'")
+                raise Malformed(f"no value for '{key.strip()}'")
             values[name] = number(text, key.strip())
     if not line.rstrip().endswith("|"):
         raise Malformed("is cut off")

@@ -30,8 +30,8 @@ def compiler() -> Compiler:
     """The first of COMPILERS that is installed and runs. Raises UserError if none does."""
     for name in COMPILERS:
         path = shutil.which(name)
-        if path is not None and (said := _run([path, "--version"])).returncode == 0:
-            return Compiler(path, said.stdout.splitlines()[0])
+        if path is not None and (version := _run([path, "--version"])).returncode == 0:
+            return Compiler(path, version.stdout.splitlines()[0])
     raise UserError("no C compiler", allowed=COMPILERS)
 
 

@@ -70,13 +70,13 @@ def variants(target: str) -> Iterator[Variant]:
     yield from _attention("hip" if target.startswith("gfx") else "cuda")
 
 
-def compile_all(targets: list[str], path: Path, say: Callable[[str], None]) -> None:
+def compile_all(targets: list[str], path: Path, print_line: Callable[[str], None]) -> None:
     """Write a row for every variant on the targets. Raises the compiler's errors."""
     rows = []
     for target in targets:
         for variant in variants(target):
             rows.append(compile_variant(variant, target))
-            say(" ".join(map(str, rows[-1])))
+            print_line(" ".join(map(str, rows[-1])))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Compiled._fields)

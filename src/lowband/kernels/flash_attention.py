@@ -65,10 +65,12 @@ def require(device: torch.device) -> None:
 def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
     """Raises UserError for head counts or a head size that the kernels do not support."""
     if head_size not in HEAD_SIZES:
-        raise UserError(f"head size {head_size} is not served", where="attention flash2", allowed=HEAD_SIZES)
+        raise UserError(
+            f"head size {head_size} is not supported", where="attention flash2", allowed=HEAD_SIZES
+        )
     if heads % kv_heads:
         raise UserError(
-            f"{heads} query heads are no multiple of {kv_heads} key heads", where="attention flash2"
+            f"{heads} query heads are not a multiple of {kv_heads} key heads", where="attention flash2"
         )
 
 
@@ -76,8 +78,8 @@ def check_dtype(dtype: torch.dtype, head_size: int, device: torch.device) -> Non
     """Raises UserError for fp32 on a GPU with a head size above WIDEST_FP32."""
     if dtype == torch.float32 and head_size > WIDEST_FP32 and device.type == "cuda":
         raise UserError(
-            f"fp32 in heads of {head_size} on a GPU", where="attention flash2",
-            allowed=f"fp16 or bf16, heads of at most {WIDEST_FP32}, attention: sdpa",
+            f"fp32 with head size {head_size} on a GPU", where="attention flash2",
+            allowed=f"fp16 or bf16, a head size of at most {WIDEST_FP32}, attention: sdpa",
         )  # fmt: skip
 
 
@@ -132,13 +134,13 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from lowband.kernels import flash_attention_triton
 
-    q, k, v = (_side_by_side(x) for x in (q, k, v))
+    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     return flash_attention_triton.forward(q, k, v, is_causal, scale)
 
 
 @_forward.register_fake
 def _(q, k, v, is_causal, scale):
-    q = _side_by_side(q)
+    q = _with_contiguous_heads(q)
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -149,13 +151,13 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     from lowband.kernels import flash_attention_triton
 
-    dout, q, k, v = (_side_by_side(x) for x in (dout, q, k, v))
+    dout, q, k, v = (_with_contiguous_heads(x) for x in (dout, q, k, v))
     return flash_attention_triton.backward(dout, q, k, v, out, logsumexp, is_causal, scale)
 
 
 @_backward.register_fake
 def _(dout, q, k, v, out, logsumexp, is_causal, scale):
-    return tuple(torch.empty_like(_side_by_side(x)) for x in (q, k, v))
+    return tuple(torch.empty_like(_with_contiguous_heads(x)) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -171,6 +173,6 @@ def _gradients(ctx, dout, _dlogsumexp):
 _forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def _side_by_side(x: torch.Tensor) -> torch.Tensor:
+def _with_contiguous_heads(x: torch.Tensor) -> torch.Tensor:
     """x with a contiguous last dim, copied only if needed."""
     return x if x.stride(-1) == 1 else x.contiguous()

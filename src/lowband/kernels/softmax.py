@@ -2,10 +2,10 @@
 
 If no cache holds the row, every pass reads it from memory, and some write it. N values take
 
-    recompute   max; sum of e^(x - max); e^(x - max) / sum             reads 3 N, writes N
-    reload      max; e^(x - max) written, and summed; divided          reads 3 N, writes 2 N
-    online      max and sum in one pass (arXiv 1805.02867); as above   reads 2 N, writes N
-    two_pass    sum as a mantissa and an exponent; divided             reads 2 N, writes N
+    recompute   max; sum of e^(x - max); output e^(x - max) / sum      reads 3 N, writes N
+    reload      max; e^(x - max) written and summed; division          reads 3 N, writes 2 N
+    online      max and sum together (arXiv 1805.02867); output        reads 2 N, writes N
+    two_pass    sum as a mantissa and an exponent; output              reads 2 N, writes N
 
 Two-Pass (arXiv 2001.04438) needs no maximum, because nothing in it can overflow: e^x = m 2^n with
 n = round(x log2 e) and m = e^(x - n ln 2) in [2^-1/2, 2^1/2]. A sum of two pairs keeps the larger n and
@@ -46,7 +46,7 @@ def softmax(x: torch.Tensor, algorithm: Algorithm = "two_pass") -> torch.Tensor:
     Raises UserError without a GPU, for an empty tensor, and for an unknown algorithm.
     """
     if algorithm not in ALGORITHMS:
-        raise UserError(f"no algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
+        raise UserError(f"unknown algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
     if x.numel() == 0 or x.ndim == 0:
         raise UserError(f"shape {tuple(x.shape)}", where="softmax", allowed="[..., columns], not empty")
     if not runs_triton(x.device):

@@ -40,7 +40,7 @@ typedef __m256 vec;
  * again: 9.2e-8 off at most. x below the floor counts as the floor; a NaN stays. */
 INLINE vec exp_parts(vec x, vec floor, vec *n)
 {
-    x = V(max)(floor, x); /* of a NaN and a number, the second operand */
+    x = V(max)(floor, x); /* if one operand is a NaN, the result is the second operand */
     *n = ROUND(x * V(set1)(0x1.715476p+0f));
     vec t = V(fmadd)(*n, V(set1)(-0x1.62e430p-1f), x);
     t = V(fmadd)(*n, V(set1)(0x1.05c610p-29f), t);

@@ -21,7 +21,7 @@ _FLAGS = ("-std=gnu11", "-O3")
 
 
 class Isa(NamedTuple):
-    """An instruction set: its name in text, the required processor features, the compiler flags."""
+    """An instruction set: its usual name, the required processor features, the compiler flags."""
 
     title: str
     features: frozenset[str]
@@ -80,9 +80,9 @@ def softmax(x: NDArray[np.float32], algorithm: str = TWO_PASS, isa: str | None =
     Raises UserError for other input, and if the instruction set or a C compiler is missing.
     """
     if algorithm not in ALGORITHMS:
-        raise UserError(f"no algorithm '{algorithm}'", allowed=ALGORITHMS)
+        raise UserError(f"unknown algorithm '{algorithm}'", allowed=ALGORITHMS)
     if isa is not None and isa not in ISAS:
-        raise UserError(f"no instruction set '{isa}'", allowed=ISAS)
+        raise UserError(f"unknown instruction set '{isa}'", allowed=ISAS)
     if x.ndim != 1 or x.dtype != np.float32 or not len(x):
         raise UserError(
             f"{x.dtype} of shape {x.shape}", where="softmax", allowed="float32 of shape (n,), n >= 1"

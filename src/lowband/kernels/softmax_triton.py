@@ -145,7 +145,7 @@ def _two_pass(x, y, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _exp_pair(x):
-    """e^x = m 2^n: m in [2^-1/2, 2^1/2], n an integer, as a float. For a huge x only n's size is right."""
+    """e^x = m 2^n: m in [2^-1/2, 2^1/2], n an integer, as a float. For huge x only n's magnitude is right."""
     n = tl.minimum(tl.floor(x * _LOG2E + 0.5), -_NOTHING)
     rest = tl.fma(n, tl.full(n.shape, -_LN2_HIGH, tl.float32), x)
     rest = tl.fma(n, tl.full(n.shape, -_LN2_LOW, tl.float32), rest)

@@ -32,7 +32,7 @@ class Corpus:
 
 
 def read_corpus(text: str) -> Corpus:
-    """`stdlib`, a text file (read as bytes), or a nanoGPT-style `.bin` file of little-endian uint16 tokens.
+    """Read `stdlib`, a text file (as bytes), or a nanoGPT-style `.bin` file of little-endian uint16 tokens.
 
     Raises UserError if the file is missing or too short to split.
     """
@@ -46,7 +46,7 @@ def read_corpus(text: str) -> Corpus:
             )
         source, raw = path.name, path.read_bytes()
         if path.suffix == ".bin" and len(raw) % 2:
-            raise UserError("holds no whole number of 2-byte tokens", where=path)
+            raise UserError("does not hold a whole number of 2-byte tokens", where=path)
         tokens = np.frombuffer(raw, dtype="<u2" if path.suffix == ".bin" else np.uint8)
     cut = int(len(tokens) * TRAIN_SHARE)
     if cut < 2 or len(tokens) - cut < 2:
@@ -84,7 +84,9 @@ def batch(
     Raises UserError if the tokens are too few for one sequence.
     """
     if len(tokens) <= seq_len:
-        raise UserError(f"{len(tokens)} tokens hold no sequence of {seq_len} and its target", where="text")
+        raise UserError(
+            f"{len(tokens)} tokens are too few for a sequence of {seq_len} and its target", where="text"
+        )
     starts = np.random.default_rng([seed, step]).integers(0, len(tokens) - seq_len, size=of)
     rows = starts[first : first + count, None] + np.arange(seq_len + 1)
     sequences = tokens[rows].astype(np.int64)

@@ -14,14 +14,14 @@ GIB = 2**30
 
 
 def memory_items(job: Workload) -> dict[str, Num]:
-    """Peak bytes per rank by kind: the states of `state_bytes`, and
+    """Peak bytes per rank by kind. In addition to the states of `state_bytes`:
 
-        activations  those kept by all blocks for the micro-batches in flight, and one block's, recomputed
-        logits       the output layer's, at the loss
+        activations  of all blocks for the micro-batches in flight, and of the one block being recomputed
+        logits       of the output layer, at the loss
         framework    memory of the machine's runtime itself
 
-    With a pipeline, those of the first stage (1F1B keeps p micro-batches there, interleaved p + (p - 1) / v
-    stages' worth, breadth-first all), but with the last stage's logits.
+    With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
+    keeps activations of p micro-batches (1F1B), of p + (p - 1) / v (interleaved) or of all (breadth-first).
     """
     levels = job.levels
     numels = stage_numels(job.model, levels, job.tp, job.pp)
@@ -50,8 +50,8 @@ def memory_items(job: Workload) -> dict[str, Num]:
 
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
-    """Bytes at the fuller of two moments: at the loss, with all activations, and gradients only if they
-    accumulate; after the backward, with all gradients."""
+    """The larger of two peaks, in bytes: at the loss, with all activations, and with gradients only if they
+    accumulate; and after the backward, with all gradients."""
     always = sum(items[kind] for kind in ("weights", "secondary", "optim", "gathered", "framework"))
     at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]

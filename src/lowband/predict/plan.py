@@ -111,7 +111,8 @@ def plan(
             found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s))
     if not found:
         raise UserError(
-            f"a global batch of {global_batch} sequences fits no data-parallel degree of {ranks} ranks",
+            f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
+            f"{ranks} ranks",
             allowed="a multiple of the data-parallel ranks",
         )
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
@@ -126,8 +127,8 @@ def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserErr
     parts = ", ".join(f"{kind} {float(size) / GIB:.3g} GiB" for kind, size in largest)
     have = f"{least.job.ranks} x {machine.device.memory_gib:g} GiB"
     return UserError(
-        f"'{model.name}' does not fit {have}: the leanest scheme is {least.short_by / GIB:.3g} GiB short per "
-        f"rank ({parts})"
+        f"'{model.name}' does not fit {have}: even the smallest scheme is {least.short_by / GIB:.3g} GiB "
+        f"short per rank ({parts})"
     )
 
 

@@ -56,7 +56,8 @@ def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
         raise UserError(f"tp {job.tp}, pp {job.pp}: the engine runs tp 1, pp 1", allowed="--tp 1 --pp 1")
     if job.recompute != "none":
         raise UserError(
-            f"recompute {job.recompute}: suites train without", allowed="a batch that fits without it"
+            f"recompute {job.recompute}: suites train without recomputation",
+            allowed="a batch that fits without recomputation",
         )
     schemes = root / "config" / "schemes.yaml"
     suite = root / "config" / "suites" / f"{name}.yaml"

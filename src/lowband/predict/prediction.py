@@ -16,7 +16,7 @@ from lowband.predict.workload import Workload
 class Prediction:
     """The prediction of one job or grid. Times in seconds, memory in bytes per rank, rates per rank.
 
-    time_s:          by predict.time.ITEMS; they add up to step_time_s
+    time_s:          by the names in predict.time.ITEMS; they add up to step_time_s
     communication_s: time of each collective in the lane, hidden or not
     memory_bytes:    by kind; the kinds peak at different times, `peak_memory_bytes` is their joint peak
     fits:            whether that peak is within the device's memory; None if its size is not known

@@ -1,4 +1,4 @@
-"""`lowband predict`: from names or files, single values or lists, to predictions."""
+"""`lowband predict`: predictions from names or files, for single values or lists."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

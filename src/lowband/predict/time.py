@@ -1,14 +1,14 @@
 """Seconds of one optimizer step, term by term, with overlap as if all collectives shared one lane.
 
-The next unit is gathered while one computes, and a unit's gradient is reduced while the backward goes on. Our
-engine has a lane per level (engine/lane.py), so g and r of different levels can overlap: there the exposed
-time below is an upper bound. With L blocks on a rank, and per block forward f, backward b (recomputation
+Each unit is gathered while the previous one computes, and reduced while the backward continues. Our engine
+has a lane per level (engine/lane.py), so g and r on different levels can overlap: for it the exposed time
+below is an upper bound. With L blocks on a rank, and per block forward f, backward b (recomputation
 included), gathers G (forward) and g (backward) and reduction r, one micro-batch takes
 
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
 
-with the host's time for the unit in f and in b, and
+where f and b include the host's time for the unit, and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
 The first micro-batch's forward also gathers updated weights; the last one's backward also reduces to the
@@ -19,7 +19,7 @@ Tensor parallelism adds, per block, two all-reduces of the activations in forwar
 recomputation), not hidden. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
 micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
 activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all micro-batches through a
-stage in turn, so a unit is gathered and reduced once a step, not once a micro-batch.
+stage in turn, so a unit is gathered and reduced once per step, not once per micro-batch.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -79,7 +79,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         g, g_root = _sum(block, gathers), _sum(root, gathers)
         busy = w.forward + 2 * tp_s + host
         exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
-        _tell(
+        _attribute(
             add,
             exposed * times,
             {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in gathers},
@@ -92,12 +92,12 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         exposed = join(w.head_backward, g, overlap) - w.head_backward
         exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
         lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
-        _tell(add, exposed * times, lane)
+        _attribute(add, exposed * times, lane)
 
     # The first forward of a step gathers updated weights; the last backward reduces to the optimizer level.
     forward(("pass", "step"), 1)
     backward(("pass", "step"), 1)
-    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once a step
+    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once per step
         forward(("pass",), passes - 1)
         backward(("pass",), passes - 1)
     add("forward", passes * (blocks * w.forward + w.head_forward))
@@ -142,7 +142,7 @@ def _sum(lane: Lane, names: Iterable[str]) -> Num:
     return total
 
 
-def _tell(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
+def _attribute(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
     """Attribute exposed seconds to the collectives in proportion to their time in the lane."""
     whole = _sum(lane, lane)
     for name, time in lane.items():

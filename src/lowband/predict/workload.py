@@ -57,17 +57,18 @@ class Workload:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if self.ranks % (self.tp * self.pp):
             raise UserError(
-                f"{self.ranks} ranks do not divide over tp {self.tp} x pp {self.pp}",
+                f"{self.ranks} ranks cannot be divided over tp {self.tp} x pp {self.pp}",
                 allowed=f"multiples of {self.tp * self.pp}",
             )
         if self.model.layers % (self.pp * self.interleave):
             raise UserError(
-                f"{self.model.layers} layers do not divide over pp {self.pp} x interleave {self.interleave}",
+                f"{self.model.layers} layers cannot be divided over pp {self.pp} x interleave "
+                f"{self.interleave}",
                 where=f"model '{self.model.name}'",
             )
         if self.model.heads % self.tp:
             raise UserError(
-                f"{self.model.heads} heads do not divide over tp {self.tp}",
+                f"{self.model.heads} heads cannot be divided over tp {self.tp}",
                 where=f"model '{self.model.name}'",
             )
         self.scheme.check(self.levels)

@@ -1,1 +1,1 @@
-"""WHAT HAPPENS: one training run, from its spec to its records."""
+"""One training run, from its spec to its records."""

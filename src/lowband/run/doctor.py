@@ -78,7 +78,7 @@ def _deepspeed() -> Iterator[Row]:
     yield (
         "deepspeed",
         found,
-        f"its ops are built on demand with: {', '.join(compilers) or 'no compiler here'}",
+        f"its ops are built on demand with: {', '.join(compilers) or 'no compiler is installed'}",
     )
 
 

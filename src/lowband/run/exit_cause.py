@@ -1,4 +1,4 @@
-"""Record why a rank that a launcher started is ending: time limit, order to end, failure of another rank.
+"""Record why a rank that a launcher started is ending: time limit, order to end, or failure of another rank.
 
 No parent process of ours watches such a rank, and it may wait for its peers inside torch, where Python signal
 handlers do not run. So a thread in the rank does.
@@ -19,13 +19,13 @@ LOOK_S = 2.0  # interval between checks for another rank's failure
 
 
 @contextmanager
-def last_words(
+def exit_on_order(
     limit_s: float, end: Callable[[signal.Signals | None], int], look: Callable[[], int | None]
 ) -> Iterator[None]:
-    """A context in which an order to end, or `limit_s` running out, ends the process with `end`'s exit code.
+    """A context that ends the process on SIGTERM or SIGINT, after `limit_s`, or on another rank's failure.
 
-    end:  called with the order, or with None when the time is up
-    look: called every `LOOK_S`; if it returns an exit code, the process ends with that
+    end:  called with the signal, or with None when the time is up; returns the process's exit code
+    look: called every `LOOK_S`; returns an exit code if the process must end, otherwise None
     Both are called in another thread. Only the main thread can enter the context.
     """
     done, is_done = os.pipe()

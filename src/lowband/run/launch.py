@@ -175,7 +175,7 @@ def _signal_of(process: BaseProcess) -> signal.Signals | None:
 
 
 def _stopped(processes: Iterable[BaseProcess]) -> str:
-    """A phrase that names the ranks that are stopped, for which others wait in vain; else empty."""
+    """A phrase that names the stopped ranks, for which the other ranks wait; empty if none is stopped."""
     names = [process.name for process in processes if _state(process) in ("T", "t")]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} stopped (SIGSTOP); " if names else ""
 

@@ -41,7 +41,7 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
     is_node = launcher == "srun" and os.environ.get("SLURM_NNODES") == str(world) and ranks % world == 0
     if world != ranks and not is_node:
         raise UserError(
-            f"{launcher} started {world} ranks", where=names[1], allowed=f"{ranks}, as the spec says"
+            f"{launcher} started {world} ranks", where=names[1], allowed=f"{ranks}, as in the spec"
         )
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:

@@ -144,14 +144,14 @@ def follow(root: Path, results: str, suites: list[str]) -> None:
     if sys.stdout.isatty():
         _live(root, results, suites)
         return
-    said = ""
+    printed = ""
     while True:
         status = read_status(root, results, suites)
         line = headline(status)
-        if line != said:
+        if line != printed:
             sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
             sys.stdout.flush()
-            said = line
+            printed = line
         if len(status.ended) == len(status.runs):
             return
         time.sleep(POLL_S)

@@ -26,7 +26,7 @@ from lowband.model.data import Corpus, batch, read_corpus
 from lowband.run.count_fake import count
 from lowband.run.ending import FAILED, exit_code, failure, ordered, out_of_time, record, report
 from lowband.run.environment import describe, host, source_sha256
-from lowband.run.exit_cause import last_words
+from lowband.run.exit_cause import exit_on_order
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment, is_first_process, job_id
@@ -36,7 +36,7 @@ from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.trainers import deepspeed
 
-SEEN_S = 5.0  # time that a file may take to become visible on another host
+SEEN_S = 5.0  # longest time until a file is visible on another host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
@@ -145,10 +145,10 @@ def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
         outcome = folder.read_outcome() if has_joined.is_set() else None
         if outcome is None or outcome.status not in FAILED:
             return None
-        report(f"rank {rank.rank} ends because of another: {outcome.cause}")
+        report(f"rank {rank.rank} ends because another rank failed: {outcome.cause}")
         return exit_code(outcome, folder)
 
-    with last_words(spec.time_limit_s, end, look):
+    with exit_on_order(spec.time_limit_s, end, look):
         try:
             return _run_rank(rank, job, has_joined.set)
         except Exception as error:
@@ -158,7 +158,7 @@ def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
 
 
 def _record(outcome: Outcome, folder: RunFolder) -> Outcome:
-    """Record a failure, or only print it if the folder does not become this job's within SEEN_S."""
+    """Record a failure. If this job's lock of the folder is not visible within SEEN_S, only print it."""
     deadline = time.monotonic() + SEEN_S
     while not is_first_process() and job_of(folder.lock) != job_id():
         if time.monotonic() > deadline:
@@ -240,7 +240,7 @@ def _device(rank: Rank, device_type: str) -> torch.device:
     if torch.cuda._is_in_bad_fork():
         raise UserError(
             "HIP was initialised before the ranks were forked, as counting devices does without amdsmi",
-            allowed="torchrun, srun with a task a rank, or the site's amdsmi (envs/rocm.yaml)",
+            allowed="torchrun, srun with one task per rank, or the site's amdsmi (envs/rocm.yaml)",
         )
     # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all devices of a node.
     device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())

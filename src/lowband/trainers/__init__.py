@@ -1,1 +1,1 @@
-"""Our engine and its peers behind one interface, `trainers.trainer.Trainer`, to measure all the same way."""
+"""Our engine and its peers behind one interface, `trainers.trainer.Trainer`, to measure all in one way."""

@@ -1,12 +1,11 @@
 """DeepSpeed's ZeRO stages, hpZ and ZeRO++ as a peer.
 
-Set explicitly, because the default changed or distorts a comparison:
+Options set explicitly, because their default changed or distorts a comparison:
 
 - `gradient_clipping`: the default became 1.0 after 0.19.2.
 - `stage3_param_persistence_threshold` 0: otherwise parameters under 100,000 elements are never sharded.
 - Blocks are "leaf modules", gathered whole, and one block is gathered ahead, as in our engine and FSDP2. The
-  defaults, made for large models, would gather a small model whole, once, and shard nothing during a
-  pass.
+  defaults, made for large models, would gather a small model whole, once, and shard nothing during a pass.
 - The shared-memory op is disabled: it would be compiled at the first start, and no ZeRO stage uses it.
 """
 

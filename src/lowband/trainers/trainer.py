@@ -21,7 +21,7 @@ class Trainer(ABC):
         """Context for the forward and backward passes before an accumulation boundary."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run the backward pass of a scalar loss, which is a share of the step's loss."""
+        """Run the backward pass of a scalar loss, already divided by the step's number of backward passes."""
         loss.backward()
 
     def step(self, max_norm: float) -> float:
@@ -40,7 +40,7 @@ class Trainer(ABC):
 
 
 def adamw(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer:
-    """The optimizer of every engine; fused on a GPU, so without whole-model temporaries."""
+    """The optimizer of every engine; on a GPU it is fused and needs no temporaries of the model's size."""
     parameters = list(model.parameters())
     is_fused = all(parameter.device.type == "cuda" for parameter in parameters)
     return torch.optim.AdamW(

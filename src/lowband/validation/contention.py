@@ -127,7 +127,7 @@ def _simulate(python: str, given: dict[str, Any]) -> list[float]:
         except subprocess.TimeoutExpired:
             raise UserError(f"SimGrid took more than {TIME_LIMIT_S} s", allowed="fewer ranks") from None
         if done.returncode:
-            said = done.stderr.strip().splitlines()
-            raise UserError(f"SimGrid: {said[-1] if said else f'exit {done.returncode}'}")
+            errors = done.stderr.strip().splitlines()
+            raise UserError(f"SimGrid: {errors[-1] if errors else f'exit {done.returncode}'}")
         found: list[float] = json.loads(files[1].read_text(encoding="utf-8"))
         return found

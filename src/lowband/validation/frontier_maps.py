@@ -38,7 +38,7 @@ def _setting(root: Path) -> Setting:
 
 
 def frontier_map(root: Path) -> pd.DataFrame:
-    """Ratios of TFLOPS per GCD at 384 GCDs over batch x achieved outer bandwidth, micro-batch 1.
+    """Ratios of TFLOPS per GCD at 384 GCDs, on a grid of batch and achieved outer bandwidth; micro-batch 1.
 
     One row per point; `holds`: both ratios within 5 % of the published ones.
     """

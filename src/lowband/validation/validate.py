@@ -61,10 +61,10 @@ def with_facts(machine: Machine, values: Mapping[str, float]) -> Machine:
 
 
 def fit(root: Path, cluster: str) -> dict[str, float]:
-    """The calibrated constants of a cluster that minimise the mean squared relative error on their rows.
+    """Fit a cluster's calibrated constants: minimise the mean squared relative error on their rows.
 
-    Each constant in turn is tried at TRIES values in a range around the best so far; it halves each round.
-    Constants fitted on the same rows are fitted together.
+    Each constant in turn is tried at TRIES values in a range around the best so far; the range halves each
+    round. Constants fitted on the same rows are fitted together.
     """
     machine = read_machine(root, cluster)
     places = {place: fact for place, fact in machine.facts.items() if fact.calibrated_on}

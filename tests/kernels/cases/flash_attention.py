@@ -150,7 +150,7 @@ def test_bf16_by_upcast(device) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((1, 1, 1, 8, 8, 80), "head size 80"), ((1, 3, 2, 8, 8, 32), "3 query heads are no multiple of 2")],
+    [((1, 1, 1, 8, 8, 80), "head size 80"), ((1, 3, 2, 8, 8, 32), "3 query heads are not a multiple of 2")],
 )
 def test_what_is_not_served_is_refused(device, shape, message: str) -> None:
     q, k, v, _ = inputs(shape, torch.float32, device)
@@ -160,7 +160,7 @@ def test_what_is_not_served_is_refused(device, shape, message: str) -> None:
 
 def test_wide_heads_of_fp32_are_refused_on_a_gpu() -> None:
     gpu = torch.device("cuda", 0)
-    with pytest.raises(UserError, match="fp32 in heads of 128 on a GPU"):
+    with pytest.raises(UserError, match="fp32 with head size 128 on a GPU"):
         check_dtype(torch.float32, 128, gpu)
     check_dtype(torch.float32, 64, gpu)
     check_dtype(torch.bfloat16, 128, gpu)

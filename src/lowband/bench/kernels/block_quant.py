@@ -140,7 +140,7 @@ class _Size:
         return dequantize(*quantize(values, self.bits, BLOCK), self.bits, BLOCK)
 
     def _share_of_other_codes(self, quantized: tuple[torch.Tensor, torch.Tensor]) -> float:
-        """Share of torch's codes that differ: a few may, as on a GPU it multiplies by a reciprocal."""
+        """Share of torch's codes that differ; a few may: on a GPU torch multiplies by a reciprocal."""
         return self._error_of_codes(quantized[0].view(torch.uint8)) / (2 * min(CHECKED, self.n // 2))
 
     def _error_of_values(self, out: torch.Tensor) -> float:

@@ -23,7 +23,7 @@ PARTS = {
 
 
 def bench(
-    out: Path, device_type: str, parts: list[str], limit_s: float, say: Callable[[str], None]
+    out: Path, device_type: str, parts: list[str], limit_s: float, print_line: Callable[[str], None]
 ) -> list[KernelRow]:
     """Write kernels.csv and environment.json to `out`. Groups that would begin after `limit_s` are not run.
 
@@ -44,7 +44,7 @@ def bench(
         for group in PARTS[part](device):
             for row in measure(group, device, lambda: time.monotonic() - start < limit_s):
                 rows.append(row)
-                say(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
+                print_line(f"{time.monotonic() - start:6.1f} s  {_line(row)}")
             write_rows(rows, found, out / "kernels.csv", kept)
     if device.type == "cuda":  # the clocks of a device that was just under load
         write_environment(found | {"clocks_after": environment(device)["clocks"]}, out / "environment.json")

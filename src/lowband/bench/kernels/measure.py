@@ -36,11 +36,11 @@ class KernelCase:
 def measure(
     group: list[KernelCase], device: torch.device, is_in_time: Callable[[], bool]
 ) -> Iterator[KernelRow]:
-    """The group's rows, in order."""
-    hindrance = _forget(device) if is_in_time() else "out of time"
-    if hindrance:
+    """Check and time the cases of a group; yields a row per case, in order."""
+    obstacle = _forget(device) if is_in_time() else "out of time"
+    if obstacle:
         for case in group:
-            yield dataclasses.replace(case.row, outcome="not run", reason=hindrance)
+            yield dataclasses.replace(case.row, outcome="not run", reason=obstacle)
         return
     rows: dict[int, KernelRow] = {}
     works: dict[int, Callable[[], Any]] = {}

@@ -1,11 +1,11 @@
 """Matrix products of transformer layers, by torch: how their rate depends on their shape.
 
-The products of a linear layer with T tokens, `inputs` in and `outputs` out, named by what they give:
+The products of a linear layer with T tokens, `inputs` in and `outputs` out, named by their results:
   output:         x [T, inputs]  times  weight [outputs, inputs] transposed
   input_gradient: dy [T, outputs]  times  weight
   weight_gradient: dy transposed  times  x
-Sizes are those of layers of a width, cut by tensor parallelism or not; and one size that grows in small
-steps, where rates fall each time the tiles of the result begin one more wave
+Sizes are those of the layers of a given width, with and without tensor parallelism. In one more sweep a
+single size grows in small steps: the rate falls whenever the result's tiles need one more wave
 (arXiv 2401.14489).
 """
 
@@ -83,7 +83,7 @@ def _case(device: torch.device, layer: Linear, result: str) -> KernelCase:
     )  # fmt: skip
 
     def factors() -> tuple[torch.Tensor, torch.Tensor]:
-        """Of shape [rows, inner] and [inner, columns], in the memory order that training has."""
+        """Random factors [rows, inner] and [inner, columns], in the memory order of training."""
         generator = torch.Generator(device).manual_seed(0)
 
         def draw(*shape: int) -> torch.Tensor:

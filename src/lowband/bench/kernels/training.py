@@ -1,8 +1,8 @@
 """Whole training steps of the GPTs of FlashAttention-2's table 1 (arXiv 2307.08691) on one device.
 
 fp32 weights under bf16 autocast, fused AdamW, no recomputation, blocks compiled with torch.compile (on a
-GPU). 16k tokens per step, of the larger model 8k: with 16k its activations do not fit beside its fp32 states
-on 80 GB. (The paper shards the states over 8 GPUs.)
+GPU). 16k tokens per step, or 8k for the larger model: with 16k its activations do not fit beside its fp32
+states on 80 GB. (The paper shards the states over 8 GPUs.)
 """
 
 import math
@@ -42,7 +42,7 @@ def _read(name: str, length: int) -> "ModelSpec":
 
 
 def _missing(name: str, length: int, attention: str, error: ImportError) -> KernelCase:
-    """A case whose row names the package that is not installed."""
+    """A case that is not run because a package is missing; its row names the package."""
 
     def make() -> Callable[[], float]:
         raise error

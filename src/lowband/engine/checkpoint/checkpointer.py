@@ -82,7 +82,7 @@ class Checkpointer:
         sums = self._meeting.everyone(snapshot.content.sum())
         other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
         if other is not None:
-            raise UserError(f"rank {other} saves another step or state than rank 0", where=self.folder)
+            raise UserError(f"rank {other} saves a different step or state from rank 0", where=self.folder)
         # Not a daemon: a process that exits without `wait` first completes the checkpoint.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()
@@ -134,7 +134,7 @@ class Checkpointer:
                 continue
             return self._fill(path, manifest, module, optimizer)
         if damage is not None:
-            raise UserError(f"{damage.what}; no checkpoint here is whole", where=damage.where)
+            raise UserError(f"{damage.what}; every checkpoint in this folder is damaged", where=damage.where)
         return None
 
     # ---- writing, in a thread
@@ -227,7 +227,9 @@ def _check_json(where: str, value: dict[str, Any]) -> None:
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot be saved: {error}", where=where, allowed="what JSON can hold") from None
+        raise UserError(
+            f"cannot be saved: {error}", where=where, allowed="values that JSON can represent"
+        ) from None
 
 
 _unraised: list[BaseException] = []  # errors of background writes that no `wait` has raised yet

@@ -16,7 +16,7 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
     kinds = {"model", "optimizer", "buffer", "rng"}
     for name in [*manifest.tensors, *manifest.numbers]:
         if name.partition(".")[0] not in kinds or (name in manifest.numbers and state_of(name) is None):
-            raise UserError(f"'{name}' is not known", where=folder, allowed=sorted(kinds))
+            raise UserError(f"'{name}' is of an unknown kind", where=folder, allowed=sorted(kinds))
     for kind in ("model.", "buffer."):
         mine = [name for name in here.pieces if name.startswith(kind)]
         _check_names("", mine, [name for name in manifest.tensors if name.startswith(kind)], folder)
@@ -27,7 +27,9 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
             raise UserError(f"'{name}' is not in the checkpoint", where=folder)
         _check_same(name, piece.saved, manifest.tensors[name], folder)
     if manifest.optimizer != here.optimizer:
-        raise UserError(f"is of optimizer {manifest.optimizer}", where=folder, allowed=here.optimizer)
+        raise UserError(
+            f"was saved with optimizer {manifest.optimizer}", where=folder, allowed=here.optimizer
+        )
     _check_groups(here.groups, manifest.groups, folder)
     _check_states(manifest, folder, here)
 
@@ -35,7 +37,7 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
 def _check_groups(mine: tuple[Group, ...], theirs: tuple[Group, ...], folder: Path) -> None:
     if len(mine) != len(theirs):
         raise UserError(
-            f"the optimizer has {len(mine)} param groups, in the checkpoint {len(theirs)}", where=folder
+            f"the optimizer has {len(mine)} param groups, the checkpoint {len(theirs)}", where=folder
         )
     for i, (group, saved) in enumerate(zip(mine, theirs, strict=True)):
         _check_names(f" in param group {i}", group.parameters, saved.parameters, folder)
@@ -57,12 +59,12 @@ def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
         if saved.sharded and saved.shape != here.parameters[state[1]].shape:
             raise UserError(f"'{name}' does not have the shape of its parameter", where=folder)
         if name in here.numbers:
-            raise UserError(f"'{name}' is a number, in the checkpoint a tensor", where=folder)
+            raise UserError(f"'{name}' is a number, but a tensor in the checkpoint", where=folder)
         if name in here.pieces:
             _check_same(name, here.pieces[name].saved, saved, folder)
     for name in manifest.numbers:
         if name in here.pieces:
-            raise UserError(f"'{name}' is a tensor, in the checkpoint a number", where=folder)
+            raise UserError(f"'{name}' is a tensor, but a number in the checkpoint", where=folder)
 
 
 def _keys(names: list[str]) -> dict[str, list[str]]:
@@ -78,7 +80,7 @@ def _check_names(place: str, mine: Collection[str], theirs: Collection[str], fol
     if missing:
         raise UserError(f"'{missing[0]}'{place} is not in the checkpoint", where=folder)
     if unknown:
-        raise UserError(f"'{unknown[0]}'{place} is in the checkpoint only", where=folder)
+        raise UserError(f"'{unknown[0]}'{place} is only in the checkpoint", where=folder)
 
 
 def _check_same(name: str, mine: Saved, saved: Saved, folder: Path) -> None:
@@ -88,4 +90,4 @@ def _check_same(name: str, mine: Saved, saved: Saved, folder: Path) -> None:
         ("sharding", mine.sharded, saved.sharded),
     ):
         if here != there:
-            raise UserError(f"'{name}' has {what} {here}, in the checkpoint {there}", where=folder)
+            raise UserError(f"'{name}' has {what} {here}, but {there} in the checkpoint", where=folder)

@@ -145,7 +145,9 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
 def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece) -> Piece:
     if type(value) is not torch.Tensor:
         raise UserError(
-            f"'{full}' is of {type(value).__name__}", where="optimizer", allowed="plain tensors and numbers"
+            f"'{full}' is of type {type(value).__name__}",
+            where="optimizer",
+            allowed="plain tensors and numbers",
         )
     if value.shape == shard.shape:
         return parameter.like(value.detach()[: parameter.local.numel()])
@@ -162,7 +164,7 @@ def _groups(shards: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -
     for group in optimizer.param_groups:
         if any(id(parameter) not in names for parameter in group["params"]):
             raise UserError(
-                "has a parameter that the module does not have",
+                "has a parameter that does not belong to the module",
                 where="optimizer",
                 allowed="those of module.parameters() after lowband.shard",
             )

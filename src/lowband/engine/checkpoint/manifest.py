@@ -136,9 +136,11 @@ class Manifest(Content):
     def _checked(cls, plain: Any, folder: Path) -> "Manifest":
         path = folder / MANIFEST
         if not isinstance(plain, dict) or not isinstance(plain.get("sha256"), str):  # format 1: a dict
-            raise Damaged("is damaged, or an earlier version of lowband wrote it: it has no sum", where=path)
+            raise Damaged(
+                "is damaged, or an earlier version of lowband wrote it: it has no checksum", where=path
+            )
         if plain.pop("sha256") != (expected := _sum(plain)):
-            raise Damaged("is damaged: its content does not have its sum", where=path)
+            raise Damaged("is damaged: its content does not match its checksum", where=path)
         if plain.get("format") != FORMAT:
             raise UserError(
                 f"has format {plain.get('format')!r:.20}: another version of lowband wrote it",
@@ -151,7 +153,7 @@ class Manifest(Content):
             raise Damaged(error.what, where=path) from None
         if folder.name != folder_name(manifest.step):
             raise Damaged(
-                f"is of step {manifest.step}", where=path, allowed=f"in a folder {folder_name(manifest.step)}"
+                f"belongs to step {manifest.step}", where=path, allowed=f"folder {folder_name(manifest.step)}"
             )
         for name, saved in manifest.tensors.items():
             manifest._check_chunks(name, saved, path)
@@ -162,12 +164,12 @@ class Manifest(Content):
         end = 0
         for chunk in sorted(saved.chunks, key=lambda chunk: chunk.start):
             if chunk.start != end or chunk.rank >= len(self.files):
-                raise Damaged(f"'{name}' is not whole", where=path)
+                raise Damaged(f"'{name}' is not covered exactly once", where=path)
             end += chunk.length
             if chunk.offset + chunk.length * saved.torch_dtype.itemsize > self.files[chunk.rank].bytes:
-                raise Damaged(f"'{name}' reaches beyond {file_name(chunk.rank)}", where=path)
+                raise Damaged(f"'{name}' extends beyond {file_name(chunk.rank)}", where=path)
         if end != saved.numel:
-            raise Damaged(f"'{name}' is not whole", where=path)
+            raise Damaged(f"'{name}' is not covered exactly once", where=path)
 
 
 def write_manifest(folder: Path, content: Content, extra: dict[str, Any], files: list[File]) -> None:

@@ -32,7 +32,7 @@ class Meeting:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        # A group of its own, so that a save in the background never meets the training's messages.
+        # A separate group, so that messages of a save in the background never mix with the training's.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def agree(self, work: Callable[[], T]) -> T:
@@ -128,7 +128,7 @@ class _Running:
 
 
 def _to_send(error: Exception) -> Exception:
-    """The error as one that can be pickled, has one line and names the file or the rank."""
+    """The error in a form that can be pickled: one line that names the file or the rank."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError) and error.filename is not None:

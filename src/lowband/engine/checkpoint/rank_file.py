@@ -57,7 +57,7 @@ def verify_rank_file(folder: Path, rank: int, expected: File, tick: Tick) -> Non
     except OSError as error:
         raise Damaged(f"cannot be read: {error.strerror}", where=path) from None
     if digest.hexdigest() != expected.sha256:
-        raise Damaged("is damaged: its size or sum is not the manifest's", where=path)
+        raise Damaged("is damaged: its size or checksum differs from the manifest's", where=path)
 
 
 def read_range(folder: Path, saved: Saved, start: int, count: int, tick: Tick) -> torch.Tensor:
