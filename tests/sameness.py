@@ -23,11 +23,8 @@ from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.shipped import write_shipped_tables
-from lowband.spec.machine import read_machine
+from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
-from lowband.spec.model import read_model
-from lowband.spec.scheme import read_scheme
-from lowband.spec.suites import expand
 from lowband.spec.yaml_model import read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +51,7 @@ def _reports() -> dict[str, str]:
 def _specs() -> dict[str, str]:
     suites = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
     return {
-        suite: _sum("".join(spec.run_id + spec.to_json() for spec in expand(ROOT, [suite])))
+        suite: _sum("".join(spec.run_id + spec.to_json() for spec in Config(ROOT).runs([suite])))
         for suite in suites
     }
 
@@ -69,10 +66,10 @@ def _predictions() -> str:
     """
     draw = np.random.default_rng(15)
     clusters = sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml"))
-    machines = [read_machine(ROOT, name) for name in clusters]
+    machines = [Config(ROOT).machine(name) for name in clusters]
     names = sorted(read_yaml(ROOT / "config" / "models.yaml"))
-    models = [read_model(ROOT / "config" / "models.yaml", name) for name in names]
-    schemes = [read_scheme(ROOT / "config" / "schemes.yaml", name) for name in _schemes()]
+    models = [Config(ROOT).model(name) for name in names]
+    schemes = [Config(ROOT).scheme(name) for name in _schemes()]
     total, predicted, refused = hashlib.sha256(), 0, 0
 
     def one(choices):
@@ -109,14 +106,14 @@ def _exact(value) -> str:
 
 def _counts() -> dict[str, str]:
     """Bytes sent and held by the 20B model of the paper on Frontier, by ranks and scheme."""
-    machine = read_machine(ROOT, "frontier")
-    model = read_model(ROOT / "config" / "models.yaml", "gpt-20b")
+    machine = Config(ROOT).machine("frontier")
+    model = Config(ROOT).model("gpt-20b")
     sums = {}
     for ranks in (384, 3072):
         levels = Levels.fit(machine.sizes, ranks)
         units = stage_numels(model, levels, 1, 1)
         for name in _schemes():
-            scheme = read_scheme(ROOT / "config" / "schemes.yaml", name)
+            scheme = Config(ROOT).scheme(name)
             values = [
                 (sent_bytes(units, scheme, levels, dtype, dtype, accumulation, True),
                  state_bytes(units, scheme, levels, dtype, dtype, accumulation, backend))

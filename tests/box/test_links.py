@@ -8,9 +8,9 @@ import pytest
 from commands import ROOT, lowband
 
 from lowband.cost.tcp import WIRE_BYTES_PER_BYTE
+from lowband.spec.config import Config
 from lowband.spec.records import Environment, Outcome, RunFolder
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 pytestmark = pytest.mark.usefixtures("shaped")
 
@@ -32,7 +32,7 @@ def test_collectives_take_what_the_links_take(tmp_path: Path) -> None:
 
 
 def box_run(folder: Path, **changes) -> RunFolder:
-    spec = next(spec for spec in expand(ROOT, ["links"]) if spec.scheme.name == "hier3")
+    spec = next(spec for spec in Config(ROOT).runs(["links"]) if spec.scheme.name == "hier3")
     small = {"ranks": 4, "steps": 2, "warmup_steps": 1, "micro_batch": 4}
     spec = RunSpec.parse({**spec.model_dump(), **small, **changes}, "test")
     (folder / "spec.json").write_text(spec.to_json())

@@ -23,9 +23,8 @@ from lowband.predict.plan import WIRES  # noqa: E402
 from lowband.predict.time import ITEMS, step_time  # noqa: E402
 from lowband.predict.workload import Workload  # noqa: E402
 from lowband.run.on_ranks import on_ranks  # noqa: E402
-from lowband.spec.machine import read_machine  # noqa: E402
+from lowband.spec.config import Config  # noqa: E402
 from lowband.spec.mesh import Levels  # noqa: E402
-from lowband.spec.model import read_model  # noqa: E402
 from lowband.spec.scheme import Scheme  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -54,8 +53,8 @@ def main() -> None:
     levels = Levels.fit(INNER, RANKS)
     units, ledger = on_ranks(RANKS, counted)[0]
     without = SCHEME.model_copy(update={"again_reduce": "native"})
-    machine = read_machine(ROOT, "frontier")
-    model = read_model(ROOT / "config" / "models.yaml", "gpt-10b")
+    machine = Config(ROOT).machine("frontier")
+    model = Config(ROOT).model("gpt-10b")
     job = Workload(machine, model, on_frontier(SCHEME), ranks=16, micro_batch=1, seq_len=2048)
     print(
         json.dumps(

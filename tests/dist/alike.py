@@ -8,13 +8,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from test_parity import INNER, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from test_parity import CONFIG, INNER, SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
 from lowband.engine import collectives, lane
 from lowband.model.gpt import GPT, Block
-from lowband.spec.scheme import read_scheme
 
 RANKS, STEPS, CLIP = 8, 3, 5.0
 LATE_S, LATE_CYCLES = 1e-3, 4_000_000
@@ -52,7 +51,7 @@ def train(
     _answer_for_all(device, is_late)
     _poison_what_is_freed()
     model = _model().to(device)
-    model = lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), lowband.Topology(INNER), Block, dtype)
+    model = lowband.shard(model, CONFIG.scheme(scheme), lowband.Topology(INNER), Block, dtype)
     optimizer = optimizer_of(model.parameters())
     found = []
     for step in range(STEPS):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from lowband.__main__ import main
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
+from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
-SMOKE = {spec.run_id: spec for spec in expand(ROOT, ["smoke"])}
+SMOKE = {spec.run_id: spec for spec in Config(ROOT).runs(["smoke"])}
 TEXT = str(ROOT / "README.md")  # reading the default text, all of the standard library, takes half a second
 PROMPT_S = 60
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, SCHEMES_FILE, SPEC, part_of_batch
+from test_parity import CLIP, CONFIG, SPEC, part_of_batch
 from torch import nn
 
 import lowband
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.scheme import read_scheme
 
 INNER = {"package": 2, "node": 4}
 OPTIMIZERS = {
@@ -22,7 +21,7 @@ OPTIMIZERS = {
 
 def build(scheme: str, inner: dict[str, int], optimizer: str):
     model = lowband.shard(
-        GPT(SPEC, seed=7), read_scheme(SCHEMES_FILE, scheme), lowband.Topology(inner), Block, torch.float32
+        GPT(SPEC, seed=7), CONFIG.scheme(scheme), lowband.Topology(inner), Block, torch.float32
     )
     return model, OPTIMIZERS[optimizer](model.parameters())
 
@@ -95,9 +94,7 @@ class Normed(nn.Sequential):
 
 
 def build_normed(inner: dict[str, int]):
-    model = lowband.shard(
-        Normed(), read_scheme(SCHEMES_FILE, "zero3"), lowband.Topology(inner), nn.Linear, torch.float32
-    )
+    model = lowband.shard(Normed(), CONFIG.scheme("zero3"), lowband.Topology(inner), nn.Linear, torch.float32)
     return model, OPTIMIZERS["sgd"](model.parameters())
 
 

@@ -7,9 +7,9 @@ from started import begun, ended
 
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
+from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
 # Two layers of the 20B model: the same sizes of every message, a twentieth of the time.
@@ -20,7 +20,7 @@ CASES = [("volume", "zeropp", 1), ("volume", "hier3", 2), ("volume", "hsdp", 1),
 def test_counted_at_scale_equals_closed_forms(
     tmp_path: Path, suite: str, scheme: str, accumulation: int
 ) -> None:
-    [spec] = [spec for spec in expand(ROOT, [suite]) if spec.scheme.name == scheme]
+    [spec] = [spec for spec in Config(ROOT).runs([suite]) if spec.scheme.name == scheme]
     two_layers = spec.model.model_copy(update={"layers": 2})
     spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation})
     path = tmp_path / "spec.json"

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from test_parity import CLIP, CONFIG, SCHEMES, SPEC, optimizer_of, part_of_batch
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -14,16 +14,13 @@ from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
-from lowband.spec.scheme import read_scheme
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def count(scheme_name: str, inner: dict[str, int], dtype: str, accumulation: int):
     """Bytes sent in the second step (the first has no new weights to fetch), bytes held, unit sizes."""
-    model = lowband.shard(
-        GPT(SPEC), read_scheme(SCHEMES_FILE, scheme_name), lowband.Topology(inner), Block, DTYPE[dtype]
-    )
+    model = lowband.shard(GPT(SPEC), CONFIG.scheme(scheme_name), lowband.Topology(inner), Block, DTYPE[dtype])
     engine = engine_of(model)
     optimizer = optimizer_of(model.parameters())
     for step in range(2):
@@ -54,7 +51,7 @@ def test_counts_equal_closed_forms(scheme: str, ranks: int) -> None:
     inner = {"package": 2, "node": 4}
     levels = Levels.fit(inner, ranks)
     units = unit_numels(SPEC, levels)
-    row = read_scheme(SCHEMES_FILE, scheme)
+    row = CONFIG.scheme(scheme)
     for counted in on_ranks(ranks, count_cases, scheme, inner):
         for (dtype, accumulation), (sent, held, moments, numels) in zip(CASES, counted, strict=True):
             assert numels == units

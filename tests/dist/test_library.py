@@ -216,7 +216,7 @@ def test_mistakes_are_told() -> None:
         "inner to outer",
         "sharded already",
         "not sharded",
-        "'node' (1) is no multiple of 'package' (2)",
+        "'node' (1) is not a multiple of 'package' (2)",
         "inner levels {'node': 0}",
     )
     for said, words in zip(on_ranks(2, mistakes)[0], expected, strict=True):

@@ -10,9 +10,9 @@ from lowband.cost.flops import model_flops_per_token
 from lowband.model.gpt import GPT
 from lowband.run.on_ranks import on_ranks
 from lowband.run.pacing import PacedDevice
-from lowband.spec.model import read_model
+from lowband.spec.config import Config
 
-MODEL = read_model(Path(__file__).parents[2] / "config" / "models.yaml", "gpt-200k")
+MODEL = Config(Path(__file__).parents[2]).model("gpt-200k")
 TOKENS, SEQ_LEN = 512, 64
 
 

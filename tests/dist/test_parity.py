@@ -9,20 +9,19 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-import yaml
 
 import lowband
 from lowband.engine.api import engine_of
 from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
-from lowband.spec.scheme import read_scheme
 
-SCHEMES_FILE = Path(__file__).parents[2] / "config" / "schemes.yaml"
-SCHEMES = sorted(yaml.safe_load(SCHEMES_FILE.read_text()))
-QUANTIZED = [name for name in SCHEMES if read_scheme(SCHEMES_FILE, name).is_quantized]
+CONFIG = Config(Path(__file__).parents[2])
+SCHEMES = sorted(CONFIG.schemes)
+QUANTIZED = [name for name in SCHEMES if CONFIG.scheme(name).is_quantized]
 EXACT = [name for name in SCHEMES if name not in QUANTIZED]
 INNER = {"package": 2, "node": 4}
 # Odd on purpose: nothing divides by 8, and several parameters are smaller than the group.
@@ -49,7 +48,7 @@ ON_POWERS_OF_TWO = tuple((name, n) for name in SCHEMES for n in ACCUMULATIONS)
 
 
 def train_sharded(scheme_name: str, accumulation: int, topology: lowband.Topology) -> Trained:
-    scheme = read_scheme(SCHEMES_FILE, scheme_name)
+    scheme = CONFIG.scheme(scheme_name)
     model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, wrap=Block, compute_dtype=torch.float32)
     optimizer = optimizer_of(model.parameters())
     losses, norms = [], []
@@ -85,7 +84,7 @@ def train_references(cases: Sequence[Case], ranks: int, inner: dict[str, int]) -
     by_order: dict[tuple[str, int], Trained] = {}  # grads level, accumulation
     found: dict[Case, Trained] = {}
     for name, accumulation in cases:
-        scheme = read_scheme(SCHEMES_FILE, name)
+        scheme = CONFIG.scheme(name)
         order = (scheme.grads, accumulation)
         if order not in by_order:
             by_order[order] = reference.train(

@@ -8,12 +8,12 @@ from lowband.cost.peers import peer_sent_bytes
 from lowband.run.count_calls import level_of
 from lowband.run.peer_faults import qgz_scale
 from lowband.run.train import train
+from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import CONTROL, Outcome, RunFolder
 from lowband.spec.run import RunSpec
-from lowband.spec.scheme import read_scheme
 
 ROOT = Path(__file__).parents[2]
 # Two nodes of two ranks, so that 4 ranks have what hpZ, HSDP and qgZ need.
@@ -38,7 +38,7 @@ def run(
 ) -> tuple[RunSpec, list[float], Outcome]:
     values = {
         "run_id": f"{engine}-{scheme}", "suite": "test", "repeat": 1, "engine": engine, "machine": MACHINE,
-        "model": MODEL, "scheme": read_scheme(ROOT / "config" / "schemes.yaml", scheme), "ranks": ranks,
+        "model": MODEL, "scheme": Config(ROOT).scheme(scheme), "ranks": ranks,
         "micro_batch": 8 // ranks, "accumulation": 1, "seq_len": 16, "steps": STEPS, "warmup_steps": 4,
         "seed": 1, "device": "auto", "compute_dtype": "fp32", "reduce_dtype": "fp32", "learning_rate": 1e-3,
         "weight_decay": 0.1, "grad_clip": 1.0, "text": "stdlib", "time_limit_s": 200, "peer_timeout_s": 60,

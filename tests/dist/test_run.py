@@ -21,8 +21,8 @@ from lowband.run.environment import code_version
 from lowband.run.on_ranks import on_ranks
 from lowband.run.ranks import Rank
 from lowband.run.train import _device, device_type, train
+from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
-from lowband.spec.suites import expand
 
 
 def command(path: Path) -> list[str]:
@@ -48,14 +48,14 @@ def test_the_machine_tells_the_device(
     suite: str, devices: int, is_launched: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    spec = next(spec for spec in expand(ROOT, [suite]) if suite != "cuda" or spec.ranks == 8)
+    spec = next(spec for spec in Config(ROOT).runs([suite]) if suite != "cuda" or spec.ranks == 8)
     assert device_type(spec, is_launched) == expected
 
 
 def test_a_launched_rank_without_its_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="sees no H100"):
-        device_type(expand(ROOT, ["cuda"])[0], is_launched=True)
+        device_type(Config(ROOT).runs(["cuda"])[0], is_launched=True)
 
 
 def test_a_rank_forked_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

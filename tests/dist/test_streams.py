@@ -9,14 +9,13 @@ import torch
 import torch.distributed as dist
 from modules import INNER, Tower, inputs, is_layer
 from streams import Device, Watch
-from test_parity import SCHEMES, SCHEMES_FILE, SPEC, optimizer_of, part_of_batch
+from test_parity import CONFIG, SCHEMES, SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
 from lowband.engine import lane
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.scheme import read_scheme
 
 RANK, RANKS, STEPS = 3, 8, 4
 MODULES = {
@@ -29,7 +28,7 @@ MODULES = {
 def steps(module: str, scheme: str, dtype: torch.dtype, collect) -> None:
     """Accumulated with and without no_sync, clipped; an evaluation between; the whole weights at the end."""
     make, wrap, arguments = MODULES[module]
-    model = lowband.shard(make(), read_scheme(SCHEMES_FILE, scheme), lowband.Topology(INNER), wrap, dtype)
+    model = lowband.shard(make(), CONFIG.scheme(scheme), lowband.Topology(INNER), wrap, dtype)
     optimizer = optimizer_of(model.parameters())
     for step in range(STEPS):
         for is_last in (False, True):

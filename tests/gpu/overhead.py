@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import lowband  # noqa: E402
 from lowband.model.gpt import GPT, Block  # noqa: E402
+from lowband.spec.config import Config  # noqa: E402
 from lowband.spec.model import ModelSpec  # noqa: E402
-from lowband.spec.scheme import read_scheme  # noqa: E402
 
 WARMUP, TURNS, STEPS_A_TURN = 5, 8, 5
 CLIP = 1.0
@@ -40,7 +40,7 @@ def stepper(spec: ModelSpec, batch: int, device: torch.device, dtype: torch.dtyp
         model = GPT(spec, seed=1)
         tokens = torch.randint(0, spec.vocab, (batch, spec.seq_len))
     if is_sharded:
-        zero3 = read_scheme(ROOT / "config" / "schemes.yaml", "zero3")
+        zero3 = Config(ROOT).scheme("zero3")
         model = lowband.shard(model, zero3, lowband.Topology({}), Block, dtype)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 

@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 
 pytest.importorskip("pydantic", reason="specs are read with pydantic; the kernels' tests do without")
-from test_parity import CLIP, EXACT, INNER, QUANTIZED, SCHEMES_FILE, SPEC, STEPS, optimizer_of, part_of_batch
+from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, STEPS, optimizer_of, part_of_batch
 
 import lowband
 from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.scheme import read_scheme
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,7 +51,7 @@ def train(scheme: str | None, backend: str, ranks: int, dtype: torch.dtype, fold
     if scheme is None:
         model = model.to(dtype)
     else:
-        model = lowband.shard(model, read_scheme(SCHEMES_FILE, scheme), lowband.Topology(INNER), Block, dtype)
+        model = lowband.shard(model, CONFIG.scheme(scheme), lowband.Topology(INNER), Block, dtype)
         engine_of(model).lanes.take_times()  # from now on they are kept
     optimizer = optimizer_of(model.parameters())
     losses = []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"steps": 2, "warmup_steps": 1, "seq_len": 40, "attention": "flash2"}
@@ -18,7 +18,7 @@ SMALL = {"steps": 2, "warmup_steps": 1, "seq_len": 40, "attention": "flash2"}
 
 def spec_of(**changes) -> RunSpec:
     """A run of one rank with heads of 32 values."""
-    spec = next(spec for spec in expand(ROOT, ["smoke"]) if spec.ranks == 1)
+    spec = next(spec for spec in Config(ROOT).runs(["smoke"]) if spec.ranks == 1)
     model = spec.model.model_copy(update={"layers": 1, "hidden": 64, "heads": 2})
     return RunSpec.parse({**spec.model_dump(), **SMALL, "model": model.model_dump(), **changes}, "test")
 

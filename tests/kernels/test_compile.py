@@ -57,20 +57,20 @@ def python(code: str, *arguments: str) -> str:
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_kernel_compiles_and_fits(target: str) -> None:
     rows = [json.loads(line) for line in python(ONE_OF_EACH, target).splitlines()]
-    assert len({row["kernel"] for row in rows}) == 12
+    assert len(rows) == len({row["kernel"] for row in rows}) >= 12
     for row in rows:
         assert 0 < row["registers"] <= 512, row  # AMD counts the matrix units' registers too
         assert row["shared_bytes"] <= row["shared_limit_bytes"], row
-        uses_matrix_units = row["matrix_instructions"] > 0
-        assert uses_matrix_units == (row["kernel"].startswith("flash") and "delta" not in row["kernel"]), row
+        if row["kernel"].startswith("flash"):
+            assert (row["matrix_instructions"] > 0) == ("delta" not in row["kernel"]), row
         assert row["spilled_bytes"] <= 64, row
 
 
 def test_sizes_of_one_compile() -> None:
-    assert len(python(ONES).split()) == 14
+    assert len(python(ONES).split()) >= 14
 
 
 def test_the_shipped_table_has_every_variant() -> None:
-    """`lowband bench-kernel --compile --out results/reference/kernels` writes it anew."""
+    """`lowband bench-kernel --compile --out results/reference/kernels` writes it."""
     rows = pd.read_csv(SHIPPED, dtype=str, keep_default_na=False)
-    assert rows[["kernel", "config", "target"]].to_numpy().tolist() == json.loads(python(ALL))
+    assert sorted(rows[["kernel", "config", "target"]].to_numpy().tolist()) == sorted(json.loads(python(ALL)))

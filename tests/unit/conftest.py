@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from report_runs import smoke_specs, write_run
 
+from lowband.spec.config import Config
 from lowband.tables.build import COLLECTED, SUITE_OF, TABLES, write_table
 from lowband.tables.collect import collect
 from lowband.validation.tables import write_predicted
@@ -45,7 +46,7 @@ def all_tables(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every table: those of the smoke suite's runs, predictions, and shipped suites as shipped."""
     folder = tmp_path_factory.mktemp("all") / "tables"
     shutil.copytree(tables, folder)
-    write_predicted(ROOT, folder)
+    write_predicted(Config(ROOT), folder)
     for name in [name for name in TABLES if name not in OF_RUNS]:
         shipped = REFERENCE / SUITE_OF[name] if name in SUITE_OF else folder
         write_table(name, shipped, folder)

@@ -6,19 +6,19 @@ import pandas as pd
 
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
 from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
 
 
 def smoke_specs() -> list[RunSpec]:
     """zero3 on 1, 4 and 8 ranks; hpz, hsdp and hier3-exact on 4 and 8. 6 steps, 2 of them warm-up."""
-    return expand(ROOT, ["smoke"])
+    return Config(ROOT).runs(["smoke"])
 
 
 def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> Path:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from lowband.box.layout import Layout
 from lowband.cost.tcp import FRAME_BYTES, PAYLOAD_BYTES
 from lowband.errors import UserError
-from lowband.spec.machine import Machine, read_machine
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-BOX = read_machine(ROOT, "frontier-box")
+BOX = Config(ROOT).machine("frontier-box")
 
 
 def machine(sizes: list[int], rates: list[float], scale: float) -> Machine:
@@ -65,7 +66,7 @@ def test_every_rank_reaches_the_core_over_the_links_of_its_groups(
 
 
 def test_frontier_box_is_frontier_divided_by_one_factor() -> None:
-    frontier = read_machine(ROOT, "frontier")
+    frontier = Config(ROOT).machine("frontier")
     assert BOX.levels == frontier.levels
     assert BOX.device == frontier.device
     assert BOX.box is not None
@@ -80,14 +81,14 @@ def test_outer_link_changes_only_the_outer_link() -> None:
     slow = BOX.with_outer_link(0.25)
     assert slow.levels[:-1] == BOX.levels[:-1]
     assert slow.levels[-1].link.gigabytes_per_s == BOX.levels[-1].link.gigabytes_per_s / 4
-    with pytest.raises(UserError, match="states no link of world"):
-        read_machine(ROOT, "local").with_outer_link(2)
+    with pytest.raises(UserError, match="has no link for level world"):
+        Config(ROOT).machine("local").with_outer_link(2)
 
 
 def test_a_box_without_links_is_refused() -> None:
     with pytest.raises(UserError, match="every level a link"):
         Machine.parse(
-            read_machine(ROOT, "local").model_dump(exclude_none=True)
+            Config(ROOT).machine("local").model_dump(exclude_none=True)
             | {"box": {"scale": 10, "nodes": 2, "tflops": 1, "source": "test"}},
             "test",
         )

@@ -12,7 +12,7 @@ from report_runs import ROOT
 from lowband.__main__ import main
 from lowband.box import links, network
 from lowband.errors import UserError
-from lowband.spec.suites import expand
+from lowband.spec.config import Config
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
@@ -81,13 +81,13 @@ def test_an_entry_that_is_no_mapping_is_named(
         (tmp_path / name).write_text((ROOT / "config" / name).read_text())
     (tmp_path / file).write_text(yaml.safe_dump({"broken": entry}))
     words = told(["claims", "--claims", str(tmp_path / "claims.yaml"), "--tables", str(tmp_path)], capsys)
-    assert f"{tmp_path / file}: broken: is no mapping" in words
+    assert f"{tmp_path / file}: broken: is not a mapping" in words
 
 
 def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "missing", lambda: "no ip")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    [spec, *_] = expand(ROOT, ["links"])
+    [spec, *_] = Config(ROOT).runs(["links"])
     with pytest.raises(UserError, match="no ip"):
         network.connect(spec, "private")
     assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"

@@ -17,11 +17,11 @@ from lowband.predict.prediction import predict
 from lowband.predict.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.config import Config
 from lowband.spec.machine import Machine, Stack
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
-from lowband.spec.suites import expand
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -355,20 +355,20 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
         text = (ROOT / "config" / f"{name}.yaml").read_text()
         (tmp_path / "config" / f"{name}.yaml").write_text(text)
     (tmp_path / "slurm").symlink_to(ROOT / "slurm")
-    [smoke] = [spec for spec in expand(ROOT, ["smoke"]) if spec.ranks == 8][:1]
+    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if spec.ranks == 8][:1]
     scheme = ZERO3.model_copy(update={"grad_reduce": "int4"})
     machine = MACHINE.model_copy(update={"name": "local"})
     model = smoke.model.model_copy(update={"seq_len": 64})
     batches = Workload(machine, model, scheme, 8, np.array([1, 2]), 64, np.array([6, 3]), recompute="none")
     best = Candidate((), batches, 2, 3, 1.0, 0.0)
-    write(best, "found", tmp_path)
-    [spec] = expand(tmp_path, ["found"])
+    write(best, "found", Config(tmp_path))
+    [spec] = Config(tmp_path).runs(["found"])
     assert (spec.ranks, spec.micro_batch, spec.accumulation, spec.seq_len) == (8, 2, 3, 64)
     assert spec.scheme.model_copy(update={"name": "zero3", "known_as": scheme.known_as}) == scheme
     assert (spec.steps, spec.warmup_steps, spec.compute_dtype) == (20, 2, "bf16")
     for taken in ("found", "zero3"):
         with pytest.raises(UserError, match=f"'{taken}' is taken"):
-            write(best, taken, tmp_path)
+            write(best, taken, Config(tmp_path))
     shown = replace(best, knobs=("world",) * 12)
     text = report(Plan([shown], {shown.knobs: shown}))
     assert "grad_reduce int4; micro-batch 2 x 3, recompute none, tp 1, pp 1" in text

@@ -8,10 +8,10 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.exchange import scheme_of_deepspeed
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import FORMS, PEERS, TABLE, form_of, peer_arguments
-from lowband.spec.scheme import read_scheme
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
@@ -19,7 +19,7 @@ LEVELS = Levels.fit({"package": 2, "node": 4}, 8)
 
 
 def scheme(name: str):
-    return read_scheme(ROOT / "config" / "schemes.yaml", name)
+    return Config(ROOT).scheme(name)
 
 
 def test_every_form_has_a_word_on_every_peer() -> None:
@@ -125,7 +125,7 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
     [
         ({"stage": 4}, "stage is 4 (allowed: 0, 1, 2, 3)"),
         ({"stage": 3, "zero_hpz_partition_size": 3}, "no level of 3 ranks (allowed: 1, 2, 4, 8)"),
-        ({"stage": 2, "zero_quantized_weights": True}, "take stage 3, not 2"),
+        ({"stage": 2, "zero_quantized_weights": True}, "need stage 3, not 2"),
         ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param has no counterpart here"),
         ({"stage": 3, "zero_hpz_partitionsize": 4}, "zero_hpz_partitionsize is not known"),
     ],

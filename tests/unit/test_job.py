@@ -6,12 +6,12 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.report.suite_documents import suites
-from lowband.spec.job import SlurmRequest, is_slurm_task, read_job
+from lowband.spec.config import Config
+from lowband.spec.job import SlurmRequest, is_slurm_task
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 ROOT = Path(__file__).parents[2]
-RUN = next(spec for spec in expand(ROOT, ["frontier"]) if spec.ranks == 384)
+RUN = next(spec for spec in Config(ROOT).runs(["frontier"]) if spec.ranks == 384)
 
 
 def run(**changes: object) -> RunSpec:
@@ -20,21 +20,21 @@ def run(**changes: object) -> RunSpec:
 
 @pytest.mark.parametrize("cluster", sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml")))
 def test_every_cluster_has_a_job(cluster: str) -> None:
-    assert read_job(ROOT, cluster).cpus_per_rank >= 1
+    assert Config(ROOT).job(cluster).cpus_per_rank >= 1
 
 
 def test_whole_nodes_and_a_margin_of_time() -> None:
-    job = read_job(ROOT, "frontier")
+    job = Config(ROOT).job("frontier")
     assert job.resources(run(ranks=12 * 8, time_limit_s=601))["nodes"] == 12
     assert job.resources(run(time_limit_s=601))["runtime"] == 11 + 10
     assert job.tasks_per_node(run()) == 8
-    assert read_job(ROOT, "frontier-box").tasks_per_node(run()) == 1
+    assert Config(ROOT).job("frontier-box").tasks_per_node(run()) == 1
 
 
 @pytest.mark.parametrize("suite", ["volume", "volume3072"])
 def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
-    job = read_job(ROOT, "frontier")
-    specs = expand(ROOT, [suite])
+    job = Config(ROOT).job("frontier")
+    specs = Config(ROOT).runs([suite])
     assert specs
     for spec in specs:
         assert (spec.device, spec.ranks >= 384) == ("fake", True)
@@ -58,7 +58,7 @@ def test_what_each_suite_asks_for() -> None:
 
 
 def test_queue_limits() -> None:
-    job = read_job(ROOT, "frontier")
+    job = Config(ROOT).job("frontier")
     assert job.resources(run(ranks=91 * 8, time_limit_s=110 * 60))["runtime"] == 120
     with pytest.raises(UserError, match=r"121 minutes on 91 nodes .allowed: 120 minutes at most"):
         job.resources(run(ranks=91 * 8, time_limit_s=111 * 60))

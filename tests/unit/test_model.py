@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from lowband.cost.flops import model_flops_per_token
 from lowband.model.gpt import GPT, rotate
-from lowband.spec.model import ModelSpec, read_model
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[2] / "config" / "models.yaml"
+CONFIG = Config(Path(__file__).parents[2])
 
 
 def tiny(**changes) -> ModelSpec:
@@ -18,9 +18,9 @@ def tiny(**changes) -> ModelSpec:
     return ModelSpec(**{**values, **changes})
 
 
-@pytest.mark.parametrize("name", sorted(yaml.safe_load(MODELS.read_text())))
+@pytest.mark.parametrize("name", CONFIG.models)
 def test_named_models_count_exactly(name: str) -> None:
-    spec = read_model(MODELS, name)
+    spec = CONFIG.model(name)
     with torch.device("meta"):
         module = GPT(spec.model_copy(update={"layers": 1}))
     one_layer = spec.model_copy(update={"layers": 1})
@@ -37,8 +37,8 @@ def test_paper_sizes_are_what_they_are_called() -> None:
         "gpt-22b": 22,
         "gpt-175b": 175,
     }.items():
-        assert read_model(MODELS, name).parameters / 1e9 == pytest.approx(billions, rel=0.04), name
-    assert read_model(MODELS, "gpt-1t").parameters / 1e12 == pytest.approx(1, rel=0.02)
+        assert CONFIG.model(name).parameters / 1e9 == pytest.approx(billions, rel=0.04), name
+    assert CONFIG.model("gpt-1t").parameters / 1e12 == pytest.approx(1, rel=0.02)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])

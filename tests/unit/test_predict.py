@@ -15,23 +15,23 @@ from lowband.errors import UserError
 from lowband.predict.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
 from lowband.predict.plan_files import write
 from lowband.predict.prediction import predict
-from lowband.predict.request import Grid, machine_of, model_of, scheme_of
+from lowband.predict.request import Grid
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
-from lowband.spec.suites import expand
 from lowband.spec.yaml_model import read_yaml
 from lowband.validation.scale_model import box_step_s
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = sorted(read_yaml(ROOT / "config" / "schemes.yaml"))
-FRONTIER = machine_of(ROOT, "frontier")
+FRONTIER = Config(ROOT).machine("frontier")
 
 
 def job(scheme: str = "hier3", machine: Machine = FRONTIER, **changes: object) -> Workload:
     given_ = {"ranks": 64, "micro_batch": 1, "seq_len": 2048, "accumulation": 4, **changes}
-    return Workload(machine, model_of(ROOT, "gpt-20b"), scheme_of(ROOT, scheme), **given_)  # type: ignore[arg-type]
+    return Workload(machine, Config(ROOT).model("gpt-20b"), Config(ROOT).scheme(scheme), **given_)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_suites_cannot_say_is_not_written(
 ) -> None:
     best = Candidate((), job(**{"recompute": "none", **changes}), 1, 4, 1.0, 0.0)
     with pytest.raises(UserError, match=words):
-        write(best, "found", tmp_path)
+        write(best, "found", Config(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -135,7 +135,7 @@ def test_pipeline_bubble_by_hand() -> None:
 
 
 def test_the_planner_equals_brute_force() -> None:
-    model = model_of(ROOT, "gpt-1m")
+    model = Config(ROOT).model("gpt-1m")
     found = plan(FRONTIER, model, 16, 128, 64, [1, 2], [1, 2])
     brute = []
     for batches in jobs(FRONTIER, model, 16, 128, 64, [1, 2], [1, 2]):
@@ -168,16 +168,16 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         file = tmp_path / "machine.yaml"
         file.write_text(text.replace(good, bad, 1))
         with pytest.raises(UserError, match=words):
-            machine_of(ROOT, str(file))
+            Config(ROOT).given_machine(str(file))
     with pytest.raises(UserError, match=r"GiB short per rank \(optim"):
-        plan(FRONTIER, model_of(ROOT, "gpt-1t"), 16, 2048, 64, [1], [1])
+        plan(FRONTIER, Config(ROOT).model("gpt-1t"), 16, 2048, 64, [1], [1])
     with pytest.raises(UserError, match="cannot be divided over tp"):
         job(tp=3)
 
 
 def test_one_json_object() -> None:
     [record] = Grid(
-        ROOT, "frontier", ["gpt-20b"], ["hier3"], [384], [1], [4], [2048], ["full"]
+        Config(ROOT), "frontier", ["gpt-20b"], ["hier3"], [384], [1], [4], [2048], ["full"]
     ).records()  # fmt: skip
     assert {"step_time_s", "tflops_per_gpu", "hfu_tflops_per_gpu", "tokens_per_s_per_gpu", "fits"} <= set(
         record
@@ -187,7 +187,7 @@ def test_one_json_object() -> None:
 
 
 def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
-    spec = next(spec for spec in expand(ROOT, ["box"]) if spec.scheme.name == "hier3")
+    spec = next(spec for spec in Config(ROOT).runs(["box"]) if spec.scheme.name == "hier3")
     levels = [
         level.model_copy(update={"link": level.link.model_copy(update={"gigabytes_per_s": 1e12})})
         for level in spec.machine.levels
@@ -200,4 +200,4 @@ def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
     # On the real links it takes longer, without overlap longer still; a machine has no such prediction.
     serial = spec.model_copy(update={"overlap": False})
     assert box_step_s(fast) < box_step_s(spec) < box_step_s(serial)
-    assert box_step_s(next(iter(expand(ROOT, ["smoke"])))) is None
+    assert box_step_s(next(iter(Config(ROOT).runs(["smoke"])))) is None

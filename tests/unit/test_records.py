@@ -121,7 +121,7 @@ def test_a_run_that_came_to_its_end_starts_over(folder: RunFolder, status: str) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda whole: [*whole, HALF], r"steps\.jsonl:6: is no step record"),
+        (lambda whole: [*whole, HALF], r"steps\.jsonl:6: is not a step record"),
         (lambda whole: [*whole[:2], *whole[3:]], r"steps\.jsonl:3: is the record of step 4 .allowed: step 3"),
         (lambda whole: [whole[0], *whole], r"steps\.jsonl:2: is the record of step 1 .allowed: step 2"),
     ],

@@ -8,8 +8,8 @@ import pytest
 from report_runs import ROOT
 
 from lowband.box import jobs
+from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
-from lowband.spec.suites import expand
 from lowband.tables.derived import box, box_jobs, box_links, box_ratios
 from lowband.tables.points import same_but
 
@@ -118,7 +118,7 @@ def test_what_slurm_adds_is_the_median_over_jobs() -> None:
 
 
 def test_a_run_that_was_run_again_has_the_time_of_its_last_job(tmp_path, monkeypatch) -> None:
-    spec = next(spec for spec in expand(ROOT, ["box"]) if spec.ranks == 16)
+    spec = next(spec for spec in Config(ROOT).runs(["box"]) if spec.ranks == 16)
     folder = RunFolder(tmp_path / spec.run_id)
     folder.path.mkdir()
     folder.spec.write_text(spec.to_json())

@@ -16,8 +16,8 @@ from lowband.report.needs import disk
 from lowband.report.summary import summary
 from lowband.report.writers import latex_text
 from lowband.run import doctor
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
-from lowband.spec.suites import asked_suites
 from lowband.spec.yaml_model import read_yaml
 from lowband.validation import SOURCES
 
@@ -152,7 +152,7 @@ def test_memory_and_disk_are_of_shipped_runs() -> None:
 def suites_of(command: str) -> list[str]:
     """The suites that a command runs, by the command and the configuration that it reads."""
     if command == "make reproduce":
-        return asked_suites(ROOT)
+        return Config(ROOT).default_suites
     if found := re.search(r"suites=\[([\w-]+)\]", command):
         return [found[1]]
     assert command.endswith("--profile slurm")

@@ -8,9 +8,9 @@ import pytest
 from report_runs import ROOT, ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, RunFolder, Sent
-from lowband.spec.suites import expand
 from lowband.tables.build import TABLES, write_table
 from lowband.tables.collect import collect
 
@@ -27,7 +27,9 @@ def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:
 
 def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     """Times 1 to 4 s after warm-up steps of 50 and 60 s, whose share of real work does not count either."""
-    spec = next(spec for spec in expand(ROOT, ["box"]) if spec.scheme.name == "zero3" and spec.ranks == 8)
+    spec = next(
+        spec for spec in Config(ROOT).runs(["box"]) if spec.scheme.name == "zero3" and spec.ranks == 8
+    )
     spec = spec.model_copy(update={"steps": 6, "warmup_steps": 2})
     run = RunFolder(write_run(tmp_path, spec, 1, 5))
     records = []

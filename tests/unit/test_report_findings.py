@@ -11,6 +11,7 @@ from lowband.report.findings import (
     published_ratios,
     read_facts,
 )
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.validation.frontier_maps import frontier_map
 
@@ -45,7 +46,7 @@ def test_the_searched_condition_is_the_only_one_that_reaches_the_headline() -> N
 
 
 def test_predicted_ratios_hold_with_fitted_rates_and_no_overlap_only() -> None:
-    holds = frontier_map(ROOT).groupby(["links_in_node", "overlap"])["holds"].any()
+    holds = frontier_map(Config(ROOT)).groupby(["links_in_node", "overlap"])["holds"].any()
     assert [case for case, does in holds.items() if does] == [("fitted", 0.0)]
 
 

@@ -11,9 +11,9 @@ from report_runs import ROOT, smoke_specs, write_failure, write_run
 from lowband.claims.origin import Origin, origin
 from lowband.errors import UserError
 from lowband.report.claim_views import write_claims
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Status
-from lowband.spec.suites import expand
 from lowband.tables.build import write_table
 from lowband.tables.collect import collect
 
@@ -191,7 +191,7 @@ def grade_self_checks(folder: Path, specs: list[Any], failures: int, outcome: Ou
 
 
 def test_self_checks_pass_when_every_run_is_ok(tmp_path: Path) -> None:
-    graded = grade_self_checks(tmp_path, expand(ROOT, ["default"]), 0, None)
+    graded = grade_self_checks(tmp_path, Config(ROOT).runs(["default"]), 0, None)
     assert set(graded["verdict"]) == {"pass"}
     assert set(graded["origin"]) == {"this run"}
 
@@ -199,7 +199,7 @@ def test_self_checks_pass_when_every_run_is_ok(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["error", "oom", "timeout", "overloaded"])
 @pytest.mark.parametrize("failures", [1, 5, 32])
 def test_no_self_check_passes_when_runs_are_not_ok(tmp_path: Path, failures: int, status: Status) -> None:
-    specs = expand(ROOT, ["default"])
+    specs = Config(ROOT).runs(["default"])
     assert len(specs) == 36
     graded = grade_self_checks(tmp_path, specs, failures, Outcome(status=status, cause="by fiat", steps=0))
     assert list(graded["verdict"]) == ["partial"] * len(SELF_CHECKS)

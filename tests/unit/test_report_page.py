@@ -13,8 +13,7 @@ from lowband.report.figures import FIGURES
 from lowband.report.page import write_page
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
-from lowband.spec.machine import read_machine
-from lowband.spec.scheme import read_scheme
+from lowband.spec.config import Config
 
 CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id="text_1"/></svg>'
@@ -22,7 +21,7 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_every_machine_can_be_drawn(cluster: str) -> None:
-    machine = read_machine(ROOT, cluster)
+    machine = Config(ROOT).machine(cluster)
     drawn = draw_machine(machine)
     for level in machine.levels:
         assert (level.name if level.size is not None else "between nodes") in drawn
@@ -31,7 +30,7 @@ def test_every_machine_can_be_drawn(cluster: str) -> None:
 
 
 def test_links_say_how_much_slower() -> None:
-    rows = links(read_machine(ROOT, "frontier"))
+    rows = links(Config(ROOT).machine("frontier"))
     assert list(rows["level"]) == ["package", "node", "world"]
     assert list(rows["slower"]) == ["1 x", "4 x", "16 x"]
 
@@ -42,7 +41,7 @@ def test_links_say_how_much_slower() -> None:
     [("ddp", (1, 1)), ("zero1", (1, 1 / 16)), ("hsdp", (1 / 8, 1 / 8)), ("hier3", (1 / 2, 1 / 16))],
 )
 def test_a_cell_is_filled_as_far_as_its_rank_holds(scheme: str, heights: tuple[float, float]) -> None:
-    drawn = draw_scheme(read_scheme(ROOT / "config" / "schemes.yaml", scheme), {"package": 2, "node": 8})
+    drawn = draw_scheme(Config(ROOT).scheme(scheme), {"package": 2, "node": 8})
     filled = re.findall(rf'<rect [^>]*width="{CELL}" height="([\d.]+)" fill="(#\w+)"', drawn)
     for color, share in zip(("#0173b2", "#029e73"), heights, strict=True):
         assert {float(height) for height, fill in filled if fill == color} == {share * TALL}
@@ -50,9 +49,9 @@ def test_a_cell_is_filled_as_far_as_its_rank_holds(scheme: str, heights: tuple[f
 
 
 def test_wires_are_named() -> None:
-    path = ROOT / "config" / "schemes.yaml"
-    assert wires(read_scheme(path, "zero3")) == "all native"
-    assert wires(read_scheme(path, "zeropp")) == "forward gather int8, grad reduce int4"
+    config = Config(ROOT)
+    assert wires(config.scheme("zero3")) == "all native"
+    assert wires(config.scheme("zeropp")) == "forward gather int8, grad reduce int4"
 
 
 def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from report_runs import ROOT, ok_outcome, write_run
 
 from lowband.errors import UserError
 from lowband.report.figures.style import paper_style
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.records import RunFolder, Sent
 from lowband.spec.run import OPTIONS, RunSpec
-from lowband.spec.scheme import read_scheme
-from lowband.spec.suites import expand
 from lowband.spec.yaml_model import Strict
 from lowband.tables.build import COLLECTED, TABLES, write_table
 from lowband.tables.collect import KEYS, collect
@@ -33,8 +32,8 @@ from lowband.tables.points import COLUMNS, identity
 REFERENCE = ROOT / "results" / "reference"
 QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
 OF_RUNS = [name for name, sources in TABLES.items() if set(sources) & set(COLLECTED)]
-BASE = expand(ROOT, ["links"])[0].model_copy(
-    update={"run_id": "a", "steps": 24}
+BASE = (
+    Config(ROOT).runs(["links"])[0].model_copy(update={"run_id": "a", "steps": 24})
 )  # zero3 on 16 ranks in a box
 
 
@@ -56,7 +55,7 @@ def values(option: str) -> st.SearchStrategy[Any]:
         "model": st.integers(1, 3).map(lambda layers: BASE.model.model_copy(update={"layers": layers})),
         "scheme": st.sampled_from(
             [
-                read_scheme(ROOT / "config" / "schemes.yaml", "hpz"),
+                Config(ROOT).scheme("hpz"),
                 BASE.scheme.model_copy(update={"block_size": 64}),  # the same name
             ]
         ),
@@ -161,7 +160,7 @@ def test_specs_that_differ_in_one_option_are_two_points(option: str, data: st.Da
 
 
 def test_repeats_are_one_point() -> None:
-    specs = expand(ROOT, ["convergence"])
+    specs = Config(ROOT).runs(["convergence"])
     by_point = pd.DataFrame([identity(spec) | {"repeat": spec.repeat, "seed": spec.seed} for spec in specs])
     groups = by_point.groupby("point")
     assert (groups.size() == 3).all()
@@ -232,7 +231,7 @@ def test_efficiency_names_how_the_batch_grows(kept: str, scaling_is: str, tmp_pa
     """Two batches on 4 and on 8 ranks: each is compared with the one that its suite keeps."""
     root = copy_config(tmp_path)
     write_suite(root, f"fixed: {{{FIXED}}}", f"axes: {{scheme: [zero3], ranks: [4, 8], {kept}: [8, 16]}}")
-    specs = expand(root, ["mine"])
+    specs = Config(root).runs(["mine"])
     # Seconds of a step by (ranks, batch that is kept): on 8 ranks half and all of the throughput per rank.
     seconds = {(4, 8): 1.0, (8, 8): 2.0, (4, 16): 10.0, (8, 16): 10.0}
     if scaling_is == "strong":
@@ -272,10 +271,11 @@ from report_runs import write_run
 from lowband.tables.collect import collect
 from lowband.tables.build import write_table
 from lowband.spec.suites import expand
+from lowband.spec.config import Config
 
 root, reference = Path(sys.argv[1]), Path(sys.argv[2])
 assert Path(lowband.__file__).is_relative_to(root)
-specs = expand(root, ["mine"])
+specs = Config(root).runs(["mine"])
 collect([write_run(root, spec, 1 + 10 * spec.dropout, 5) for spec in specs], root)
 write_table("scaling", root)
 write_table("box", reference, root / "shipped")  # raw tables of before

@@ -1,22 +1,26 @@
-# This machine -> raw tables of benchmarks.
+# This machine -> raw tables of benchmarks, a rule for each entry of spec/benchmarks.py.
+from lowband.spec.benchmarks import BENCHMARKS
 
+# It reserves all cores although it uses one, so that nothing else that is timed runs beside it. The sources are
+# inputs, so that a changed kernel is measured again.
+for bench_name, benchmark in BENCHMARKS.items():
 
-# It reserves all cores although it uses one, so that nothing else that is timed runs beside it. The C file is
-# an input, so that a changed kernel is measured again.
-rule bench_softmax:
-    input:
-        kernel="src/lowband/kernels/softmax_cpu.c",
-    output:
-        times=f"{TABLES_DIR}/softmax_times.csv",
-        setup=f"{TABLES_DIR}/softmax_setup.csv",
-        environment=f"{TABLES_DIR}/softmax_env.json",
-    log:
-        f"{LOGS_DIR}/bench_softmax.log",
-    localrule: True
-    conda:
-        "../../envs/cpu.yaml"
-    threads: 1024
-    params:
-        out=lambda wildcards, output: Path(output.times).parent,
-    shell:
-        "python -m lowband bench-softmax --out {params.out} > {log} 2>&1"
+    rule:
+        name:
+            f"bench_{bench_name}"
+        input:
+            benchmark.sources,
+        output:
+            [f"{TABLES_DIR}/{table}.csv" for table in benchmark.tables],
+            f"{TABLES_DIR}/{bench_name}_env.json",
+        log:
+            f"{LOGS_DIR}/bench_{bench_name}.log",
+        localrule: True
+        conda:
+            "../../envs/cpu.yaml"
+        threads: 1024
+        params:
+            command=f"bench-{bench_name}",
+            out=TABLES_DIR,
+        shell:
+            "python -m lowband {params.command} --out {params.out} > {log} 2>&1"

@@ -23,8 +23,7 @@ from lowband.report.needs import DISK
 from lowband.validation.tables import PREDICTED
 from lowband.report.shipped import RAW
 from lowband.run.submit import why_not
-from lowband.spec.job import read_job
-from lowband.spec.suites import expand as expand_suites
+from lowband.spec.config import Config
 
 
 configfile: "config/config.yaml"
@@ -34,10 +33,11 @@ try:
     validate(config, "../schemas/config.schema.yaml")
     IS_SHIPPED = config["measurements"] == "shipped"
     SUITES = [] if IS_SHIPPED else config["suites"]
-    SPECS = {spec.run_id: spec for spec in expand_suites(Path(), SUITES)}
+    CONFIGURATION = Config()
+    SPECS = {spec.run_id: spec for spec in CONFIGURATION.runs(SUITES)}
     CLAIMS = {claim.id: claim for claim in read_claims(Path("config/claims.yaml"))}
     CLUSTERS = {spec.machine.name for spec in SPECS.values()}
-    JOBS = {cluster: read_job(Path(), cluster) for cluster in CLUSTERS}
+    JOBS = {cluster: CONFIGURATION.job(cluster) for cluster in CLUSTERS}
     RESOURCES = {
         run: JOBS[spec.machine.name].resources(spec) for run, spec in SPECS.items()
     }

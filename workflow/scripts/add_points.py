@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
-from lowband.spec.suites import expand
 from lowband.tables.build import COLLECTED
 from lowband.tables.collect import KEYS, run_keys
 from lowband.tables.points import identity
@@ -29,7 +29,7 @@ def specs_at(commit: str, suite: str) -> dict[str, dict[str, Any]]:
             ["git", "archive", commit, "config", "slurm"], check=True, capture_output=True
         ).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
-        return {spec.run_id: run_keys(spec) | identity(spec) for spec in expand(Path(folder), [suite])}
+        return {spec.run_id: run_keys(spec) | identity(spec) for spec in Config(Path(folder)).runs([suite])}
 
 
 def add_points(folder: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from lowband.predict.plan import plan
 from lowband.predict.prediction import predict
-from lowband.predict.request import machine_of, model_of, scheme_of
 from lowband.predict.workload import Workload
+from lowband.spec.config import Config
 
 SCHEMES = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "hsdp", "hier3-exact", "hier3")
 RANKS = (8, 64, 384, 1024)
@@ -23,8 +23,9 @@ def bench(root: Path) -> dict[str, Any]:
 
     Rates are per second of the single thread's CPU time, so other work on the machine does not count.
     """
-    machine, model = machine_of(root, "frontier"), model_of(root, "gpt-20b")
-    schemes = [scheme_of(root, name) for name in SCHEMES]
+    config = Config(root)
+    machine, model = config.machine("frontier"), config.model("gpt-20b")
+    schemes = [config.scheme(name) for name in SCHEMES]
     micro_batch, accumulation, faster = np.meshgrid(
         np.arange(1, 17), 2 ** np.arange(8), np.linspace(0.1, 2, 20), indexing="ij"
     )
@@ -46,7 +47,7 @@ def bench(root: Path) -> dict[str, Any]:
         predict(one, interval=False)
     single = (time.process_time() - start) / 200
     start, start_wall = time.process_time(), time.perf_counter()
-    found = plan(machine_of(root, "selene-2021"), model_of(root, "gpt-175b"), 512, 2048, 1024)
+    found = plan(config.machine("selene-2021"), config.model("gpt-175b"), 512, 2048, 1024)
     return {
         "provenance": "measured",
         "machine": platform.processor() or platform.machine(),

@@ -22,6 +22,7 @@ from lowband.errors import UserError
 from lowband.kernels.c_library import compiler
 from lowband.kernels.softmax_cpu import ISAS, Kernels, error_bound, kernels, reference
 from lowband.run.environment import cpu_name, describe, host
+from lowband.spec.benchmarks import Measured
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
 
 SMALLEST_BYTES, LARGEST_BYTES = 4 * 2**10, 2**30
@@ -41,6 +42,12 @@ class Caches(NamedTuple):
     l1: int
     l2: int
     last: int
+
+
+def bench() -> Measured:
+    times, setups, environment = measure()
+    lines = [f"{row.isa}: {row.status} {row.cause}".rstrip() for row in setups]
+    return Measured({"softmax_times": times, "softmax_setup": setups}, environment, lines)
 
 
 def measure(sizes: Sequence[int] | None = None) -> tuple[list[Time], list[Setup], dict[str, Any]]:

@@ -22,7 +22,8 @@ from lowband.box.layout import Layout
 from lowband.box.network import MACHINE, STATE, private_command
 from lowband.box.slurm import CONFIGURATION, ETC
 from lowband.errors import UserError
-from lowband.spec.machine import Machine, read_machine
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
 
 STOP_S = 10.0
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -33,7 +34,7 @@ def up(root: Path, cluster: str) -> str:
 
     Raises UserError without root, Slurm or iproute2, or if there is another box or another Slurm.
     """
-    machine = read_machine(root, cluster)
+    machine = Config(root).machine(cluster)
     _check(machine)
     running = _running()
     if running == cluster:
@@ -89,7 +90,7 @@ def status() -> str:
 
 def run(root: Path, cluster: str, command: list[str]) -> int:
     """Run a command in its own box; returns its exit code."""
-    machine = read_machine(root, cluster)
+    machine = Config(root).machine(cluster)
     _check(machine)
     if os.environ.get("LOWBAND_BOX") != cluster:
         arguments = [sys.executable, "-m", "lowband", "box", "run", "--cluster", cluster, "--", *command]

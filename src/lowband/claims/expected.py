@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 from lowband.tables.collect import run_keys
 
 Value = bool | str | int | float
@@ -70,7 +70,7 @@ def _points(root: Path, suite: str) -> Mapping[str, Mapping[str, Value]]:
     """run id -> attributes of each run of the suite that its engine can do."""
     return {
         spec.run_id: run_keys(spec) | {"accumulation": spec.accumulation}
-        for spec in expand(root, [suite])
+        for spec in Config(root).runs([suite])
         if _has_counterpart(spec)
     }
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
 from lowband.tables.build import OF_GPUS, TABLES, raw_dir, read_source, source_paths
@@ -54,12 +55,13 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
 
 
 def _environments(folder: Path) -> pd.DataFrame:
-    """Rows with a device and a commit: of runs, of kernels on GPUs, of softmax or of another benchmark."""
+    """Rows with a device and a commit: of runs, of kernels on GPUs, or of a benchmark."""
     if source_paths(OF_GPUS, folder, folder):
         return read_source(OF_GPUS, folder, folder)
     if (folder / "runs.csv").is_file():
         return read_table(folder / "runs.csv")
-    if source_paths("softmax_setup", folder, folder)[0].is_file():
-        return read_source("softmax_setup", folder, folder)
+    for benchmark in BENCHMARKS.values():
+        if source_paths(benchmark.setup, folder, folder)[0].is_file():
+            return read_source(benchmark.setup, folder, folder)
     environment = Environment.read_json(folder / "env.json")
     return pd.DataFrame([{"device": environment.device, "commit": environment.commit}])

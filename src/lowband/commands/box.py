@@ -12,10 +12,10 @@ def add(commands: Any) -> None:
     verbs = box.add_subparsers(metavar="VERB", required=True)
     for verb, text in (
         ("up", "bring up a box that stays (root)"),
-        ("down", "take it down, and what a killed one has left"),
+        ("down", "take it down, with any leftovers of a killed one"),
         ("status", "which box is up"),
         ("run", "run a command in a box of its own (any user)"),
-        ("jobs", "inside a box: what Slurm and Snakemake added to the time of its runs"),
+        ("jobs", "inside a box: time that Slurm and Snakemake added to its runs"),
     ):
         parsed = verbs.add_parser(verb, help=text)
         if verb in ("up", "run"):
@@ -30,7 +30,9 @@ def add(commands: Any) -> None:
     bench = commands.add_parser("bench-comm", help="time the engine's collectives on a box's links")
     bench.add_argument("--cluster", default="frontier-box", help="a folder of slurm/ that describes a box")
     bench.add_argument("--ranks", type=at_least_one, required=True)
-    bench.add_argument("--seconds", type=float, default=1.0, help="what one should take by the links' rates")
+    bench.add_argument(
+        "--seconds", type=float, default=1.0, help="target duration of one collective at the links' rates"
+    )
     bench.add_argument("--repeats", type=at_least_one, default=5)
     bench.add_argument("--out", type=Path, required=True, help="folder of comm.csv and env.json")
     bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
@@ -68,12 +70,12 @@ def _bench_comm(options: argparse.Namespace) -> None:
     from lowband.box.layout import Layout
     from lowband.box.network import start_privately
     from lowband.errors import UserError
-    from lowband.spec.machine import read_machine
+    from lowband.spec.config import Config
 
-    machine = read_machine(Path(), options.cluster)
+    machine = Config().machine(options.cluster)
     if machine.box is None:
         raise UserError(
-            f"'{options.cluster}' describes no box", where="--cluster", allowed="frontier-box, ..."
+            f"'{options.cluster}' does not describe a box", where="--cluster", allowed="frontier-box, ..."
         )
     if not 0 < options.seconds <= 30:
         raise UserError(f"{options.seconds}", where="--seconds", allowed="more than 0, at most 30")

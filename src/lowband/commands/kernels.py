@@ -4,23 +4,24 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.bench.kernels import PARTS
 from lowband.errors import UserError
 
 
 def add(commands: Any) -> None:
     bench = commands.add_parser(
         "bench-kernel",
-        help="check every kernel, then time it beside torch's; or compile all for other devices",
+        help="check every kernel and time it against torch's; or compile all for other devices",
     )
     bench.add_argument("--out", type=Path, required=True, help="folder of kernels.csv or compiled.csv")
     bench.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, to try the program out"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, to try out the program"
     )
     bench.add_argument(
         "--only", nargs="+", help="parts to run (default: all)",
-        choices=("ceilings", "products", "block_quant", "softmax", "attention", "training"),
+        choices=PARTS,
     )  # fmt: skip
-    bench.add_argument("--limit-s", type=float, default=420, help="nothing new is begun after (420)")
+    bench.add_argument("--limit-s", type=float, default=420, help="nothing new is started after this (420)")
     bench.add_argument(
         "--compile", nargs="*", metavar="TARGET", dest="targets",
         help="compile, without a GPU, for sm_80, sm_90, gfx90a, gfx942 (default: all): registers and spills",
@@ -31,7 +32,7 @@ def add(commands: Any) -> None:
 def _bench_kernel(options: argparse.Namespace) -> int:
     if options.targets is not None:
         return _compile(options)
-    from lowband.bench.kernels.main import PARTS, bench
+    from lowband.bench.kernels.main import bench
 
     rows = bench(
         options.out, options.device, options.only or list(PARTS), options.limit_s,
@@ -50,7 +51,7 @@ def _compile(options: argparse.Namespace) -> int:
 
     unknown = sorted(set(options.targets) - set(TARGETS))
     if unknown:
-        raise UserError(f"no target '{unknown[0]}'", where="--compile", allowed=TARGETS)
+        raise UserError(f"unknown target '{unknown[0]}'", where="--compile", allowed=TARGETS)
     path = options.out / "compiled.csv"
     compile_all(options.targets or list(TARGETS), path, lambda line: print(line, flush=True))
     print(f"written: {path}")

@@ -24,16 +24,16 @@ def add(commands: Any) -> None:
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
     log.set_defaults(run=_import_log)
 
-    faults = commands.add_parser("faults", help="run the experiments that show peers' faults")
+    faults = commands.add_parser("faults", help="run the experiments that demonstrate peers' faults")
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
     faults.set_defaults(run=_faults)
 
 
 def _import_log(options: argparse.Namespace) -> None:
     from lowband.importers import ForeignRun, import_log
-    from lowband.spec.model import read_model
+    from lowband.spec.config import Config
 
-    model = read_model(options.root / "config" / "models.yaml", options.model)
+    model = Config(options.root).model(options.model)
     run = ForeignRun(model, options.seq_len, options.ranks, options.recompute)
     for message in import_log(options.log, options.format, run, options.out):
         print(message, file=sys.stderr)

@@ -26,11 +26,11 @@ def add(commands: Any) -> None:
     predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
     predict.add_argument("--schedule", choices=["1f1b", "breadth-first"], default="1f1b")
     out = predict.add_mutually_exclusive_group()
-    out.add_argument("--json", action="store_true", help="an object, or an array of a grid's")
+    out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
     predict.set_defaults(run=_predict)
 
-    plan = commands.add_parser("plan", help="the fastest placement, wires, batches and degrees that fit")
+    plan = commands.add_parser("plan", help="find the fastest placement, wires, batches and degrees that fit")
     _add_job(plan)
     plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
     plan.add_argument(
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
-    calibrate = commands.add_parser("calibrate", help="a cluster's fitted constants, fitted anew (minutes)")
+    calibrate = commands.add_parser("calibrate", help="fit a cluster's fitted constants again (minutes)")
     calibrate.add_argument("cluster")
     calibrate.add_argument("--root", type=Path, default=Path())
     calibrate.set_defaults(run=_calibrate)
@@ -95,10 +95,12 @@ def _predict(options: argparse.Namespace) -> None:
 
     from lowband.predict.render import flat, text
     from lowband.predict.request import Grid
+    from lowband.spec.config import Config
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
-    records = Grid(**{**values, "seq": options.seq or [None]}).records()
+    values |= {"config": Config(options.root), "seq": options.seq or [None]}
+    records = Grid(**values).records()
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif options.csv:
@@ -112,16 +114,18 @@ def _predict(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from lowband.predict import plan_files
     from lowband.predict.plan import plan
-    from lowband.predict.request import machine_of, model_of
+    from lowband.predict.request import machine_of
+    from lowband.spec.config import Config
 
-    model = model_of(options.root, options.model)
+    config = Config(options.root)
+    model = config.given_model(options.model)
     found = plan(
-        machine_of(options.root, options.cluster, options.stack), model, options.gpus,
+        machine_of(config, options.cluster, options.stack), model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
     )  # fmt: skip
     print(plan_files.report(found))
     if options.write:
-        for path in plan_files.write(found.ranked[0], options.write, options.root):
+        for path in plan_files.write(found.ranked[0], options.write, config):
             print(f"written: {path}")
 
 
@@ -134,26 +138,29 @@ def _bench_predict(options: argparse.Namespace) -> None:
 
 
 def _validate(options: argparse.Namespace) -> None:
+    from lowband.spec.config import Config
     from lowband.validation.tables import write_predicted
 
-    write_predicted(options.root, options.out)
+    write_predicted(Config(options.root), options.out)
 
 
 def _simulate(options: argparse.Namespace) -> None:
     import pandas as pd
 
-    from lowband.predict.request import machine_of, model_of, scheme_of
+    from lowband.spec.config import Config
     from lowband.spec.csv_tables import write_csv
     from lowband.validation.contention import check
 
-    machine, model = machine_of(options.root, options.cluster), model_of(options.root, options.model)
-    schemes = [scheme_of(options.root, name) for name in options.scheme]
+    config = Config(options.root)
+    machine, model = config.given_machine(options.cluster), config.given_model(options.model)
+    schemes = [config.given_scheme(name) for name in options.scheme]
     rows = [row for ranks in options.gpus for row in check(options.python, machine, model, schemes, ranks)]
     write_csv(pd.DataFrame(rows), options.out / "simgrid.csv")
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from lowband.spec.config import Config
     from lowband.validation.validate import fit
 
-    for place, value in fit(options.root, options.cluster).items():
+    for place, value in fit(Config(options.root), options.cluster).items():
         print(f"{place}: {value:g}")

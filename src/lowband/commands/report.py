@@ -9,14 +9,14 @@ def add(commands: Any) -> None:
     claims = commands.add_parser("claims", help="grade the claims against the tables")
     claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
     claims.add_argument("--tables", type=Path, required=True)
-    claims.add_argument("--only", nargs="+", default=[], metavar="ID", help="these claims alone")
+    claims.add_argument("--only", nargs="+", default=[], metavar="ID", help="only these claims")
     claims.add_argument("--out", type=Path, help="folder of claims.{csv,md,tex,html} (default: --tables)")
     claims.set_defaults(run=_claims)
 
-    summary = commands.add_parser("summary", help="which claims hold, and where tables and figures lie")
+    summary = commands.add_parser("summary", help="which claims hold, and where tables and figures are")
     summary.add_argument("--tables", type=Path, required=True)
     summary.add_argument("--claims", type=Path, help="the graded claims.csv (default: that in --tables)")
-    summary.add_argument("--figures", type=Path, help="default: nothing was drawn")
+    summary.add_argument("--figures", type=Path, help="default: no figures were drawn")
     summary.set_defaults(run=_summary)
 
     appendix = commands.add_parser("appendix", help="graded claims -> artifact appendices (LaTeX)")
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     page.set_defaults(run=_page)
 
-    documents = commands.add_parser("documents", help="write the results that documents show into docs/")
+    documents = commands.add_parser("documents", help="update the results quoted in docs/")
     documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
     documents.set_defaults(run=_documents)
 
@@ -42,12 +42,14 @@ def add(commands: Any) -> None:
     provenance.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
     provenance.set_defaults(run=_provenance)
 
-    verify = commands.add_parser("verify", help="whether the shipped data are those of SHA256SUMS")
-    verify.add_argument("--write", action="store_true", help="write SHA256SUMS anew")
+    verify = commands.add_parser("verify", help="check the shipped data against SHA256SUMS")
+    verify.add_argument("--write", action="store_true", help="write a new SHA256SUMS")
     verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
     verify.set_defaults(run=_verify)
 
-    status = commands.add_parser("status", help="what of a reproduction is done, runs, failed; time left")
+    status = commands.add_parser(
+        "status", help="which runs of a reproduction are done, running, failed; time left"
+    )
     status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
     status.add_argument(
         "--suite", nargs="+", help="default: those of the folder; of `local`, those of config/config.yaml"
@@ -99,17 +101,17 @@ def _verify(options: argparse.Namespace) -> int:
     if options.write:
         write_sums(options.root)
     good, wrong = verify(options.root)
-    print("\n".join([*wrong, f"{good} files are as listed, {len(wrong)} are not"]))
+    print("\n".join([*wrong, f"{good} files match SHA256SUMS, {len(wrong)} do not"]))
     return 1 if wrong else 0
 
 
 def _status(options: argparse.Namespace) -> None:
     from lowband.run.status import DEFAULT_RESULTS, follow, read_status, report, suites_of
-    from lowband.spec.suites import asked_suites
+    from lowband.spec.config import Config
 
     suites = options.suite
     if suites is None and options.results == DEFAULT_RESULTS:  # which may lack runs of some suites
-        suites = asked_suites(options.root)
+        suites = Config(options.root).default_suites
     elif suites is None:
         suites = suites_of(options.root, options.results)
     if options.follow:

@@ -12,8 +12,9 @@ from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.mesh import SELF
-from lowband.spec.scheme import Scheme, read_scheme
+from lowband.spec.scheme import Scheme
 
 
 def shard(
@@ -57,7 +58,7 @@ def shard(
 
 
 def _scheme(scheme: Scheme | str) -> Scheme:
-    return read_scheme(Path.cwd() / "config" / "schemes.yaml", scheme) if isinstance(scheme, str) else scheme
+    return Config(Path.cwd()).scheme(scheme) if isinstance(scheme, str) else scheme
 
 
 def engine_of(module: nn.Module) -> Engine:

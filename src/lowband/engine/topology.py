@@ -15,7 +15,7 @@ from lowband.engine.gloo import exchange
 from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes
 from lowband.engine.order import Order
-from lowband.spec.machine import read_machine
+from lowband.spec.config import Config
 from lowband.spec.mesh import Hop, Levels
 
 _TOPOLOGIES = itertools.count()
@@ -70,7 +70,7 @@ class Topology:
     @classmethod
     def from_cluster(cls, name: str, root: Path | None = None) -> "Topology":
         """The levels of `slurm/<name>/machine.yaml` under `root` (default: the working directory)."""
-        return cls(read_machine(root or Path.cwd(), name).sizes)
+        return cls(Config(root or Path.cwd()).machine(name).sizes)
 
     def hops(self, inner: str, outer: str) -> list[BoundHop]:
         """The hops from one level outwards to another, inner first, with this rank's groups."""

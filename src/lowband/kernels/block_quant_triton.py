@@ -9,10 +9,13 @@ largest magnitude is found by comparing bit patterns as integers: they are order
 infinity above every number and NaN above infinity, whereas a floating-point maximum may drop a NaN.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 
+from lowband.kernels.variant import Variant
 from lowband.spec.wire import QMAX, quantized_bytes
 
 TILE = 4096  # values per program
@@ -100,6 +103,23 @@ def constants(bits: int, block: int) -> dict[str, int]:
 def _grid(n: int, rows: int, block: int) -> tuple[int, int]:
     group = max(1, TILE // triton.next_power_of_2(block))
     return triton.cdiv(triton.cdiv(n, block), group), rows
+
+
+def variants(_device: str) -> Iterator[Variant]:
+    """Every kernel, at both widths, with blocks of 256 values."""
+    messages = {"messages": "*u8", "scales": "*fp32"}
+    received = {"received": "*u8", "received_scales": "*fp32"}
+    for bits in (8, 4):
+        shared = constants(bits, 256)
+        for kernel, function, pointers, more in (
+            ("encode", _encode, {"values": "*bf16", **messages}, {}),
+            ("decode", _decode, {"out": "*fp32", **messages}, {}),
+            ("sum_encode", _sum_encode, {**messages, **received}, {"ROUND_TO": TL_DTYPE[torch.float32]}),
+        ):
+            yield Variant(
+                f"block_quant.{kernel}", f"int{bits} block 256", function, pointers, {**shared, **more},
+                {"num_warps": 4, "enable_fp_fusion": False}, aligned=("n", "part"),
+            )  # fmt: skip
 
 
 @triton.jit

@@ -10,17 +10,15 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lowband.kernels import block_quant_triton, flash_attention_triton, softmax_triton
-from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles
-from lowband.kernels.softmax import ALGORITHMS
+from lowband.kernels.variant import Variant
 from lowband.spec.files import write_whole
 
 TARGETS = {
@@ -35,18 +33,6 @@ TOOL_TIME_LIMIT_S = 60
 
 # Matrix-unit instructions in the targets' assembly.
 _MATRIX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|v_mfma_\w+)")
-
-
-class Variant(NamedTuple):
-    """A kernel with all of its compile-time parameters."""
-
-    kernel: str
-    config: str
-    function: Any
-    pointers: dict[str, str]
-    constants: dict[str, Any]
-    options: dict[str, Any]
-    floats: tuple[str, ...] = ()
 
 
 class Compiled(NamedTuple):
@@ -64,10 +50,10 @@ class Compiled(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel; attention with causal masking and the first tile of each head size."""
-    yield from _block_quant()
-    yield from _softmax()
-    yield from _attention("hip" if target.startswith("gfx") else "cuda")
+    """Every kernel: each `<kernel>_triton.py` of this folder lists its own in `variants(device)`."""
+    device = "hip" if target.startswith("gfx") else "cuda"
+    for path in sorted(Path(__file__).parent.glob("*_triton.py")):
+        yield from import_module(f"lowband.kernels.{path.stem}").variants(device)
 
 
 def compile_all(targets: list[str], path: Path, print_line: Callable[[str], None]) -> None:
@@ -94,7 +80,7 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
             continue
         signature[name] = variant.pointers.get(name, "fp32" if name in variant.floats else "i32")
         is_stride = name.endswith(("stride", "_b", "_n", "_t"))
-        if name in variant.pointers or is_stride or name in ("n", "part", "columns"):
+        if name in variant.pointers or is_stride or name in variant.aligned:
             attributes[i,] = [["tt.divisibility", 16]]  # as the launcher infers for aligned tensors
     source = ASTSource(function, signature, variant.constants, attributes)
     compiled = triton.compile(source, target=TARGETS[target], options=variant.options)
@@ -126,73 +112,3 @@ def _amdgcn(assembly: str) -> tuple[int, int]:
         key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", assembly)
     }
     return counts["vgpr_count"], 4 * counts["vgpr_spill_count"]
-
-
-def _block_quant() -> Iterator[Variant]:
-    fast = block_quant_triton
-    messages = {"messages": "*u8", "scales": "*fp32"}
-    received = {"received": "*u8", "received_scales": "*fp32"}
-    for bits in (8, 4):
-        constants = fast.constants(bits, 256)
-        for kernel, function, pointers, more in (
-            ("encode", fast._encode, {"values": "*bf16", **messages}, {}),
-            ("decode", fast._decode, {"out": "*fp32", **messages}, {}),
-            (
-                "sum_encode",
-                fast._sum_encode,
-                {**messages, **received},
-                {"ROUND_TO": fast.TL_DTYPE[torch.float32]},
-            ),
-        ):
-            yield Variant(
-                f"block_quant.{kernel}", f"int{bits} block 256", function, pointers, {**constants, **more},
-                {"num_warps": 4, "enable_fp_fusion": False},
-            )  # fmt: skip
-
-
-def _softmax() -> Iterator[Variant]:
-    fast, columns = softmax_triton, 65536
-    options, constants = {"num_warps": fast.WARPS}, fast.tile(columns)
-    for algorithm in ALGORITHMS:
-        function, more = fast.kernel(algorithm)
-        yield Variant(
-            f"softmax.{algorithm}", f"{columns} columns", function, {"x": "*fp32", "y": "*fp32"},
-            {**constants, **more}, options,
-        )  # fmt: skip
-    yield Variant(
-        "softmax.backward", f"{columns} columns", fast._backward,
-        {"y": "*fp32", "dy": "*fp32", "dx": "*fp32"}, constants, options,
-    )  # fmt: skip
-
-
-def _attention(device: str) -> Iterator[Variant]:
-    fast = flash_attention_triton
-    rows = dict.fromkeys(("logsumexp", "delta"), "*fp32")
-    tensors = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), "*bf16")
-    kernels: list[tuple[str, Any, Tiles]] = [
-        ("forward", fast._forward, FORWARD),
-        ("backward_keys", fast._backward_keys, BACKWARD_KEYS),
-        ("backward_queries", fast._backward_queries, BACKWARD_QUERIES),
-    ]
-    yield Variant(
-        "flash_attention.delta", "head 128", fast._delta, {**tensors, **rows},
-        {"HEAD": 128, "ROWS": fast.DELTA_ROWS}, {"num_warps": 4},
-    )  # fmt: skip
-    for head in FORWARD[device]:
-        for kernel, function, tiles in kernels:
-            yield _attention_variant(
-                kernel, function, {**tensors, **rows}, head, True, tiles[device][head][0]
-            )
-
-
-def _attention_variant(kernel, function, pointers, head, is_causal, tile) -> Variant:
-    size, columns, warps, stages = tile
-    return Variant(
-        f"flash_attention.{kernel}",
-        f"head {head} {'causal' if is_causal else 'full'} {size}x{columns} warps {warps} stages {stages}",
-        function,
-        pointers,
-        {"HEAD": head, "IS_CAUSAL": is_causal, "ROWS": size, "COLUMNS": columns},
-        {"num_warps": warps, "num_stages": stages},
-        ("scale",),
-    )

@@ -11,11 +11,15 @@ block of keys the queries form the same stretches in reverse. A block that passe
 all heads of its group) and dq by blocks of queries: five products become seven, but sums are deterministic.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, tuned
+from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles, tuned
+from lowband.kernels.variant import Variant
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
@@ -77,6 +81,31 @@ def launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale)
 def _strides(*tensors: torch.Tensor) -> list[int]:
     """The strides of each tensor's batch, head and position dims."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def variants(device: str) -> Iterator[Variant]:
+    """Every kernel, with causal masking, at the first tile of each head size. device: cuda | hip"""
+    rows = dict.fromkeys(("logsumexp", "delta"), "*fp32")
+    tensors = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), "*bf16")
+    kernels: list[tuple[str, Any, Tiles]] = [
+        ("forward", _forward, FORWARD),
+        ("backward_keys", _backward_keys, BACKWARD_KEYS),
+        ("backward_queries", _backward_queries, BACKWARD_QUERIES),
+    ]
+    yield Variant(
+        "flash_attention.delta", "head 128", _delta, {**tensors, **rows},
+        {"HEAD": 128, "ROWS": DELTA_ROWS}, {"num_warps": 4},
+    )  # fmt: skip
+    for head in FORWARD[device]:
+        for kernel, function, tiles in kernels:
+            size, columns, warps, stages = tiles[device][head][0]
+            yield Variant(
+                f"flash_attention.{kernel}",
+                f"head {head} causal {size}x{columns} warps {warps} stages {stages}",
+                function, {**tensors, **rows},
+                {"HEAD": head, "IS_CAUSAL": True, "ROWS": size, "COLUMNS": columns},
+                {"num_warps": warps, "num_stages": stages}, floats=("scale",),
+            )  # fmt: skip
 
 
 @tuned(FORWARD)

@@ -3,11 +3,14 @@
 State is kept per column of a tile and combined once, after the last tile: the loop contains no reduction.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 
-from lowband.kernels.softmax import Algorithm
+from lowband.kernels.softmax import ALGORITHMS, Algorithm
+from lowband.kernels.variant import Variant
 
 TILE = 8192  # most values that a program handles at a time
 WARPS = 8
@@ -61,6 +64,23 @@ def tile(columns: int) -> dict[str, int]:
     """Rows and columns that a program handles at a time, for rows of this length."""
     width = min(TILE, triton.next_power_of_2(columns))
     return {"ROWS": max(1, TILE // 4 // width), "WIDTH": width}
+
+
+def variants(_device: str) -> Iterator[Variant]:
+    """Every kernel, for rows as long as a large vocabulary."""
+    columns = 65536
+    options, constants = {"num_warps": WARPS}, tile(columns)
+    for algorithm in ALGORITHMS:
+        function, more = kernel(algorithm)
+        yield Variant(
+            f"softmax.{algorithm}", f"{columns} columns", function, {"x": "*fp32", "y": "*fp32"},
+            {**constants, **more}, options, aligned=("columns",),
+        )  # fmt: skip
+    yield Variant(
+        "softmax.backward", f"{columns} columns", _backward,
+        {"y": "*fp32", "dy": "*fp32", "dx": "*fp32"}, constants, options,
+        aligned=("columns",),
+    )  # fmt: skip
 
 
 @triton.jit

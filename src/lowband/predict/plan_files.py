@@ -9,8 +9,8 @@ from lowband.predict.footprint import GIB
 from lowband.predict.plan import WIRES, Candidate, Plan
 from lowband.predict.prediction import predict
 from lowband.predict.render import record, text
+from lowband.spec.config import Config
 from lowband.spec.files import write_whole
-from lowband.spec.yaml_model import read_yaml
 
 SHOWN = 10
 STEPS, WARMUP_STEPS = 20, 2  # in the suite it writes
@@ -45,7 +45,7 @@ def _why(c: Candidate) -> str:
     return f"{shares or 'nothing but products'}; {float(p.peak_memory_bytes) / GIB:.3g} GiB"
 
 
-def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
+def write(best: Candidate, name: str, config: Config) -> tuple[Path, Path]:
     """Add the scheme `name` to config/schemes.yaml and write the suite `name` that runs it.
 
     Raises UserError if the name is taken, and for features that a suite lacks: tensor and pipeline
@@ -59,9 +59,9 @@ def write(best: Candidate, name: str, root: Path) -> tuple[Path, Path]:
             f"recompute {job.recompute}: suites train without recomputation",
             allowed="a batch that fits without recomputation",
         )
-    schemes = root / "config" / "schemes.yaml"
-    suite = root / "config" / "suites" / f"{name}.yaml"
-    if name in read_yaml(schemes) or suite.exists():
+    schemes = config.schemes_file
+    suite = config.suites_folder / f"{name}.yaml"
+    if name in config.schemes or suite.exists():
         raise UserError(f"'{name}' is taken", where=schemes)
     keys = ("weights", "secondary", "grads", "optim", *WIRES)
     entry = {key: getattr(job.scheme, key) for key in keys}

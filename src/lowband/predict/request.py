@@ -3,50 +3,27 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lowband.cost.activations import Recompute
 from lowband.predict.prediction import predict
 from lowband.predict.render import record
 from lowband.predict.workload import Schedule, Workload
-from lowband.spec.machine import Machine, read_machine
-from lowband.spec.model import ModelSpec, read_model
-from lowband.spec.scheme import Scheme, read_scheme
-from lowband.spec.yaml_model import Strict, read_yaml
-
-T = TypeVar("T", bound=Strict)
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
 
 
-def machine_of(root: Path, name: str, stack: str = "machine") -> Machine:
+def machine_of(config: Config, given: str, stack: str = "machine") -> Machine:
     """The machine of a cluster's name or a machine file. stack `engine`: ours, instead of the file's."""
-    machine = _from_file(Machine, name) or read_machine(root, name)
+    machine = config.given_machine(given)
     return machine.model_copy(update={"stack": None}) if stack == "engine" else machine
-
-
-def model_of(root: Path, name: str) -> ModelSpec:
-    """The model of a name in config/models.yaml, or of a file with one model's keys."""
-    return _from_file(ModelSpec, name) or read_model(root / "config" / "models.yaml", name)
-
-
-def scheme_of(root: Path, name: str) -> Scheme:
-    """The scheme of a name in config/schemes.yaml, or of a file with one scheme's keys."""
-    return _from_file(Scheme, name) or read_scheme(root / "config" / "schemes.yaml", name)
-
-
-def _from_file(cls: type[T], name: str) -> T | None:
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        return None
-    stem = path.parent.name if path.name == "machine.yaml" else path.stem
-    return cls.parse({"name": stem, **read_yaml(path)}, path)
 
 
 @dataclass(frozen=True)
 class Grid:
     """The arguments of `lowband predict`: every combination of the lists' values is a point."""
 
-    root: Path
+    config: Config
     cluster: str
     model: Sequence[str]
     scheme: Sequence[str]
@@ -62,9 +39,9 @@ class Grid:
     stack: str = "machine"
 
     def jobs(self) -> Iterator[Workload]:
-        machine = machine_of(self.root, self.cluster, self.stack)
-        models = [model_of(self.root, name) for name in self.model]
-        schemes = [scheme_of(self.root, name) for name in self.scheme]
+        machine = machine_of(self.config, self.cluster, self.stack)
+        models = [self.config.given_model(name) for name in self.model]
+        schemes = [self.config.given_scheme(name) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute in product(
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute
         ):

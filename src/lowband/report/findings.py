@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published, read_table
-from lowband.spec.machine import read_machine
 from lowband.tables.derived import box_ratios
 
 WITHIN = 0.05  # of a reported ratio, to count as reproduced; the same as in the map of predictions
@@ -46,7 +46,7 @@ def read_facts(root: Path) -> Mapping[str, Any]:
     sent = read_table(reference / "local" / "tables" / "communication.csv")
     across = sent[(sent["level"] == "world") & (sent["ranks"] == sent["ranks"].max())]
     across = across.groupby("scheme")["counted_bytes"].sum()
-    machine = read_machine(root, "frontier").facts
+    machine = Config(root).machine("frontier").facts
     return {
         "paper_hier3": float(headline(root)["value"]),
         "paper_zeropp": paper["zeropp / zero3"],

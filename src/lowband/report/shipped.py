@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from lowband.report.claim_views import write_claims
+from lowband.spec.config import Config
 from lowband.tables.build import SUITE_OF, TABLES, write_table
 from lowband.validation.tables import write_predicted
 
@@ -16,7 +17,7 @@ def write_shipped_tables(root: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in RAW:
         shutil.copyfile(reference / "local" / "tables" / f"{name}.csv", out / f"{name}.csv")
-    write_predicted(root, out)
+    write_predicted(Config(root), out)
     for name in TABLES:
         write_table(name, reference / SUITE_OF[name] if name in SUITE_OF else out, out, root)
     write_claims(root / "config" / "claims.yaml", out, out, root=root)

@@ -5,26 +5,25 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.report.writers import markdown
-from lowband.spec.job import has_slurm, read_job
-from lowband.spec.suites import expand
+from lowband.spec.config import Config
 
 
 def suites(root: Path) -> list[str]:
     """A row per suite of config/suites/: the most that one of its runs requests, and the totals."""
-    paths = sorted((root / "config" / "suites").glob("*.yaml"))
-    return markdown(pd.DataFrame([_row(root, path.stem) for path in paths]).fillna("-"))
+    config = Config(root)
+    return markdown(pd.DataFrame([_row(config, suite) for suite in config.suites]).fillna("-"))
 
 
-def _row(root: Path, suite: str) -> dict[str, str]:
-    specs = expand(root, [suite])
+def _row(config: Config, suite: str) -> dict[str, str]:
+    specs = config.runs([suite])
     cluster = specs[0].machine.name
     row = {
         "suite": f"`{suite}`", "cluster": f"`{cluster}`", "runs": f"{len(specs)}",
         "ranks": f"{max(spec.ranks for spec in specs):,}",
     }  # fmt: skip
-    if not has_slurm(root, cluster):
+    if not config.has_slurm(cluster):
         return row
-    job = read_job(root, cluster)
+    job = config.job(cluster)
     asked = pd.DataFrame(job.resources(spec) for spec in specs)[["nodes", "runtime"]].astype(int)
     tasks = asked["nodes"] * [job.tasks_per_node(spec) for spec in specs]
     return {

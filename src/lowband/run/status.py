@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.lock import is_held
 from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
-from lowband.spec.suites import expand
 
 POLL_S = 5.0
 DEFAULT_RESULTS = "local"  # the folder of `make reproduce`
@@ -78,7 +78,7 @@ def suites_of(root: Path, results: str) -> list[str]:
 def read_status(root: Path, results: str, suites: list[str]) -> Status:
     """The state of every run of the suites, in the folder results/`results`."""
     folder = root / "results" / results / "runs"
-    return Status([_run(spec, RunFolder(folder / spec.run_id)) for spec in expand(root, suites)])
+    return Status([_run(spec, RunFolder(folder / spec.run_id)) for spec in Config(root).runs(suites)])
 
 
 def _run(spec: RunSpec, folder: RunFolder) -> RunStatus:

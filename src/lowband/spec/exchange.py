@@ -7,35 +7,35 @@ from typing import Any
 import yaml
 
 from lowband.errors import UserError
-from lowband.spec.machine import read_machine
+from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.peers import QUANTIZED, peer_arguments
-from lowband.spec.scheme import Scheme, read_scheme
+from lowband.spec.scheme import Scheme
 from lowband.spec.yaml_model import read_text
 
 
-def export_scheme(root: Path, name: str, cluster: str, ranks: int, peer: str) -> str:
+def export_scheme(config: Config, name: str, cluster: str, ranks: int, peer: str) -> str:
     """JSON: DeepSpeed's `zero_optimization`, or FSDP2's mesh shape and `reshard_after_forward`.
 
     Raises UserError, with the reason, where the peer has no counterpart.
     """
-    scheme = read_scheme(root / "config" / "schemes.yaml", name)
-    levels = Levels.fit(read_machine(root, cluster).sizes, ranks)
+    scheme = config.scheme(name)
+    levels = Levels.fit(config.machine(cluster).sizes, ranks)
     scheme.check(levels)
     arguments = peer_arguments(peer, scheme, levels)
     return json.dumps({"zero_optimization": arguments} if peer == "deepspeed" else arguments, indent=2)
 
 
-def import_scheme(root: Path, path: Path, cluster: str, ranks: int) -> str:
+def import_scheme(config: Config, path: Path, cluster: str, ranks: int) -> str:
     """A user's DeepSpeed JSON as an entry for config/schemes.yaml, named after the file."""
     try:
-        config = json.loads(read_text(path))
+        values = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-    if not isinstance(config, dict):
-        raise UserError("is no mapping of keys to values", where=path)
-    levels = Levels.fit(read_machine(root, cluster).sizes, ranks)
-    scheme = scheme_of_deepspeed(config, levels, str(path))
+    if not isinstance(values, dict):
+        raise UserError("is not a mapping of keys to values", where=path)
+    levels = Levels.fit(config.machine(cluster).sizes, ranks)
+    scheme = scheme_of_deepspeed(values, levels, str(path))
     entry = scheme.model_dump(exclude_defaults=True, exclude={"name"})
     return yaml.safe_dump({path.stem: entry}, sort_keys=False).rstrip()
 
@@ -47,7 +47,7 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
     """
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
-        raise UserError("zero_optimization is no mapping of keys to values", where=where)
+        raise UserError("zero_optimization is not a mapping of keys to values", where=where)
     refused = sorted(key for key in zero if key in _NO_SCHEME and zero[key] not in (None, False, 0))
     if refused:
         raise UserError(f"zero_optimization.{refused[0]} has no counterpart here", where=where)
@@ -63,7 +63,7 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
     secondary = _group_level(zero, "zero_hpz_partition_size", levels, where)
     wires = {key: wire for name, means in QUANTIZED.items() if zero.get(name) for key, wire in means.items()}
     if stage != 3 and (wires or secondary or shard != WORLD):
-        raise UserError(f"hpZ, MiCS and quantized collectives take stage 3, not {stage}", where=where)
+        raise UserError(f"hpZ, MiCS and quantized collectives need stage 3, not {stage}", where=where)
     places = {
         "weights": shard if stage == 3 else SELF,
         "grads": shard if stage >= 2 else SELF,

@@ -5,14 +5,13 @@ It is not part of a run's spec: a run does not change when a queue does.
 
 import math
 import os
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt
 
 from lowband.errors import UserError
 from lowband.spec.run import RunSpec
-from lowband.spec.yaml_model import Strict, read_yaml
+from lowband.spec.yaml_model import Strict
 
 
 class SlurmRequest(Strict):
@@ -26,7 +25,7 @@ class SlurmRequest(Strict):
     sbatch: str = Field(default="", description="further options of sbatch")
     srun: str = Field(default="", description="further options of srun")
     spare_minutes: PositiveInt = Field(
-        default=2, description="of a job beyond its run's own time limit: start, imports, a last word"
+        default=2, description="added to the run's own time limit: start, imports, recording the outcome"
     )
     longest_minutes: dict[PositiveInt, PositiveInt] = Field(
         default={}, description="queue limits: up to this many nodes, at most this many minutes"
@@ -75,23 +74,6 @@ class SlurmRequest(Strict):
 def _processes(spec: RunSpec) -> int:
     """Processes of a run. A count on fake tensors takes one, whatever number of ranks it counts for."""
     return 1 if spec.device == "fake" else spec.ranks
-
-
-def has_slurm(root: Path, cluster: str) -> bool:
-    """Whether `slurm/<cluster>/` has a job.yaml."""
-    return _path(root, cluster).exists()
-
-
-def read_job(root: Path, cluster: str) -> SlurmRequest:
-    """The request in `slurm/<cluster>/`; without one, a default: one task starts all ranks of a node."""
-    if not has_slurm(root, cluster):
-        return SlurmRequest(tasks="node", cpus_per_rank=1)
-    path = _path(root, cluster)
-    return SlurmRequest.parse(read_yaml(path), path)
-
-
-def _path(root: Path, cluster: str) -> Path:
-    return root / "slurm" / cluster / "job.yaml"
 
 
 def is_slurm_task() -> bool:

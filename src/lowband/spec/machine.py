@@ -1,6 +1,5 @@
 """A machine as data: levels, links, device."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -8,14 +7,14 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.sourced import Fact
-from lowband.spec.yaml_model import Strict, read_yaml
+from lowband.spec.yaml_model import Strict
 
 
 class Link(Strict):
     """The link that one rank gets when it sends to a partner in the same group of this level."""
 
     gigabytes_per_s: PositiveFloat = Field(description="10^9 bytes per second, one direction, per rank")
-    source: str = Field(min_length=1, description="where the number stands")
+    source: str = Field(min_length=1, description="where the number comes from")
     efficiency: Fact | None = Field(
         default=None, description="share of the rate that large messages reach; none: all of it"
     )
@@ -59,7 +58,7 @@ class Device(Strict):
     )
     kernel_us: Fact | None = Field(default=None, description="fixed time of one kernel; none: 0")
     framework_gib: Fact | None = Field(
-        default=None, description="memory that the runtime takes for itself; none: 0"
+        default=None, description="memory that the runtime itself uses; none: 0"
     )
 
 
@@ -71,11 +70,13 @@ class Stack(Strict):
         default="hops", description="hops: one per level; flat: one ring over all ranks"
     )
     overlap: Fact | None = Field(
-        default=None, description="share of what could hide behind the computation that does; none: all"
+        default=None,
+        description="share of the hideable communication that is hidden behind computation; none: all",
     )
     collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
     efficiency: dict[str, Fact] = Field(
-        default={}, description="level -> share of what its link reaches that the sharding's collectives do"
+        default={},
+        description="level -> share of the link's achieved rate that the sharding's collectives achieve",
     )
     unit_us: Fact | None = Field(
         default=None,
@@ -89,7 +90,7 @@ class Box(Strict):
     scale: PositiveFloat = Field(description="one factor, for computation and for every link")
     nodes: PositiveInt = Field(description="groups of the level below world, at most")
     tflops: PositiveFloat = Field(description="10^12 FLOP/s of a rank's matrix products, at full scale")
-    source: str = Field(min_length=1, description="where tflops stands")
+    source: str = Field(min_length=1, description="where tflops comes from")
 
 
 class Machine(Strict):
@@ -150,7 +151,7 @@ class Machine(Strict):
         """The machine with the rate of world's link multiplied by `factor`."""
         *inner, world = self.levels
         if world.link is None:
-            raise UserError(f"cluster '{self.name}' states no link of world", allowed="outer_link: 1")
+            raise UserError(f"cluster '{self.name}' has no link for level world", allowed="outer_link: 1")
         rate = world.link.gigabytes_per_s * factor
         link = world.link.model_copy(update={"gigabytes_per_s": rate})
         return self.model_copy(update={"levels": (*inner, world.model_copy(update={"link": link}))})
@@ -166,22 +167,3 @@ class Machine(Strict):
 def _facts(place: str, part: Strict) -> dict[str, Fact]:
     values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
     return {key: value for key, value in values.items() if isinstance(value, Fact)}
-
-
-def read_machine(root: Path, cluster: str, alike: tuple[str, ...] = ()) -> Machine:
-    """The machine of `slurm/<cluster>/`. Raises UserError naming the available clusters.
-
-    alike: the chain of clusters that led here by `like`, each like the next
-    """
-    path = root / "slurm" / cluster / "machine.yaml"
-    if not path.exists():
-        known = sorted(p.parent.name for p in (root / "slurm").glob("*/machine.yaml"))
-        raise UserError(f"no cluster '{cluster}'", where=root / "slurm", allowed=known)
-    text = read_yaml(path)
-    if "like" in text:
-        chain = (*alike, cluster)
-        like = str(text.pop("like"))
-        if like in chain:
-            raise UserError(f"like: {' -> '.join((*chain, like))} is a circle", where=path)
-        text = read_machine(root, like, chain).model_dump(exclude_none=True) | text
-    return Machine.parse(text | {"name": cluster}, path)

@@ -63,14 +63,14 @@ class Levels:
             raise UserError(f"{world} ranks", allowed="1 or more")
         if any(size < 1 for size in inner.values()) or {SELF, WORLD} & set(inner):
             raise UserError(
-                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names but self and world"
+                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names other than self and world"
             )
         names = (SELF, *inner, WORLD)
         sizes = (1, *(min(size, world) for size in inner.values()), world)
         for (name_in, in_), (name_out, out) in pairwise(zip(names, sizes, strict=True)):
             if out % in_:
                 raise UserError(
-                    f"{world} ranks do not fit the levels: '{name_out}' ({out}) is no multiple of "
+                    f"{world} ranks do not fit the levels: '{name_out}' ({out}) is not a multiple of "
                     f"'{name_in}' ({in_})",
                     allowed=f"rank counts that fill whole groups of {dict(inner)}",
                 )

@@ -1,12 +1,11 @@
 """A GPT's shape: parameter names and shapes, and their exact count, without building it."""
 
 import math
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lowband.spec.yaml_model import Strict, read_named
+from lowband.spec.yaml_model import Strict
 
 AttentionKernel = Literal["sdpa", "flash2"]
 
@@ -27,14 +26,14 @@ class ModelSpec(Strict):
     mlp_hidden: PositiveInt | None = Field(default=None, description="none: 4 x hidden")
     gated: bool = Field(default=False, description="whether the MLP has a third matrix, its gate (SwiGLU)")
     biases: bool = Field(default=True, description="false: none in matrices and norms (Llama)")
-    source: str = Field(min_length=1, description="where the shape stands, or 'ours'")
+    source: str = Field(min_length=1, description="where the shape comes from, or 'ours'")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSpec":
         if self.hidden % self.heads:
-            raise ValueError(f"hidden ({self.hidden}) is no multiple of heads ({self.heads})")
+            raise ValueError(f"hidden ({self.hidden}) is not a multiple of heads ({self.heads})")
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) is no multiple of kv_heads ({self.kv_heads})")
+            raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         if self.positions == "rotary" and self.hidden // self.heads % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.hidden // self.heads}")
         return self
@@ -103,8 +102,3 @@ class ModelSpec(Strict):
 def _affine(name: str, weight: tuple[int, ...], bias: bool) -> dict[str, tuple[int, ...]]:
     """A weight and, if `bias`, a bias of its first dimension."""
     return {f"{name}.weight": weight, **({f"{name}.bias": weight[:1]} if bias else {})}
-
-
-def read_model(path: Path, name: str) -> ModelSpec:
-    model: ModelSpec = read_named(ModelSpec, path, name)
-    return model

@@ -51,7 +51,8 @@ class StepRecord(Strict):
         description="waiting for communication; null for a peer's engine"
     )
     hidden_comm_time_s: float | None = Field(
-        description="collectives behind the computation, with their copies, sums and quantization; likewise"
+        description="collectives behind the computation, with their copies, sums and quantization; "
+        "null for a peer's engine"
     )
     tokens: int
     loss: float
@@ -81,8 +82,12 @@ class Outcome(Strict):
     wall_s: float = Field(
         default=0.0, description="from the start of the run, imports excluded, to its outcome"
     )
-    resumed_from: int = Field(default=0, description="the step whose checkpoint the last attempt began with")
-    checkpoint_stall_s: float = Field(default=0.0, description="longest that a checkpoint kept the training")
+    resumed_from: int = Field(
+        default=0, description="the step whose checkpoint the last attempt started from"
+    )
+    checkpoint_stall_s: float = Field(
+        default=0.0, description="longest time that a checkpoint blocked the training"
+    )
     measurement_version: int = MEASUREMENT_VERSION
     peak_memory_bytes_max: int = Field(
         default=0, description="of the process (CPU) or the device, over ranks"
@@ -98,9 +103,9 @@ class Outcome(Strict):
     states: tuple[StateBytes, ...] = Field(default=(), description="of the rank that holds most")
     interface_bytes: int | None = Field(
         default=None,
-        description="in a box: what rank 0's interface sent in all steps, by the kernel's counter",
+        description="in a box: bytes that rank 0's interface sent in all steps, by the kernel's counter",
     )
-    notes: str = Field(default="", description="what a reader of the run must know: `shimmed`")
+    notes: str = Field(default="", description="remarks for a reader of the run: `shimmed`")
     weights_sha256: str = Field(default="", description="of the final fp32 weights in the module's order")
 
 
@@ -237,7 +242,7 @@ class RunFolder:
             try:
                 record = StepRecord.model_validate_json(line)
             except ValidationError as error:
-                raise UserError(f"is no step record: {error.errors()[0]['msg']}", where=where) from None
+                raise UserError(f"is not a step record: {error.errors()[0]['msg']}", where=where) from None
             if record.step != number:
                 raise UserError(f"is the record of step {record.step}", where=where, allowed=f"step {number}")
             yield record

@@ -55,7 +55,7 @@ class RunSpec(RunOptions):
     condition: str = Field(default="", description="values of the suite's other axes, for titles")
     scaling: Literal["weak", "strong"] = Field(
         default="weak",
-        description="what a suite keeps where ranks vary: weak: micro_batch; strong: global_batch",
+        description="what the suite keeps constant as ranks vary: weak: micro_batch; strong: global_batch",
     )
     machine: Machine
     model: ModelSpec
@@ -65,17 +65,23 @@ class RunSpec(RunOptions):
     @model_validator(mode="after")
     def _fits(self) -> "RunSpec":
         if not self.model.is_gpt:
-            raise ValueError(f"model '{self.model.name}' can be predicted, not trained: it is no plain GPT")
+            raise ValueError(
+                f"model '{self.model.name}' can be predicted, not trained: it is not a plain GPT"
+            )
         if self.seq_len > self.model.seq_len:
-            raise ValueError(f"seq_len ({self.seq_len}) is over the model's longest ({self.model.seq_len})")
+            raise ValueError(
+                f"seq_len ({self.seq_len}) is longer than the model's longest ({self.model.seq_len})"
+            )
         if self.attention == "flash2" and self.device == "fake":
             raise ValueError("attention flash2 cannot run on fake tensors; sdpa counts the same bytes")
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps ({self.warmup_steps}) leave nothing of {self.steps} steps")
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) leave none of the {self.steps} steps to measure"
+            )
         if self.engine != "lowband" and (self.device == "fake" or self.checkpoint_every or not self.overlap):
             raise ValueError(
-                f"engine {self.engine} neither counts on fake tensors nor writes checkpoints here, "
-                "and its overlap is its own"
+                f"engine {self.engine} supports neither device fake nor checkpoints here, and its overlap "
+                "cannot be turned off"
             )
         box = self.machine.box
         if box is not None and self.ranks > box.nodes * self.machine.node_size:

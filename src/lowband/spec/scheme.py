@@ -1,6 +1,5 @@
 """A partition scheme: the level that each state is sharded over, and each collective's wire format."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, create_model
@@ -10,7 +9,7 @@ from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import STEP, Collective, Place
 from lowband.spec.wire import WIRE_BITS, Wire
-from lowband.spec.yaml_model import Strict, read_named
+from lowband.spec.yaml_model import Strict
 
 
 class Placement(Strict):
@@ -87,8 +86,3 @@ class Scheme(_WithWires):
     def span(self, collective: Collective) -> tuple[str, str]:
         """The inner and the outer level of a collective."""
         return self.level(collective.inner), self.level(collective.outer)
-
-
-def read_scheme(path: Path, name: str) -> Scheme:
-    scheme: Scheme = read_named(Scheme, path, name)
-    return scheme

@@ -14,8 +14,8 @@ class Fact(Strict):
 
     value: NonNegativeFloat
     low: NonNegativeFloat | None = Field(default=None, description="lower end of its interval; none: exact")
-    high: NonNegativeFloat | None = Field(default=None, description="upper end, likewise")
-    source: str = Field(min_length=1, description="where the number stands, or how it was fitted")
+    high: NonNegativeFloat | None = Field(default=None, description="upper end of its interval; none: exact")
+    source: str = Field(min_length=1, description="where the number comes from, or how it was fitted")
     calibrated_on: tuple[str, ...] = Field(
         default=(), description="ids of the rows it was fitted on; (): measured or stated elsewhere"
     )

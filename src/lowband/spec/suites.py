@@ -1,10 +1,9 @@
-"""config/ -> complete run specs. The only reader of config/ and of the cluster files.
-
-A suite is one experiment: fixed values, axes whose product is run, and points left out.
+"""A suite -> complete run specs. A suite is one experiment: fixed values, axes whose product is run, and
+points left out.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from lowband.errors import UserError
-from lowband.spec.machine import Machine, read_machine
-from lowband.spec.model import read_model
+from lowband.spec.machine import Machine
+from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunOptions, RunSpec
-from lowband.spec.scheme import read_scheme
-from lowband.spec.yaml_model import Strict, read_yaml
+from lowband.spec.scheme import Scheme
+from lowband.spec.yaml_model import Strict
 
 Value = bool | str | int | float
 
@@ -31,7 +30,7 @@ class Suite(Strict):
     """`config/suites/<suite>.yaml`."""
 
     name: str
-    purpose: str = Field(min_length=1, description="what the suite is run for, one sentence")
+    purpose: str = Field(min_length=1, description="the suite's purpose, in one sentence")
     cluster: str = Field(description="a folder of slurm/ with a machine.yaml")
     repeats: PositiveInt = Field(default=1, description="runs of each point, with seeds seed, seed+1, ...")
     fixed: dict[str, Value] = Field(description="keys of a run with one value")
@@ -51,58 +50,46 @@ class Point(RunOptions):
     outer_link: float = Field(default=1, gt=0, description="what the rate of world's link is multiplied by")
 
 
-def read_suite(root: Path, name: str) -> Suite:
-    """The suite `name`. Raises UserError naming the available suites."""
-    folder = root / "config" / "suites"
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        raise UserError(
-            f"no suite '{name}'", where=folder, allowed=sorted(p.stem for p in folder.glob("*.yaml"))
-        )
-    return Suite.parse({"name": name, **read_yaml(path)}, path)
+def expand(
+    suite: Suite,
+    machine: Machine,
+    model_of: Callable[[str], ModelSpec],
+    scheme_of: Callable[[str], Scheme],
+    where: Path,
+) -> Iterator[RunSpec]:
+    """Every run of a suite, in order. Raises UserError for an impossible point.
 
-
-def expand(root: Path, suite_names: list[str]) -> list[RunSpec]:
-    """Every run of the suites, in order. Raises UserError for an impossible point or a name used twice."""
-    specs: dict[str, RunSpec] = {}
-    for name in suite_names:
-        suite = read_suite(root, name)
-        for spec in _expand_suite(root, suite):
-            if spec.run_id in specs:
-                raise UserError(
-                    f"two points are called '{spec.run_id}'",
-                    where=root / "config" / "suites" / f"{name}.yaml",
-                )
-            specs[spec.run_id] = spec
-    return list(specs.values())
-
-
-def _expand_suite(root: Path, suite: Suite) -> Iterator[RunSpec]:
-    where = root / "config" / "suites" / f"{suite.name}.yaml"
-    machine = read_machine(root, suite.cluster)
+    machine: the suite's cluster; model_of, scheme_of: look up a name; where: the suite's file, for errors
+    """
     twice = sorted(set(suite.fixed) & set(suite.axes))
     if twice:
-        raise UserError(f"'{twice[0]}' is both in fixed and in axes", where=where)
+        raise UserError(f"'{twice[0]}' is in both fixed and axes", where=where)
     unknown = [key for point in suite.exclude for key in point if key not in suite.axes]
     if unknown:
-        raise UserError(f"exclude: '{unknown[0]}' is no axis", where=where, allowed=suite.axes)
+        raise UserError(f"exclude: '{unknown[0]}' is not an axis", where=where, allowed=suite.axes)
     for values in product(*suite.axes.values()):
         point = dict(zip(suite.axes, values, strict=True))
         if any(all(point[key] == value for key, value in left.items()) for left in suite.exclude):
             continue
         for repeat in range(1, suite.repeats + 1):
-            yield _spec(root, where, suite, machine, point, repeat)
+            yield _spec(suite, machine, model_of, scheme_of, where, point, repeat)
 
 
 def _spec(
-    root: Path, where: Path, suite: Suite, machine: Machine, axes: Mapping[str, Value], repeat: int
+    suite: Suite,
+    machine: Machine,
+    model_of: Callable[[str], ModelSpec],
+    scheme_of: Callable[[str], Scheme],
+    where: Path,
+    axes: Mapping[str, Value],
+    repeat: int,
 ) -> RunSpec:
     point = Point.parse({**suite.fixed, **axes}, where)
     values: dict[str, Any] = point.model_dump(exclude={"global_batch", "outer_link"})
     values["micro_batch"] = _micro_batch(point, where)
     values["seed"] = point.seed + repeat - 1
-    values["model"] = read_model(root / "config" / "models.yaml", point.model)
-    values["scheme"] = read_scheme(root / "config" / "schemes.yaml", point.scheme)
+    values["model"] = model_of(point.model)
+    values["scheme"] = scheme_of(point.scheme)
     extra = "".join(f"-{key}_{value}" for key, value in axes.items() if key not in _IN_RUN_ID)
     run_id = _file_name(
         f"{suite.name}-{point.model}-{point.scheme}-n{point.ranks:04d}-b{values['micro_batch']}"
@@ -137,18 +124,9 @@ def _micro_batch(point: Point, where: Path) -> int:
     parts = point.ranks * point.accumulation
     if point.global_batch % parts:
         raise UserError(
-            f"global_batch {point.global_batch} does not divide over {point.ranks} ranks x "
+            f"global_batch {point.global_batch} is not a multiple of {point.ranks} ranks x "
             f"{point.accumulation} accumulation steps",
             where=where,
             allowed=f"multiples of {parts}",
         )
     return point.global_batch // parts
-
-
-def asked_suites(root: Path) -> list[str]:
-    """The suites that config/config.yaml asks for."""
-    path = root / "config" / "config.yaml"
-    asked = read_yaml(path)
-    if "suites" not in asked:
-        raise UserError("no key 'suites'", where=path, allowed="a list of names in config/suites/")
-    return [str(name) for name in asked["suites"]]

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -39,6 +39,9 @@ class Strict(BaseModel):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
+T = TypeVar("T", bound=Strict)
+
+
 def read_text(path: Path) -> str:
     """The file's text. Raises UserError if it cannot be read."""
     try:
@@ -46,7 +49,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=path) from None
     except UnicodeDecodeError:
-        raise UserError("is no UTF-8 text", where=path) from None
+        raise UserError("is not valid UTF-8", where=path) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -58,28 +61,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
         where = f"{path}:{line + 1}" if line is not None else str(path)
         raise UserError(f"is not YAML: {getattr(error, 'problem', error)}", where=where) from None
     if not isinstance(data, dict):
-        raise UserError("is no mapping of keys to values", where=path)
+        raise UserError("is not a mapping of keys to values", where=path)
     return data
-
-
-def read_named(cls: type[Strict], path: Path, name: str) -> Any:
-    """The entry `name` of a YAML mapping of entries, as `cls` with its `name` filled in."""
-    entries = read_yaml(path)
-    if name not in entries:
-        raise UserError(f"no entry '{name}'", where=path, allowed=sorted(entries))
-    if not isinstance(entries[name], dict):
-        raise UserError("is no mapping of keys to values", where=f"{path}: {name}")
-    return cls.parse({"name": name, **entries[name]}, f"{path}: {name}")
 
 
 def read_entries(cls: type[Strict], path: Path, key: str) -> dict[str, Any]:
     """All entries of a YAML mapping of entries, in their order, as `cls` with the name under `key`."""
-    found = {}
-    for name, entry in read_yaml(path).items():
-        if not isinstance(entry, dict):
-            raise UserError("is no mapping of keys to values", where=f"{path}: {name}")
-        found[name] = cls.parse({key: name, **entry}, f"{path}: {name}")
-    return found
+    return {
+        name: parse_entry(cls, entry, f"{path}: {name}", **{key: name})
+        for name, entry in read_yaml(path).items()
+    }
+
+
+def parse_entry(cls: type[T], entry: object, where: str, **name: str) -> T:
+    """An entry of a mapping of entries as `cls`. name: the entry's name, under the field that holds it"""
+    if not isinstance(entry, dict):
+        raise UserError("is not a mapping of keys to values", where=where)
+    return cls.parse({**name, **entry}, where)
 
 
 def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseModel]) -> UserError:

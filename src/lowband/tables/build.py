@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.errors import UserError
+from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import read_benchmark, read_table, write_csv
 
 REPORTED = "reported/"  # a source with this prefix is a file of results/reported/: numbers from papers
@@ -49,14 +50,15 @@ SUITE_OF = {
     "box_ratios": "box",
     "box_links": "box-bench",
     "box_jobs": "box-bench",
-    "softmax": "softmax",
     "kernel_resources": "kernels",
 }
 
-# Those of them that are benchmarks of this machine, and the suite that each runs with.
-BENCHMARKS = {"softmax": "default"}
-# Their raw tables. The shipped ones are in one folder per machine, which has the machine's name.
-OF_MACHINES = ("softmax_times", "softmax_setup")
+# Raw tables of this machine's benchmarks. The shipped ones are in one folder per machine, named after it.
+OF_MACHINES = {raw: name for name, benchmark in BENCHMARKS.items() for raw in benchmark.tables}
+SUITE_OF |= {
+    table: OF_MACHINES[source] for table, sources in TABLES.items() for source in sources
+    if source in OF_MACHINES
+}  # fmt: skip
 THIS_MACHINE = "local"
 
 
@@ -71,7 +73,8 @@ def raw_dir(table: str, suites: Iterable[str], own: Path, root: Path) -> Path:
     root: the folder that holds results/
     """
     suite = SUITE_OF.get(table)
-    is_own = suite is None or is_made_by(suites, BENCHMARKS.get(suite, suite))
+    runs_with = BENCHMARKS[suite].suite if suite in BENCHMARKS else suite
+    is_own = runs_with is None or is_made_by(suites, runs_with)
     return own if is_own else root / "results" / "reference" / str(suite)
 
 

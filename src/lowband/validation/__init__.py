@@ -6,16 +6,15 @@ constant of that machine's file was fitted are named there (`calibrated_on`); al
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lowband.spec.config import Config
 from lowband.spec.machine import Machine
-from lowband.spec.model import ModelSpec, read_model
-from lowband.spec.scheme import Scheme, read_scheme
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,15 @@ class PublishedRow:
 class Setting:
     """The inputs for predicting a source's rows. reported: the source's CSV, every cell as text."""
 
-    root: Path
+    config: Config
     machine: Machine
     reported: Any  # a pandas.DataFrame, whose rows have no static types
 
     def scheme(self, name: str) -> Scheme:
-        return _scheme(self.root / "config" / "schemes.yaml", name)
+        return self.config.scheme(name)
 
     def model(self, name: str) -> ModelSpec:
-        return _model(self.root / "config" / "models.yaml", name)
-
-
-# A fit reads the same entries thousands of times; parsing YAML would take nearly all of its time.
-_scheme, _model = cache(read_scheme), cache(read_model)
+        return self.config.model(name)
 
 
 @dataclass(frozen=True)
@@ -56,10 +51,12 @@ class Source:
     cluster: str
     csv: str
 
-    def rows(self, root: Path, machine: Machine) -> list[PublishedRow]:
-        reported = pd.read_csv(root / "results" / "reported" / self.csv, dtype=str, keep_default_na=False)
+    def rows(self, config: Config, machine: Machine) -> list[PublishedRow]:
+        reported = pd.read_csv(
+            config.root / "results" / "reported" / self.csv, dtype=str, keep_default_na=False
+        )
         module = import_module(f"lowband.validation.{self.kind}")
-        rows: list[PublishedRow] = module.rows(Setting(root, machine, reported))
+        rows: list[PublishedRow] = module.rows(Setting(config, machine, reported))
         return rows
 
 

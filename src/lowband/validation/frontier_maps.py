@@ -1,13 +1,13 @@
 """What-ifs as tables: where the Frontier ratios hold, and how schemes scale with ranks and slower links."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from lowband.predict.prediction import predict
-from lowband.spec.machine import Machine, read_machine
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD
 from lowband.validation import SOURCES, Setting
 from lowband.validation.frontier import ACCUMULATION, at_point
@@ -33,16 +33,16 @@ LARGEST_RANKS = (8, 64, 384, 3072)
 MOST_LAYERS = 4096
 
 
-def _setting(root: Path) -> Setting:
-    return Setting(root, read_machine(root, FRONTIER.cluster), None)
+def _setting(config: Config) -> Setting:
+    return Setting(config, config.machine(FRONTIER.cluster), None)
 
 
-def frontier_map(root: Path) -> pd.DataFrame:
+def frontier_map(config: Config) -> pd.DataFrame:
     """Ratios of TFLOPS per GCD at 384 GCDs, on a grid of batch and achieved outer bandwidth; micro-batch 1.
 
     One row per point; `holds`: both ratios within 5 % of the published ones.
     """
-    base = _setting(root)
+    base = _setting(config)
     link = base.machine.link(WORLD)
     assert link.efficiency is not None
     fitted = base.machine.facts["stack.efficiency.node"].value
@@ -72,7 +72,7 @@ def frontier_map(root: Path) -> pd.DataFrame:
                 )
             )
     df = pd.concat(frames, ignore_index=True)
-    published = {row.id: row.published for row in FRONTIER.rows(root, base.machine)}
+    published = {row.id: row.published for row in FRONTIER.rows(config, base.machine)}
     off = [(df[column] / published[row] - 1).abs() for column, row in TARGETS.items()]
     df["holds"] = (off[0] <= WITHIN) & (off[1] <= WITHIN)
     point = base.machine.facts["stack.efficiency.world"].value * reached
@@ -81,10 +81,10 @@ def frontier_map(root: Path) -> pd.DataFrame:
     return df
 
 
-def scale(root: Path) -> pd.DataFrame:
+def scale(config: Config) -> pd.DataFrame:
     """TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs, with node-to-node links as they are and ten times
     slower; batch per GCD as at the point. Slow and fast: constants at the ends of their intervals."""
-    setting = _setting(root)
+    setting = _setting(config)
     found = []
     for slower in SLOWER:
         for scheme in SCALE_SCHEMES:
@@ -109,9 +109,9 @@ def scale(root: Path) -> pd.DataFrame:
     return df
 
 
-def largest(root: Path) -> pd.DataFrame:
+def largest(config: Config) -> pd.DataFrame:
     """The largest GPT of the 20B model's width that fits a GCD, per scheme: only its depth changes."""
-    setting = _setting(root)
+    setting = _setting(config)
     found = []
     for scheme in SCALE_SCHEMES:
         for ranks in LARGEST_RANKS:

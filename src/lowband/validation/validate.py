@@ -1,12 +1,12 @@
 """All published rows with their predictions, and the fit of a machine's calibrated constants."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lowband.spec.machine import Machine, read_machine
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
 from lowband.validation import SOURCES
 
 SPANS = {"_us": (0.0, 60_000.0), "_gib": (0.0, 16.0)}  # search range of a constant, by its unit
@@ -14,13 +14,13 @@ SPAN = (0.01, 1.0)  # search range of an efficiency
 ROUNDS, TRIES = 7, 7
 
 
-def validate(root: Path) -> pd.DataFrame:
+def validate(config: Config) -> pd.DataFrame:
     """One row per published number: predicted, error_percent, whether a constant was fitted on it."""
     found = []
     for name, source in SOURCES.items():
-        machine = read_machine(root, source.cluster)
+        machine = config.machine(source.cluster)
         fitted = calibration_rows(machine)
-        for row in source.rows(root, machine):
+        for row in source.rows(config, machine):
             predicted = row.predicted()
             found.append(
                 {
@@ -60,40 +60,40 @@ def with_facts(machine: Machine, values: Mapping[str, float]) -> Machine:
     return Machine.model_validate(data)
 
 
-def fit(root: Path, cluster: str) -> dict[str, float]:
+def fit(config: Config, cluster: str) -> dict[str, float]:
     """Fit a cluster's calibrated constants: minimise the mean squared relative error on their rows.
 
     Each constant in turn is tried at TRIES values in a range around the best so far; the range halves each
     round. Constants fitted on the same rows are fitted together.
     """
-    machine = read_machine(root, cluster)
+    machine = config.machine(cluster)
     places = {place: fact for place, fact in machine.facts.items() if fact.calibrated_on}
     best = {place: fact.value for place, fact in places.items()}
     for rows in sorted({fact.calibrated_on for fact in places.values()}, key=len):
         together = [place for place, fact in places.items() if fact.calibrated_on == rows]
-        best = _descend(root, cluster, machine, best, together, set(rows))
+        best = _descend(config, cluster, machine, best, together, set(rows))
     return {place: float(f"{value:.3g}") for place, value in best.items()}
 
 
-def _error(root: Path, cluster: str, machine: Machine, rows: set[str]) -> float:
+def _error(config: Config, cluster: str, machine: Machine, rows: set[str]) -> float:
     found = [
         row for source in SOURCES.values() if source.cluster == cluster
-        for row in source.rows(root, machine) if row.id in rows
+        for row in source.rows(config, machine) if row.id in rows
     ]  # fmt: skip
     return float(np.mean([(row.predicted() / row.published - 1) ** 2 for row in found]))
 
 
 def _descend(
-    root: Path, cluster: str, machine: Machine, best: dict[str, float], places: list[str], rows: set[str]
+    config: Config, cluster: str, machine: Machine, best: dict[str, float], places: list[str], rows: set[str]
 ) -> dict[str, float]:
-    least = _error(root, cluster, with_facts(machine, best), rows)
+    least = _error(config, cluster, with_facts(machine, best), rows)
     for i in range(2 * ROUNDS):
         for place in places:
             low, high = next((span for unit, span in SPANS.items() if place.endswith(unit)), SPAN)
             reach = (high - low) / 2 ** (i / 2 + 1)
             for value in np.linspace(max(low, best[place] - reach), min(high, best[place] + reach), TRIES):
                 trial = {**best, place: float(value)}
-                error = _error(root, cluster, with_facts(machine, trial), rows)
+                error = _error(config, cluster, with_facts(machine, trial), rows)
                 if error < least:
                     best, least = trial, error
     return best

@@ -2,24 +2,15 @@
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from lowband.bench.kernels import attention, block_quant, ceilings, products, softmax, training
 from lowband.bench.kernels.measure import measure
 from lowband.bench.kernels.rows import environment, kept_rows, write_environment, write_rows
 from lowband.errors import UserError
 from lowband.spec.kernel_rows import KernelRow
-
-PARTS = {
-    "ceilings": ceilings.groups,
-    "products": products.groups,
-    "block_quant": block_quant.groups,
-    "softmax": softmax.groups,
-    "attention": attention.groups,
-    "training": training.groups,
-}
 
 
 def bench(
@@ -41,7 +32,7 @@ def bench(
     write_environment(found, out / "environment.json")
     rows: list[KernelRow] = []
     for part in parts:
-        for group in PARTS[part](device):
+        for group in import_module(f"lowband.bench.kernels.{part}").groups(device):
             for row in measure(group, device, lambda: time.monotonic() - start < limit_s):
                 rows.append(row)
                 print_line(f"{time.monotonic() - start:6.1f} s  {_line(row)}")

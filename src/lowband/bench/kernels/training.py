@@ -7,7 +7,6 @@ states on 80 GB. (The paper shards the states over 8 GPUs.)
 
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,6 @@ if TYPE_CHECKING:  # needs pydantic, which a GPU machine may lack
     from lowband.spec.model import ModelSpec
 
 LENGTHS = {"cuda": (2048, 8192), "cpu": (32,)}
-MODELS_FILE = Path("config") / "models.yaml"
 MODELS = {"cuda": {"gpt-1.3b": 16384, "gpt-2.7b": 8192}, "cpu": {"gpt-1m": 32}}  # tokens per step
 ATTENTION = ("sdpa", "flash2")
 LOSS_TOLERANCE = 0.02  # of the first loss, whose value follows from fresh weights
@@ -36,9 +34,9 @@ def groups(device: torch.device) -> Iterator[list[KernelCase]]:
 
 
 def _read(name: str, length: int) -> "ModelSpec":
-    from lowband.spec.model import read_model
+    from lowband.spec.config import Config
 
-    return read_model(MODELS_FILE, name).model_copy(update={"seq_len": length})
+    return Config().model(name).model_copy(update={"seq_len": length})
 
 
 def _missing(name: str, length: int, attention: str, error: ImportError) -> KernelCase:

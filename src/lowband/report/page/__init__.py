@@ -19,11 +19,10 @@ from lowband.report.findings import findings
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
 from lowband.report.writers import HTML, filled
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole
-from lowband.spec.machine import read_machine
-from lowband.spec.scheme import read_scheme
-from lowband.spec.yaml_model import read_text, read_yaml
+from lowband.spec.yaml_model import read_text
 from lowband.tables.build import SUITE_OF, is_made_by
 from lowband.validation.tables import PREDICTED
 
@@ -35,8 +34,8 @@ _FOLDER = Path(__file__).parent
 
 def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
     """Write the page to the file `out`. Raises UserError for a figure that was not drawn."""
-    machine = read_machine(root, MACHINE)
-    schemes_yaml = root / "config" / "schemes.yaml"
+    config = Config(root)
+    machine = config.machine(MACHINE)
     claims = read_graded(tables / "claims.csv")
     page = HTML.get_template("page.html.j2").render(
         style=Markup(read_text(_FOLDER / "page.css")),
@@ -46,7 +45,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         links=links(machine),
         schemes=[
             {"scheme": scheme, "svg": Markup(draw_scheme(scheme, machine.sizes)), "wires": wires(scheme)}
-            for scheme in (read_scheme(schemes_yaml, name) for name in read_yaml(schemes_yaml))
+            for scheme in map(config.scheme, config.schemes)
         ],
         at_scale=_at_scale(tables),
         findings=findings(root),

@@ -19,6 +19,8 @@ import pandas as pd
 from lowband.cost.flops import MODEL_CONVENTION
 from lowband.tables.points import beside, points, with_base
 
+OVER = ("zero3", "zeropp")  # the schemes that all others are compared with
+
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per point with at least one run that ended ok."""
@@ -46,7 +48,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
     df["model_flop_per_s_per_rank_at_scale"] = rate * df["scale"]
     df["flop_convention"] = MODEL_CONVENTION
     df["interface_over_ledger"] = df["interface_bytes"] / df["ledger_bytes"]
-    for other in ("zero3", "zeropp"):
+    for other in OVER:
         others = df[df["scheme"] == other]
         df = beside(df, others, "scheme", other_rate="model_flop_per_s_per_rank")
         df[f"over_{other}"] = df["model_flop_per_s_per_rank"] / df.pop("other_rate")

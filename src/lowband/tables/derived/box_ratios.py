@@ -1,18 +1,13 @@
 """Throughput of one scheme over another's in a scale model, under every condition measured, and as reported.
 
-One row per pair of schemes and point of the first. Reported rows have no condition: the paper states neither
-its batch nor the rate that the links attained.
+One row per point and scheme of box.OVER that it is compared with. Reported rows have no condition: the paper
+states neither its batch nor the rate that the links attained.
 """
 
 import pandas as pd
 
 from lowband.tables.derived import box
 
-PAIRS = {
-    "zeropp / zero3": ("zeropp", "zero3"),
-    "hier3 / zero3": ("hier3", "zero3"),
-    "hier3 / zeropp": ("hier3", "zeropp"),
-}
 CONDITIONS = [
     "point", "suite", "cluster", "condition", "ranks", "tokens_per_rank", "accumulation", "overlap",
     "outer_link_share", "links", "repeats",
@@ -29,11 +24,17 @@ _GAINS = {
 def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     """reported: results/reported/01_frontier_low_bandwidth_2501.04266.csv"""
     points = box.build(runs)
-    parts = []
-    for pair, (scheme, over) in PAIRS.items():
-        rows = points.loc[points["scheme"] == scheme, [*CONDITIONS, f"over_{over}"]]
-        rows = rows.rename(columns={f"over_{over}": "ratio"}).assign(pair=pair, provenance="measured")
-        parts.append(rows[rows["ratio"].notna()])
+    schemes = dict.fromkeys([*box.OVER, *points["scheme"]])
+    parts: list[pd.DataFrame] = []
+    for i, over in enumerate(box.OVER):
+        for scheme in schemes:
+            if scheme in box.OVER[: i + 1]:  # itself, or the inverse of an earlier pair
+                continue
+            rows = points[points["scheme"] == scheme]
+            ratios = rows[CONDITIONS].assign(
+                ratio=rows[f"over_{over}"], pair=f"{scheme} / {over}", provenance="measured"
+            )
+            parts.append(ratios[ratios["ratio"].notna()])
     for pair, (metric, scheme) in _GAINS.items():
         row = reported[(reported["metric"] == metric) & (reported["scheme"] == scheme)]
         gain = float(row["value"].iloc[0])

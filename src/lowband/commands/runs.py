@@ -1,0 +1,91 @@
+"""spec, train: run specs from the configuration, and the runs themselves."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lowband.commands import at_least_one
+from lowband.errors import UserError
+
+
+def add(commands: Any) -> None:
+    spec = commands.add_parser(
+        "spec",
+        help="write the spec.json of every run of suites; convert a scheme to or from a peer's configuration",
+    )
+    what = spec.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", nargs="+", help="names in config/suites/; their runs go to --out")
+    what.add_argument(
+        "--scheme", help="a name in config/schemes.yaml, to convert --to a peer's configuration"
+    )
+    what.add_argument("--from", type=Path, dest="source", help="DeepSpeed JSON, to convert into a scheme")
+    spec.add_argument("--out", type=Path, help="folder of run folders")
+    spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
+    spec.add_argument("--cluster", default="local", help="cluster whose levels --scheme and --from refer to")
+    spec.add_argument("--ranks", type=at_least_one, help="over how many ranks")
+    spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    spec.set_defaults(run=_spec)
+
+    train = commands.add_parser(
+        "train",
+        help="train the run of a spec.json, in its folder; a rank under torchrun or srun, else locally",
+    )
+    train.add_argument("spec", type=Path)
+    train.add_argument(
+        "--links",
+        choices=["auto", "private", "plain", "here"],
+        metavar="{auto,private,plain}",  # `here` is how the command restarts itself in a private network
+        default="auto",
+        help="for a run in a box: its own network with shaped links (private), plain loopback, or private "
+        "where available (auto, the default)",
+    )
+    train.set_defaults(run=_train)
+
+
+def _spec(options: argparse.Namespace) -> None:
+    from lowband.spec.config import Config
+
+    config = Config(options.root)
+    if options.suite is None:
+        from lowband.spec.exchange import export_scheme, import_scheme
+
+        if options.ranks is None or (options.scheme and options.to is None):
+            raise UserError("is missing", where="--ranks" if options.ranks is None else "--to")
+        if options.scheme:
+            print(export_scheme(config, options.scheme, options.cluster, options.ranks, options.to))
+        else:
+            print(import_scheme(config, options.source, options.cluster, options.ranks))
+        return
+    if options.out is None:
+        raise UserError("is missing", where="--out", allowed="a folder")
+    from lowband.spec.files import write_if_changed
+    from lowband.spec.records import RunFolder
+
+    for spec in config.runs(options.suite):
+        folder = RunFolder(options.out / spec.run_id)
+        write_if_changed(folder.spec, spec.to_json())
+        print(folder.spec)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lowband.box.network import connect
+    from lowband.run.ranks import is_first_process, is_launched
+    from lowband.spec.records import RunFolder
+    from lowband.spec.run import RunSpec
+
+    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may restart us
+
+    from lowband.run.ending import exit_code
+    from lowband.run.train import train
+
+    outcome = train(options.spec, links)
+    if is_first_process():
+        print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
+    code = exit_code(outcome, RunFolder(options.spec.parent))
+    if is_launched():
+        # This process was a rank: torch 2.13 with gloo may abort in its thread pool's exit handlers.
+        sys.stdout.flush()
+        os._exit(code)
+    return code

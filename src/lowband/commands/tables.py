@@ -1,0 +1,42 @@
+"""collect, table, figure: run folders to tables to figures."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    collect = commands.add_parser("collect", help="run folders -> raw tables")
+    collect.add_argument("runs", type=Path, nargs="+")
+    collect.add_argument("--out", type=Path, required=True)
+    collect.set_defaults(run=_collect)
+
+    table = commands.add_parser("table", help="raw tables -> a derived table")
+    table.add_argument("name")
+    table.add_argument("--tables", type=Path, required=True, help="folder of the tables it is made from")
+    table.add_argument("--out", type=Path, help="folder to write it to (default: --tables)")
+    table.set_defaults(run=_table)
+
+    figure = commands.add_parser("figure", help="a table -> a figure (PDF, PNG, CSV)")
+    figure.add_argument("name")
+    figure.add_argument("--tables", type=Path, required=True)
+    figure.add_argument("--out", type=Path, required=True)
+    figure.set_defaults(run=_figure)
+
+
+def _collect(options: argparse.Namespace) -> None:
+    from lowband.tables.collect import collect
+
+    collect(options.runs, options.out)
+
+
+def _table(options: argparse.Namespace) -> None:
+    from lowband.tables.build import write_table
+
+    write_table(options.name, options.tables, options.out or options.tables)
+
+
+def _figure(options: argparse.Namespace) -> None:
+    from lowband.report.figures import write_figure
+
+    write_figure(options.name, options.tables, options.out)
