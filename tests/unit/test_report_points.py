@@ -270,7 +270,6 @@ import lowband
 from report_runs import write_run
 from lowband.tables.collect import collect
 from lowband.tables.build import write_table
-from lowband.spec.suites import expand
 from lowband.spec.config import Config
 
 root, reference = Path(sys.argv[1]), Path(sys.argv[2])
