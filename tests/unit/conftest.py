@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 from report_runs import smoke_specs, write_run
 
-from lowband.report.build_tables import COLLECTED, SUITE_OF, TABLES, write_table
-from lowband.report.collect import collect
 from lowband.spec.config import Config
+from lowband.tables.build import COLLECTED, SUITE_OF, TABLES, write_table
+from lowband.tables.collect import collect
 from lowband.validation.tables import write_predicted
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ import pytest
 from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
-from lowband.report.build_tables import TABLES, write_table
-from lowband.report.collect import collect
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.figures.style import ONE_COLUMN, TWO_COLUMNS, looks
 from lowband.spec.csv_tables import read_table
+from lowband.tables.build import TABLES, write_table
+from lowband.tables.collect import collect
 from lowband.validation.tables import PREDICTED
 
 ROOT = Path(__file__).parents[2]

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from report_runs import ROOT, smoke_specs, write_failure, write_run
 
+from lowband.claims.origin import Origin, origin
 from lowband.errors import UserError
-from lowband.report.build_tables import write_table
-from lowband.report.collect import collect
-from lowband.report.grade import write_claims
-from lowband.report.origin import Origin, origin
+from lowband.report.claim_views import write_claims
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Status
+from lowband.tables.build import write_table
+from lowband.tables.collect import collect
 
 BASE: dict[str, Any] = {
     "short": "a claim",
@@ -124,7 +124,7 @@ def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
         ({"ours": {**BASE["ours"], "where": {"rank": 8}}}, "no column 'rank'"),
         (
             {"ours": {"table": "communication", "column": "closed_form_bytes", "aggregate": "max"}},
-            "says measured",
+            "evidence is measured",
         ),
     ],
 )

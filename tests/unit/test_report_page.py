@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from report_runs import ROOT
 
+from lowband.claims.claim import PAPERS
 from lowband.errors import UserError
-from lowband.report.claims import PAPERS
+from lowband.report.claim_views import write_claims
 from lowband.report.figures import FIGURES
-from lowband.report.grade import write_claims
 from lowband.report.page import write_page
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
@@ -31,8 +31,8 @@ def test_every_machine_can_be_drawn(cluster: str) -> None:
 
 def test_links_say_how_much_slower() -> None:
     rows = links(Config(ROOT).machine("frontier"))
-    assert [row[0] for row in rows] == ["package", "node", "world"]
-    assert [row[3] for row in rows] == ["1 x", "4 x", "16 x"]
+    assert list(rows["level"]) == ["package", "node", "world"]
+    assert list(rows["slower"]) == ["1 x", "4 x", "16 x"]
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from pydantic import ValidationError
 from report_runs import ROOT, ok_outcome, write_run
 
 from lowband.errors import UserError
-from lowband.report.build_tables import COLLECTED, TABLES, write_table
-from lowband.report.collect import KEYS, collect
 from lowband.report.figures.style import paper_style
-from lowband.report.points import COLUMNS, identity
-from lowband.report.tables import parity, scaling
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.records import RunFolder, Sent
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.yaml_model import Strict
+from lowband.tables.build import COLLECTED, TABLES, write_table
+from lowband.tables.collect import KEYS, collect
+from lowband.tables.derived import parity, scaling
+from lowband.tables.points import COLUMNS, identity
 
 REFERENCE = ROOT / "results" / "reference"
 QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
@@ -268,8 +268,8 @@ import sys
 from pathlib import Path
 import lowband
 from report_runs import write_run
-from lowband.report.collect import collect
-from lowband.report.build_tables import write_table
+from lowband.tables.collect import collect
+from lowband.tables.build import write_table
 from lowband.spec.config import Config
 
 root, reference = Path(sys.argv[1]), Path(sys.argv[2])

@@ -47,5 +47,5 @@ def test_a_broken_list_is_refused(tmp_path: Path) -> None:
     for folder in FOLDERS:
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / SUMS).write_text("nonsense\n")
-    with pytest.raises(UserError, match="is no sum"):
+    with pytest.raises(UserError, match="not a checksum line"):
         verify(tmp_path)

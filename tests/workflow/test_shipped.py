@@ -4,7 +4,9 @@ import hashlib
 import json
 import resource
 import zipfile
+from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import browser
 import pytest
@@ -110,6 +112,28 @@ def test_the_crate_holds_what_it_says(tree: Path, results: Path) -> None:
             assert entities[path]["sha256"] == hashlib.sha256(crate.read(path)).hexdigest()
         assert "results/shipped/page.html" in files
         assert "config/claims.yaml" in files
+
+
+def test_the_crate_is_a_workflow_run_crate(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No requirement of the profile is broken. `rocrate` ships the terms: no network is needed."""
+    validator = pytest.importorskip("rocrate_validator.services")
+    from rocrate_validator.utils.http import HttpRequester
+
+    context = json.loads((files("rocrate") / "data" / "ro-crate.jsonld").read_text())["@context"]
+    context["ComputationalWorkflow"] = "https://bioschemas.org/ComputationalWorkflow"  # as in version 1.1
+    answer = SimpleNamespace(
+        status_code=200,
+        links={},
+        headers={"Content-Type": "application/ld+json"},
+        json=lambda: {"@context": context},
+    )
+    monkeypatch.setattr(HttpRequester, "get", lambda *_, **__: answer, raising=False)
+    settings = {
+        "rocrate_uri": str(results / "reproduction.crate.zip"),
+        "profile_identifier": "workflow-run-crate",
+        "requirement_severity": "REQUIRED",
+    }
+    assert [issue.message for issue in validator.validate(settings).get_issues()] == []
 
 
 @pytest.mark.parametrize("kind", ["html", "zip"])

@@ -10,8 +10,8 @@ from snakemake.utils import validate
 
 from lowband.errors import UserError
 from lowband.report.appendix import APPENDICES
-from lowband.report.claims import read_claims, sources
-from lowband.report.build_tables import (
+from lowband.claims.claim import read_claims, sources
+from lowband.tables.build import (
     COLLECTED,
     TABLES,
     raw_dir,
@@ -69,9 +69,14 @@ TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
 REPORT_CODE = "src/lowband/report"
+TABLES_CODE = "src/lowband/tables"
 CLAIMS_CODE = [
-    f"{REPORT_CODE}/{name}.py"
-    for name in ("claims", "grade", "expected", "origin", "claim_views", "claim_latex")
+    *(
+        f"src/lowband/claims/{name}.py"
+        for name in ("claim", "grade", "expected", "origin")
+    ),
+    *(f"{REPORT_CODE}/{name}.py" for name in ("claim_views", "writers")),
+    *(f"{REPORT_CODE}/page/{name}.html.j2" for name in ("macros", "claims")),
 ]
 NOTEBOOKS = sorted(path.stem for path in Path("workflow/notebooks").glob("*.ipynb"))
 

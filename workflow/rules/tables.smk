@@ -24,7 +24,7 @@ else:
     rule collect:
         input:
             trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
-            code=[f"{REPORT_CODE}/collect.py", f"{REPORT_CODE}/points.py"],
+            code=[f"{TABLES_CODE}/collect.py", f"{TABLES_CODE}/points.py"],
         output:
             expand(f"{TABLES_DIR}/{{raw}}.csv", raw=COLLECTED),
         log:
@@ -44,7 +44,10 @@ else:
 rule table:
     input:
         sources=table_sources,
-        code=[f"{REPORT_CODE}/tables/{{table}}.py", f"{REPORT_CODE}/points.py"],
+        code=[
+            f"{TABLES_CODE}/{name}.py"
+            for name in ("derived/{table}", "derived/__init__", "points")
+        ],
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",
     log:

@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
 
 
 def _claims(options: argparse.Namespace) -> None:
-    from lowband.report.grade import write_claims
+    from lowband.report.claim_views import write_claims
 
     write_claims(options.claims, options.tables, options.out or options.tables, options.only)
 

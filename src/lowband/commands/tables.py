@@ -25,13 +25,13 @@ def add(commands: Any) -> None:
 
 
 def _collect(options: argparse.Namespace) -> None:
-    from lowband.report.collect import collect
+    from lowband.tables.collect import collect
 
     collect(options.runs, options.out)
 
 
 def _table(options: argparse.Namespace) -> None:
-    from lowband.report.build_tables import write_table
+    from lowband.tables.build import write_table
 
     write_table(options.name, options.tables, options.out or options.tables)
 

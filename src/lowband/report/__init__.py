@@ -1,1 +1,1 @@
-"""WHAT IT SHOWS: run folders -> tables -> figures and claims. Needs spec/ and cost/; never imports torch."""
+"""WHAT IT SHOWS: tables and graded claims -> figures, page, documents, appendices. Never imports torch."""

@@ -1,27 +1,24 @@
-"""Graded claims for a reader: Markdown and HTML of the same cells (report/claim_latex.py has LaTeX).
+"""Graded claims for a reader: the same frames of text as Markdown, HTML and LaTeX.
 
 First the number that hold, by paper and by kind; then the claims that were tried, on this run's results and
 on shipped ones; then those that were not tried, with the reason.
 """
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lowband.claims.claim import KINDS, PAPERS
+from lowband.claims.grade import grade_claims
+from lowband.claims.origin import ORIGINS
 from lowband.errors import UserError
-from lowband.report.claims import KINDS, PAPERS
-from lowband.report.origin import ORIGINS
-from lowband.spec.csv_tables import read_table
+from lowband.report.writers import HTML, latex, markdown
+from lowband.spec.csv_tables import read_table, write_csv
+from lowband.spec.files import write_whole
 
 VERDICTS = ("pass", "short", "partial", "fit", "not run")
-TRIED = ("verdict", "claim", "about", "kind", "reported", "ours", "must be", "rows from", "note")
-HEADLINES = ("verdict", "claim", "reported", "ours", "must be")
-NOT_RUN = ("claim", "about", "reported", "why not run")
-
-Rows = list[list[str]]
 
 
 def read_graded(path: Path) -> pd.DataFrame:
@@ -30,6 +27,23 @@ def read_graded(path: Path) -> pd.DataFrame:
     if not {"verdict", "experiment", "origin"} <= set(claims):
         raise UserError("no graded claims", where=path, allowed="a claims.csv that `lowband claims` wrote")
     return claims
+
+
+def write_claims(
+    claims_yaml: Path, tables_dir: Path, out: Path, only: Collection[str] = (), root: Path = Path()
+) -> None:
+    """Grade the claims, or `only` these, on the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+
+    root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
+    """
+    write_csv(grade_claims(claims_yaml, tables_dir, only, root), out / "claims.csv")
+    claims = read_table(out / "claims.csv")  # an empty text is a missing value from here on
+    write_whole(out / "claims.md", "\n".join(claims_markdown(claims)) + "\n")
+    write_whole(out / "claims.tex", claims_latex(claims))
+    page = HTML.get_template("claims.html.j2").render(
+        by_paper=by_paper(claims), by_kind=by_kind(claims), groups=headed(claims), not_run=not_run(claims)
+    )
+    write_whole(out / "claims.html", page)
 
 
 def is_tried(claims: pd.DataFrame) -> "pd.Series[bool]":
@@ -59,9 +73,9 @@ def must_be(claim: "pd.Series[Any]") -> str:
     return f"{claim['relation']} {claim['target']:g}{slack}{unit}"
 
 
-def minutes(value: float) -> str:
+def minutes(value: float | None) -> str:
     """Minutes of a machine or a reader, rounded up for planning; empty if there is none."""
-    return "" if pd.isna(value) else f"{max(1, round(value))}"
+    return "" if value is None else f"{max(1, round(value))}"
 
 
 def rows_from(claim: "pd.Series[Any]") -> str:
@@ -76,27 +90,49 @@ def note(claim: "pd.Series[Any]") -> str:
     return "; ".join(filter(None, (each, "" if pd.isna(claim["why"]) else str(claim["why"]))))
 
 
-def tried(claims: pd.DataFrame) -> Rows:
-    """The cells under TRIED."""
-    return [
-        [
-            row["verdict"], row["short"], row["paper_element"], row["kind"], reported(row), ours(row),
-            must_be(row), rows_from(row), note(row),
-        ]
-        for _, row in claims[is_tried(claims)].iterrows()
-    ]  # fmt: skip
+def tried(claims: pd.DataFrame) -> pd.DataFrame:
+    """The claims that were tried, as text; the index is that of `claims`."""
+    rows = claims[is_tried(claims)]
+    return pd.DataFrame(
+        {
+            "verdict": rows["verdict"], "claim": rows["short"], "about": rows["paper_element"],
+            "kind": rows["kind"], "reported": _each(reported, rows), "ours": _each(ours, rows),
+            "must be": _each(must_be, rows), "rows from": _each(rows_from, rows), "note": _each(note, rows),
+        }
+    )  # fmt: skip
 
 
-def not_run(claims: pd.DataFrame) -> Rows:
-    """The cells under NOT_RUN."""
+def headlines(claims: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """The claims with these ids under other names, as text."""
+    rows = claims.set_index("id").loc[list(names)]
+    return pd.DataFrame(
+        {
+            "verdict": rows["verdict"], "claim": names.values(), "reported": _each(reported, rows),
+            "ours": _each(ours, rows), "must be": _each(must_be, rows),
+        }
+    )  # fmt: skip
+
+
+def _each(text: Callable[["pd.Series[Any]"], str], claims: pd.DataFrame) -> list[str]:
+    return [text(claim) for _, claim in claims.iterrows()]
+
+
+def not_run(claims: pd.DataFrame) -> pd.DataFrame:
+    """The claims that were not tried, as text; the index is that of `claims`."""
     rows = claims[~is_tried(claims)]
-    return [[row["short"], row["paper_element"], reported(row), row["why"]] for _, row in rows.iterrows()]
+    named = rows.rename(columns={"short": "claim", "paper_element": "about", "why": "why not run"})
+    return named.assign(reported=_each(reported, rows))[["claim", "about", "reported", "why not run"]]
 
 
 def tally(claims: pd.DataFrame) -> str:
     """The number of claims of each verdict, as one phrase; verdicts without claims are left out."""
     counts = claims["verdict"].value_counts()
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts) or "none"
+
+
+def ended(runs: pd.DataFrame) -> str:
+    """How the runs of a runs.csv ended, as one phrase."""
+    return ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())
 
 
 def by_origin(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -111,99 +147,53 @@ def tally_apart(claims: pd.DataFrame) -> str:
     return "; ".join([*parts, f"not run: {int((~is_tried(claims)).sum())}"])
 
 
-def headlines(claims: pd.DataFrame, names: Mapping[str, str]) -> Rows:
-    """The cells under HEADLINES. names: a claim's id -> the words to show it under."""
-    return [
-        [row["verdict"], name, reported(row), ours(row), must_be(row)]
-        for claim, name in names.items()
-        for _, row in claims[claims["id"] == claim].iterrows()
-    ]
-
-
-def by_paper(claims: pd.DataFrame) -> tuple[list[str], Rows]:
-    """Columns and cells: verdicts of each paper's claims, and of those about the artifact itself."""
+def by_paper(claims: pd.DataFrame) -> pd.DataFrame:
+    """Verdicts of each paper's claims, and of those about the artifact itself."""
     named = {about: claims[claims["paper"] == paper] for paper, about in PAPERS.items()}
     return _standing("paper", {**named, KINDS["artifact"]: claims[claims["paper"].isna()]})
 
 
-def by_kind(claims: pd.DataFrame) -> tuple[list[str], Rows]:
-    """Columns and cells: verdicts of relations, absolute numbers and claims about the artifact itself."""
+def by_kind(claims: pd.DataFrame) -> pd.DataFrame:
+    """Verdicts of relations, absolute numbers and claims about the artifact itself."""
     return _standing("kind", {about: claims[claims["kind"] == kind] for kind, about in KINDS.items()})
 
 
-def _standing(first: str, groups: dict[str, pd.DataFrame]) -> tuple[list[str], Rows]:
-    """Columns and cells of verdicts per group, with a column for each origin that occurs."""
+def _standing(first: str, groups: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Verdicts per group, with a column for each origin that occurs."""
     origins = list(by_origin(pd.concat(groups.values())))
     rows = []
     for about, claims in groups.items():
         apart, graded = by_origin(claims), int(is_tried(claims).sum())
-        cells = [tally(apart[name]) if name in apart else "-" for name in origins]
-        rows.append([about, str(len(claims)), str(graded), *cells, str(len(claims) - graded)])
-    return [first, "claims", "graded", *origins, "not possible here"], rows
+        counts = {first: about, "claims": str(len(claims)), "graded": str(graded)}
+        verdicts = {name: tally(apart[name]) if name in apart else "-" for name in origins}
+        rows.append({**counts, **verdicts, "not possible here": str(len(claims) - graded)})
+    return pd.DataFrame(rows)
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table, as lines."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines]
+def headed(claims: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Heading -> the claims that were tried, as text, by the origin of their rows."""
+    return {
+        f"{name[0].upper()}{name[1:]}, {len(group)} claims: {tally(group)}": tried(group)
+        for name, group in by_origin(claims).items()
+    }
 
 
-def markdown_standing(claims: pd.DataFrame) -> list[str]:
-    """How many claims hold: by paper, then by kind."""
-    return [*markdown_table(*by_paper(claims)), "", *markdown_table(*by_kind(claims))]
-
-
-def markdown(claims: pd.DataFrame) -> list[str]:
+def claims_markdown(claims: pd.DataFrame) -> list[str]:
     """The number of claims that hold, then every claim; those not run are folded."""
-    lines = [*markdown_standing(claims), ""]
-    for name, group in by_origin(claims).items():
-        lines += [f"**{_heading(name, group)}**", "", *markdown_table(TRIED, tried(group)), ""]
-    return [
-        *lines,
-        "<details><summary>Not run, and why</summary>",
-        "",
-        *markdown_table(NOT_RUN, not_run(claims)),
-        "",
-        "</details>",
-    ]
+    lines = [*markdown(by_paper(claims)), "", *markdown(by_kind(claims)), ""]
+    for heading, rows in headed(claims).items():
+        lines += [f"**{heading}**", "", *markdown(rows), ""]
+    folded = "<details><summary>Not run, and why</summary>"
+    return [*lines, folded, "", *markdown(not_run(claims)), "", "</details>"]
 
 
-def _heading(name: str, claims: pd.DataFrame) -> str:
-    return f"{name[0].upper()}{name[1:]}, {len(claims)} claims: {tally(claims)}"
-
-
-def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """An HTML table, as lines; a verdict is also a CSS class, for its colour."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = [
-        "<tr>"
-        + "".join(
-            f'<td data-label="{html.escape(column)}"{_verdict_class(cell)}>{html.escape(str(cell))}</td>'
-            for column, cell in zip(columns, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    ]
-    return ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
-
-
-def _verdict_class(cell: str) -> str:
-    return f' class="{cell.replace(" ", "-")}"' if cell in VERDICTS else ""
-
-
-def html_standing(claims: pd.DataFrame) -> list[str]:
-    """How many claims hold: by paper, then by kind."""
-    return [*html_table(*by_paper(claims)), *html_table(*by_kind(claims))]
-
-
-def html_fragment(claims: pd.DataFrame) -> list[str]:
-    """Every claim, for a page of any style."""
-    lines = []
-    for name, group in by_origin(claims).items():
-        lines += [f"<h3>{html.escape(_heading(name, group))}</h3>", *html_table(TRIED, tried(group))]
-    return [
-        *lines,
-        "<details><summary>Not run, and why</summary>",
-        *html_table(NOT_RUN, not_run(claims)),
-        "</details>",
-    ]
+def claims_latex(claims: pd.DataFrame) -> str:
+    """Both tables, for \\input; claims are numbered in order, as in the appendices."""
+    both = (
+        (tried(claims), [0.03, 0.05, 0.14, 0.16, 0.05, 0.06, 0.07, 0.09, 0.14, 0.11]),
+        (not_run(claims), [0.04, 0.22, 0.29, 0.1, 0.27]),
+    )
+    for rows, _ in both:
+        rows.insert(0, "no.", [f"C{place + 1}" for place in rows.index])
+    tables = "".join(latex(rows, widths) for rows, widths in both)
+    return "% Generated by `lowband claims`.\n{\\scriptsize\\setlength{\\tabcolsep}{3.5pt}\n" + tables + "}\n"

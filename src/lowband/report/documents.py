@@ -8,28 +8,22 @@ from typing import Any
 
 import pandas as pd
 
-from lowband.cost.softmax import ALGORITHMS, TWO_PASS
+from lowband.claims.claim import read_claims
+from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
 from lowband.report import box_documents, suite_documents
-from lowband.report.build_tables import read_sources
-from lowband.report.claim_views import (
-    HEADLINES,
-    by_kind,
-    headlines,
-    markdown,
-    markdown_table,
-    read_graded,
-)
-from lowband.report.claims import read_claims
+from lowband.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.report.findings import findings
 from lowband.report.needs import needs
 from lowband.report.shipped import write_shipped_tables
-from lowband.report.tables import peers, softmax
+from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_if_changed
-from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has
+from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.softmax import TORCH
 from lowband.spec.yaml_model import read_text
+from lowband.tables.build import read_sources
+from lowband.tables.derived import peers, softmax
 
 
 def write_documents(root: Path) -> None:
@@ -47,25 +41,28 @@ def write_documents(root: Path) -> None:
 
 
 def _counterparts(_root: Path) -> list[str]:
-    rows = []
-    for form, row in TABLE.items():
-        cells = []
-        for peer in PEERS:
-            cell = row[peer]
-            if isinstance(cell, Has):
-                said = ", ".join(f"`{key}: {value}`" for key, value in cell.arguments.items())
-                cells.append(said.replace("'", "") or "yes")
-            else:
-                cells.append(f"none: {cell.reason}")
-        rows.append([f"`{form}`" if form != "other" else "all others, as `hier3`", *cells])
-    return markdown_table(["placement", *(PEER_NAMES[peer] for peer in PEERS)], rows)
+    rows = [
+        {
+            "placement": f"`{form}`" if form != "other" else "all others, as `hier3`",
+            **{PEER_NAMES[peer]: _counterpart(row[peer]) for peer in PEERS},
+        }
+        for form, row in TABLE.items()
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
+def _counterpart(cell: Has | Lacks) -> str:
+    if not isinstance(cell, Has):
+        return f"none: {cell.reason}"
+    options = ", ".join(f"`{key}: {value}`" for key, value in cell.arguments.items())
+    return options.replace("'", "") or "yes"
 
 
 def _faults(root: Path) -> list[str]:
     faults = read_table(root / "results/reference/peers/faults.csv").fillna("").astype(str)
     faults.insert(0, "of", faults.pop("peer") + " " + faults.pop("version"))
-    rows = faults.to_numpy(dtype=str).tolist()
-    return markdown_table(["peer", "fault", "condition", "quantity", "should be", "found", ""], rows)
+    faults.columns = pd.Index(["peer", "fault", "condition", "quantity", "should be", "found", ""])
+    return markdown(faults)
 
 
 @cache  # two documents show the claims
@@ -77,7 +74,7 @@ def _graded(root: Path) -> pd.DataFrame:
 
 
 def _claims(root: Path) -> list[str]:
-    return markdown(_graded(root))
+    return claims_markdown(_graded(root))
 
 
 def _found(root: Path) -> list[str]:
@@ -90,47 +87,41 @@ def _headlines(root: Path) -> list[str]:
     graded = _graded(root)
     claims = read_claims(root / "config" / "claims.yaml")
     names = {claim.id: claim.headline for claim in claims if claim.headline}
-    return [*markdown_table(*by_kind(graded)), "", *markdown_table(HEADLINES, headlines(graded, names))]
+    return [*markdown(by_kind(graded)), "", *markdown(headlines(graded, names))]
 
 
 def _accuracy(root: Path) -> list[str]:
     accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
-    rows = [
-        [
-            f"{row['source']}", f"{row['use']}", f"{row['rows']}", f"{row['mean_error_percent']:.1f}",
-            f"{row['max_error_percent']:.1f}",
-        ]
-        for _, row in accuracy.iterrows()
-    ]  # fmt: skip
-    return markdown_table(["source", "rows are", "rows", "mean error (%)", "largest (%)"], rows)
+    cells = {
+        "source": "{source}", "rows are": "{use}", "rows": "{rows}",
+        "mean error (%)": "{mean_error_percent:.1f}", "largest (%)": "{max_error_percent:.1f}",
+    }  # fmt: skip
+    return markdown(filled(accuracy, cells))
+
+
+_PEER = {
+    "peer": "{name}", "scheme": "{scheme}", "on": "{cluster}", "ranks": "{ranks}", "dtype": "{compute_dtype}",
+}  # fmt: skip
+_COMPARED = {
+    "ours (ms)": "{ours_ms:.0f}", "peer (ms)": "{peer_ms:.0f}", "step ratio": "{step_time_ratio:.2f}",
+    "memory ratio": "{memory_ratio:.2f}", "sent, ours (MB)": "{sent_ours}", "sent, peer (MB)": "{sent_peer}",
+    "loss difference": "{loss_difference:.1e}", "": "{notes}",
+}  # fmt: skip
 
 
 def _peers(root: Path) -> list[str]:
+    """A row per peer and point; for a run that did not end ok its cause alone."""
     folder = root / "results" / "reference" / "peers"
     table = peers.build(*(read_table(folder / f"{name}.csv") for name in ("runs", "steps", "outside")))
-    rows = [_peer_row(row) for _, row in table.iterrows()]
-    columns = [
-        "peer", "scheme", "on", "ranks", "dtype", "ours (ms)", "peer (ms)", "step ratio", "memory ratio",
-        "sent, ours (MB)", "sent, peer (MB)", "loss difference", "",
-    ]  # fmt: skip
-    return markdown_table(columns, rows)
-
-
-def _peer_row(row: "pd.Series[Any]") -> list[str]:
-    keys = ("scheme", "cluster", "ranks", "compute_dtype")
-    point = [PEER_NAMES[row["peer"]], *(str(row[key]) for key in keys)]
-    if row["status"] != "ok":
-        return [*point, *[""] * 7, f"{row['status']}: {row['cause']}"]
-    return [
-        *point,
-        f"{1e3 * row['step_time_s_ours']:.0f}",
-        f"{1e3 * row['step_time_s_peer']:.0f}",
-        f"{row['step_time_ratio']:.2f}",
-        f"{row['memory_ratio']:.2f}",
-        *(_sent(row, whose) for whose in ("ours", "peer")),
-        f"{row['loss_difference']:.1e}",
-        "" if pd.isna(row["notes"]) else str(row["notes"]),
-    ]
+    table = table.assign(name=table["peer"].map(PEER_NAMES), notes=table["notes"].fillna(""))
+    for whose in ("ours", "peer"):
+        table[f"{whose}_ms"] = 1e3 * table[f"step_time_s_{whose}"]
+        table[f"sent_{whose}"] = [_sent(row, whose) for _, row in table.iterrows()]
+    rows = filled(table, {**_PEER, **_COMPARED})
+    failed = table["status"] != "ok"
+    rows.loc[failed, list(_COMPARED)] = ""
+    rows.loc[failed, ""] = table["status"] + ": " + table["cause"]
+    return markdown(rows)
 
 
 def _sent(row: "pd.Series[Any]", whose: str) -> str:
@@ -141,64 +132,54 @@ def _sent(row: "pd.Series[Any]", whose: str) -> str:
     return f"{row[f'interface_bytes_{whose}'] / 1e6:.2f} (interface)"
 
 
+_OVER = "{{over_two_pass_{0}:.2f}} ({{over_two_pass_q20_{0}:.2f}} to {{over_two_pass_q80_{0}:.2f}})"
+_SOFTMAX = {
+    "": "{isa}", "input": "{kib:,.0f} KiB", "regime": "{regime}", "n": "{n:.0f}",
+    "two-pass (ns per value)": "{ns:.2f}", "GB/s": "{rate:.1f}", "of limit": "{of_limit:.2f}",
+    "recompute / two-pass": _OVER.format("recompute"), "reload / two-pass": _OVER.format("reload"),
+    "gain": "{gain_percent:.0f} %", "torch.softmax (ns per value)": "{ns_torch:.2f}",
+}  # fmt: skip
+
+
 def _softmax(root: Path) -> list[str]:
     """By machine and size, for every instruction set measured: two-pass, and the others relative to it."""
     times, setup, reported = read_sources("softmax", root / "results" / "reference" / "softmax", root)
     table = softmax.build(times, setup, reported)
+    table["ns"] = 1e9 * table["time_s"] / table["elements"]
+    table = table.assign(kib=table["array_bytes"] / 2**10, rate=table["bytes_per_s"] / 1e9)
     lines = []
     measured = table[(table["provenance"] == "measured") & (table["status"] == "ok")]
     for cluster, rows in measured.groupby("cluster"):
         made = setup[setup["cluster"] == cluster].iloc[0]
         title = f"{made['device']}, {made['compiler']}, commit {made['commit'][:7]}."
-        lines += [title, "", *_softmax_machine(rows), ""]
+        at_size = rows[rows["algorithm"] == TWO_PASS]
+        for name in ("recompute", "reload"):
+            others = rows[rows["algorithm"] == f"three-pass {name}"]
+            at_size = at_size.merge(others, on=["isa", "elements"], suffixes=("", f"_{name}"))
+        torch = rows[rows["algorithm"] == TORCH]
+        at_size = at_size.merge(torch, on="elements", suffixes=("", "_torch"))
+        lines += [title, "", *markdown(filled(at_size, _SOFTMAX)), ""]
     return lines[:-1]
-
-
-def _softmax_machine(measured: pd.DataFrame) -> list[str]:
-    columns = [
-        "", "input", "regime", "n", "two-pass (ns per value)", "GB/s", "of limit", "recompute / two-pass",
-        "reload / two-pass", "gain", "torch.softmax (ns per value)",
-    ]  # fmt: skip
-    rows = [
-        _softmax_row(row, measured[measured["elements"] == row["elements"]])
-        for _, row in measured[measured["algorithm"] == TWO_PASS].iterrows()
-    ]
-    return markdown_table(columns, rows)
-
-
-def _softmax_row(two_pass: "pd.Series[Any]", at_size: pd.DataFrame) -> list[str]:
-    others = at_size[at_size["isa"] == two_pass["isa"]].set_index("algorithm")
-    torch = at_size.set_index("algorithm").loc[TORCH]
-    return [
-        str(two_pass["isa"]), f"{two_pass['array_bytes'] / 2**10:,.0f} KiB", str(two_pass["regime"]),
-        f"{two_pass['n']:.0f}", f"{1e9 * two_pass['time_s'] / two_pass['elements']:.2f}",
-        f"{two_pass['bytes_per_s'] / 1e9:.1f}", f"{two_pass['of_limit']:.2f}",
-        *(
-            f"{row['over_two_pass']:.2f} ({row['over_two_pass_q20']:.2f} to {row['over_two_pass_q80']:.2f})"
-            for row in (others.loc[name] for name in ALGORITHMS if name != TWO_PASS)
-        ),
-        f"{two_pass['gain_percent']:.0f} %", f"{1e9 * torch['time_s'] / torch['elements']:.2f}",
-    ]  # fmt: skip
 
 
 def _mutants(root: Path) -> list[str]:
     """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
-    tried["folder"] = tried["file"].str.removeprefix("src/lowband/").str.split("/").str[0]
-    groups = [(f"`{folder}/`", rows) for folder, rows in tried.groupby("folder", sort=False)]
-    rates = []
-    for name, rows in [*groups, ("all", tried)]:
-        counts = [int((rows["outcome"] == outcome).sum()) for outcome in ("killed", "timeout", "survived")]
-        equivalent = int(rows["verdict"].str.startswith("equivalent").sum())
-        share = 100 * (counts[0] + counts[1]) / len(rows)
-        rates.append([name, *map(str, (len(rows), *counts, equivalent)), f"{share:.0f} %"])
-    columns = ["code", "mutants", "killed by a test", "endless", "survived", "of these equivalent", "killed"]
-    survived = tried[tried["outcome"] == "survived"]
-    left = [
-        [f"{row['file']}:{row['line']}", f"`{row['before']}`", f"`{row['after']}`", row["verdict"] or "open"]
-        for _, row in survived.iterrows()
-    ]
-    return [*markdown_table(columns, rates), "", *markdown_table(["survivor", "before", "after", ""], left)]
+    tried["folder"] = "`" + tried["file"].str.removeprefix("src/lowband/").str.split("/").str[0] + "/`"
+    counts = pd.crosstab(tried["folder"], tried["outcome"]).reindex(
+        index=tried["folder"].unique(), columns=["killed", "timeout", "survived"], fill_value=0
+    )
+    counts["all"] = counts.sum(axis=1)
+    counts["same"] = tried["verdict"].str.startswith("equivalent").groupby(tried["folder"]).sum()
+    counts.loc["all"] = counts.sum()
+    counts["share"] = 100 * (counts["killed"] + counts["timeout"]) / counts["all"]
+    rates = {
+        "code": "{folder}", "mutants": "{all}", "killed by a test": "{killed}", "endless": "{timeout}",
+        "survived": "{survived}", "of these equivalent": "{same}", "killed": "{share:.0f} %",
+    }  # fmt: skip
+    left = tried[tried["outcome"] == "survived"].replace({"verdict": ""}, "open")
+    cells = {"survivor": "{file}:{line}", "before": "`{before}`", "after": "`{after}`", "": "{verdict}"}
+    return [*markdown(filled(counts.reset_index(), rates)), "", *markdown(filled(left, cells))]
 
 
 # block -> its document and the function that builds it

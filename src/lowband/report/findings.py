@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lowband.report.tables import box_ratios
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published, read_table
+from lowband.tables.derived import box_ratios
 
 WITHIN = 0.05  # of a reported ratio, to count as reproduced; the same as in the map of predictions
 REPORTED = "results/reported/01_frontier_low_bandwidth_2501.04266.csv"

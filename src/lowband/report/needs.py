@@ -2,29 +2,30 @@
 
 from pathlib import Path
 
-from lowband.report.claim_views import markdown_table, minutes
-from lowband.report.experiments import read_experiments
+import pandas as pd
+
+from lowband.claims.experiments import read_experiments
+from lowband.report.claim_views import minutes
+from lowband.report.writers import markdown
 from lowband.spec.csv_tables import read_table
 
 DISK = "results/reference/local/disk.csv"  # output of `du`: kib, path
-
-COLUMNS = ("command", "machine", "minutes", "memory (GiB, at most)")
 
 
 def needs(root: Path) -> list[str]:
     """A row per experiment with shipped runs, then a sentence about disk space."""
     config = root / "config"
     rows = [
-        [
-            f"`{experiment.command}`",
-            experiment.hardware,
-            minutes(experiment.minutes(config) or 0),
-            f"{experiment.memory_gib(config) or 0:.1f}",
-        ]
+        {
+            "command": f"`{experiment.command}`",
+            "machine": experiment.hardware,
+            "minutes": minutes(experiment.minutes(config) or 0),
+            "memory (GiB, at most)": f"{experiment.memory_gib(config) or 0:.1f}",
+        }
         for experiment in read_experiments(config).values()
         if experiment.measured is not None
     ]
-    return [*markdown_table(COLUMNS, rows), "", disk(root)]
+    return [*markdown(pd.DataFrame(rows)), "", disk(root)]
 
 
 def disk(root: Path) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.report.claim_views import NOT_RUN, TRIED, markdown_table, not_run, tally_apart, tried
+from lowband.report.claim_views import not_run, tally_apart, tried
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.shipped import write_shipped_tables
+from lowband.report.writers import markdown
 from lowband.spec.csv_tables import read_table
 
 WIDTH_PX = 900
@@ -50,9 +51,9 @@ class Report:
 
         claims = self.table("claims")
         mine = claims[claims["experiment"].isin(experiments)] if experiments else claims
-        lines = [f"{len(mine)} claims. {tally_apart(mine)}.", "", *markdown_table(TRIED, tried(mine))]
+        lines = [f"{len(mine)} claims. {tally_apart(mine)}.", "", *markdown(tried(mine))]
         if (mine["verdict"] == "not run").any():
-            lines += ["", *markdown_table(NOT_RUN, not_run(mine))]
+            lines += ["", *markdown(not_run(mine))]
         display(Markdown("\n".join(lines)))
 
 

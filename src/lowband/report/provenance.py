@@ -5,14 +5,15 @@ The crate holds the workflow, its inputs (config, machine files, published and s
 network is needed. Unknown facts (an author, a start time) are left out, not made up.
 """
 
-import json
 import mimetypes
-import zipfile
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from rocrate.model import ContextEntity, File
+from rocrate.rocrate import ROCrate
 
 from lowband.errors import UserError
 from lowband.report.figures import commit
@@ -36,37 +37,41 @@ OUTPUTS = (
     "results/{name}/appendix/*", "results/{name}/page.html", "figures/{name}/*",
 )  # fmt: skip
 
-_DATE = (1980, 1, 1, 0, 0, 0)  # of every file in the zip: the same files give the same zip
-
-Entity = dict[str, Any]
-
 
 def write_crate(root: Path, name: str, out: Path) -> None:
-    """Write the crate of the reproduction results/`name` to the zip `out`.
+    """Write the crate of the reproduction results/`name` to the zip `out`. The same files give the same zip.
 
     Raises UserError if the reproduction is not finished.
     """
     claims = root / "results" / name / "tables" / "claims.csv"
     if not claims.is_file():
         raise UserError("no such reproduction", where=claims, allowed="one that `snakemake` has finished")
-    inputs, outputs = _found(root, INPUTS), _found(root, [glob.format(name=name) for glob in OUTPUTS])
     ended = datetime.fromtimestamp(claims.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    graph = _graph(root, name, inputs, outputs, ended)
-    document = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}
-    temporary = out.with_name(f".{out.name}.tmp")
+    crate = ROCrate(version="1.1")  # the version that the profiles extend
+    crate.name = f"lowband: the reproduction '{name}'"
+    crate.description = (
+        "Partitioning the state of LLM training over levels of a machine: what was run, on what, and which "
+        "claims hold."
+    )
+    crate.datePublished = ended
+    inputs = [_add(crate, root, path) for path in _found(root, INPUTS)]
+    outputs = [_add(crate, root, path) for path in _found(root, [glob.format(name=name) for glob in OUTPUTS])]
+    crate.license = crate.get("LICENSE")
+    crate.root_dataset["conformsTo"] = [
+        crate.add(ContextEntity(crate, profile, {"@type": "CreativeWork", "name": profile}))
+        for profile in PROFILES
+    ]
+    run = {
+        "name": f"snakemake, results in results/{name}",
+        "endTime": ended,
+        "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
+    }
+    action = crate.add_action(crate.mainEntity, "#run", object=inputs, result=outputs, properties=run)
+    crate.root_dataset["mentions"] = action
     out.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as crate:
-        _add(crate, METADATA, (json.dumps(document, indent=2) + "\n").encode())
-        for path in (*inputs, *outputs):
-            _add(crate, path, (root / path).read_bytes())
+    temporary = out.with_name(f".{out.name}.tmp")
+    crate.write_zip(temporary)
     temporary.replace(out)
-
-
-def _add(crate: zipfile.ZipFile, name: str, content: bytes) -> None:
-    entry = zipfile.ZipInfo(name, _DATE)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = 0o644 << 16
-    crate.writestr(entry, content)
 
 
 def _found(root: Path, globs: Iterable[str]) -> list[str]:
@@ -74,63 +79,18 @@ def _found(root: Path, globs: Iterable[str]) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in paths if "__pycache__" not in path.parts)
 
 
-def _graph(root: Path, name: str, inputs: list[str], outputs: list[str], ended: str) -> list[Entity]:
-    files = [_file(root, path) for path in (*inputs, *outputs)]
-    return [
-        {
-            "@id": METADATA,
-            "@type": "CreativeWork",
-            "conformsTo": [{"@id": "https://w3id.org/ro/crate/1.1"}, {"@id": PROFILES[2]}],
-            "about": {"@id": "./"},
-        },
-        {
-            "@id": "./",
-            "@type": "Dataset",
-            "name": f"lowband: the reproduction '{name}'",
-            "description": "Partitioning the state of LLM training over levels of a machine: what was run, "
-            "on what, and which claims hold.",
-            "datePublished": ended,
-            "license": {"@id": "LICENSE"},
-            "conformsTo": [{"@id": profile} for profile in PROFILES],
-            "hasPart": [{"@id": file["@id"]} for file in files],
-            "mainEntity": {"@id": WORKFLOW},
-            "mentions": [{"@id": "#run"}],
-        },
-        *({"@id": profile, "@type": "CreativeWork", "name": profile} for profile in PROFILES),
-        {
-            "@id": "#snakemake",
-            "@type": "ComputerLanguage",
-            "name": "Snakemake",
-            "version": version("snakemake"),
-            "url": "https://snakemake.github.io",
-        },
-        {"@id": "#lowband", "@type": "SoftwareApplication", "name": "lowband", "softwareVersion": commit()},
-        {
-            "@id": "#run",
-            "@type": "CreateAction",
-            "name": f"snakemake, results in results/{name}",
-            "instrument": {"@id": WORKFLOW},
-            "object": [{"@id": path} for path in inputs],
-            "result": [{"@id": path} for path in outputs],
-            "endTime": ended,
-            "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
-        },
-        *files,
-    ]
-
-
-def _file(root: Path, path: str) -> Entity:
-    entity: Entity = {
-        "@id": path,
-        "@type": "File",
-        "contentSize": str((root / path).stat().st_size),
-        "sha256": sha256(root / path),
-    }
+def _add(crate: ROCrate, root: Path, path: str) -> File:
     kind = mimetypes.guess_type(path)[0]
-    if kind is not None:
-        entity["encodingFormat"] = kind
-    if path == WORKFLOW:
-        entity["@type"] = ["File", "SoftwareSourceCode", "ComputationalWorkflow"]
-        entity |= {"name": "lowband", "programmingLanguage": {"@id": "#snakemake"}}
-        entity["softwareRequirements"] = {"@id": "#lowband"}
-    return entity
+    about: dict[str, Any] = {
+        "sha256": sha256(root / path),
+        **({} if kind is None else {"encodingFormat": kind}),
+    }
+    if path != WORKFLOW:
+        return crate.add_file(root / path, path, record_size=True, properties=about)
+    package = {"@type": "SoftwareApplication", "name": "lowband", "softwareVersion": commit()}
+    about |= {"name": "lowband", "softwareRequirements": {"@id": "#lowband"}}
+    crate.add(ContextEntity(crate, "#lowband", package))
+    return crate.add_workflow(
+        root / path, path, main=True, lang="snakemake", lang_version=version("snakemake"), record_size=True,
+        properties=about,
+    )  # fmt: skip

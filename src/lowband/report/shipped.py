@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from lowband.report.build_tables import SUITE_OF, TABLES, write_table
-from lowband.report.grade import write_claims
+from lowband.report.claim_views import write_claims
 from lowband.spec.config import Config
+from lowband.tables.build import SUITE_OF, TABLES, write_table
 from lowband.validation.tables import write_predicted
 
 RAW = ("runs", "steps", "bytes", "states")  # written by `lowband collect` for the shipped reproduction

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from lowband.report.claim_views import by_kind, by_origin, must_be, ours, read_graded, reported, tally
-from lowband.report.origin import COMPUTED, HERE, SHIPPED
+from lowband.claims.origin import COMPUTED, HERE, SHIPPED
+from lowband.report.claim_views import by_kind, by_origin, ended, must_be, ours, read_graded, reported, tally
 from lowband.spec.csv_tables import read_table
 
 WIDTH = 100  # columns of the screen
@@ -26,11 +26,10 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str
     claims = read_graded(claims_csv)
     runs = read_table(tables_dir / "runs.csv")
     groups = by_origin(claims)
-    ended = ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items())
     lines = [
-        f"{len(runs)} runs: {ended}"
+        f"{len(runs)} runs: {ended(runs)}"
         if HERE in groups or SHIPPED not in groups
-        else f"Nothing was run. {len(runs)} shipped runs: {ended}",
+        else f"Nothing was run. {len(runs)} shipped runs: {ended(runs)}",
         *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
         *[f"  links of suite {suite}: {links}"[:WIDTH] for suite, links in _box_links(runs)],
         "",
@@ -40,8 +39,7 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str
         if name == HERE or HERE not in groups:
             lines += ["", f"  {'':9}{'claim':37}{'reported':>9}{'ours':>11}  must be"]
             lines += ["  " + _claim_line(claim) for _, claim in group.iterrows()] + [""]
-    columns, rows = by_kind(claims)
-    shown = [i for i, column in enumerate(columns) if column not in ("graded", COMPUTED)]
+    kinds = by_kind(claims).drop(columns=["graded", COMPUTED], errors="ignore")
     drawn = []
     if figures_dir is not None:
         drawn = [f"Figures:         {figures_dir}", f"Page:            {tables_dir.parent / 'page.html'}"]
@@ -51,7 +49,7 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str
             f"Not run: {int((claims['verdict'] == 'not run').sum())} of {len(claims)} claims "
             "(why: column `why` of claims.csv)",
             "",
-            *_aligned([[row[i] for i in shown] for row in (columns, *rows)]),
+            *_aligned([list(kinds.columns), *kinds.to_numpy().tolist()]),
             "",
             f"Claims in full:  {claims_csv}",
             f"Tables:          {tables_dir}",

@@ -53,6 +53,6 @@ def _listed(path: Path) -> dict[str, str]:
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         digest, separator, name = line.partition("  ")
         if not separator or len(digest) != DIGITS:
-            raise UserError("is no sum", where=f"{path}:{number}", allowed="<sha256>  <path>")
+            raise UserError("not a checksum line", where=f"{path}:{number}", allowed="<sha256>  <path>")
         listed[name] = digest
     return listed

@@ -4,101 +4,66 @@ Templates are in this folder; every value filled in is escaped. Each appendix in
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lowband.report.claim_latex import latex, latex_text
-from lowband.report.claim_views import minutes, must_be, ours, read_graded, reported, rows_from
-from lowband.report.experiments import Experiment, read_experiments
+from lowband.claims.experiments import read_experiments
+from lowband.report.claim_views import claims_latex, minutes, must_be, ours, read_graded, rows_from
 from lowband.report.needs import disk
+from lowband.report.writers import latex_text
 from lowband.spec.files import write_whole
 
 APPENDICES = ("sc", "eurosys", "ctuning")
-
-_FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Line:
-    """A claim for an appendix. number: its position in the graded table, from C1."""
-
-    number: int
-    sentence: str
-    element: str
-    reported: str
-    ours: str
-    must_be: str
-    verdict: str
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """An experiment and the claims that it tests. number: from E1 (A1 in SC's terms).
-
-    memory_gib: memory of its largest shipped run, rounded up; empty if none was measured
-    """
-
-    number: int
-    experiment: Experiment
-    human_minutes: str
-    machine_minutes: str
-    memory_gib: str
-    claims: list[Line]
 
 
 def write_appendices(claims_csv: Path, config: Path, out: Path) -> None:
     """<appendix>.tex for each of APPENDICES, and claims.tex, in `out`."""
     claims = read_graded(claims_csv)
-    parts = _parts(claims, config)
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
+        loader=FileSystemLoader(Path(__file__).parent),
         block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
         comment_start_string="<#", comment_end_string="#>",
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         undefined=StrictUndefined, finalize=latex_text, autoescape=False,
     )  # fmt: skip
-    told = {"parts": [part for part in parts if part.experiment.command], "disk": disk(config.parent)}
+    values = {"parts": _parts(claims, config), "disk": disk(config.parent)}
     for name in APPENDICES:
-        write_whole(out / f"{name}.tex", environment.get_template(f"{name}.tex.j2").render(told))
-    write_whole(out / "claims.tex", "\n".join(latex(claims)) + "\n")
+        write_whole(out / f"{name}.tex", environment.get_template(f"{name}.tex.j2").render(values))
+    write_whole(out / "claims.tex", claims_latex(claims))
 
 
-def _parts(claims: pd.DataFrame, config: Path) -> list[Part]:
-    numbered = claims.assign(number=range(1, len(claims) + 1)).fillna(
-        {"provenance": "", "origin": "", "unit": ""}
-    )
-    experiments = read_experiments(config)
-    return [
-        Part(
-            number,
-            experiments[name],
-            minutes(rows["human_minutes"].iloc[0]),
-            minutes(rows["machine_minutes"].iloc[0]),
-            _whole(experiments[name].memory_gib(config)),
-            [_line(row) for _, row in rows.iterrows()],
-        )
-        for number, name in enumerate(experiments, start=1)
-        if len(rows := numbered[numbered["experiment"] == name])
-    ]
+def _parts(claims: pd.DataFrame, config: Path) -> list[dict[str, Any]]:
+    """Each experiment that can be run and has claims. number: from E1 (A1 in SC's terms)."""
+    lines = [_line(number, row) for number, (_, row) in enumerate(claims.iterrows(), start=1)]
+    parts = []
+    for number, experiment in enumerate(read_experiments(config).values(), start=1):
+        mine = [line for line in lines if line["experiment"] == experiment.id]
+        memory_gib = experiment.memory_gib(config)
+        if experiment.command and mine:
+            part = {
+                "number": number,
+                "experiment": experiment,
+                "human_minutes": minutes(experiment.human_minutes),
+                "machine_minutes": minutes(experiment.minutes(config)),
+                "memory_gib": "" if memory_gib is None else f"{math.ceil(memory_gib)}",
+                "claims": mine,
+            }
+            parts.append(part)
+    return parts
 
 
-def _whole(value: float | None) -> str:
-    return "" if value is None else f"{math.ceil(value)}"
-
-
-def _line(claim: "pd.Series[Any]") -> Line:
-    return Line(
-        number=claim["number"],
-        sentence=claim["sentence"],
-        element=claim["paper_element"],
-        reported=reported(claim),
-        ours=f"{ours(claim)} {claim['unit']}".strip(),
-        must_be=must_be(claim),
-        verdict=claim["verdict"],
-        evidence=rows_from(claim) if claim["origin"] else "nothing was tried",
-    )
+def _line(number: int, claim: "pd.Series[Any]") -> dict[str, Any]:
+    """A claim for an appendix. number: its position in the graded table, from C1."""
+    return {
+        "number": number,
+        "experiment": claim["experiment"],
+        "sentence": claim["sentence"],
+        "element": claim["paper_element"],
+        "ours": " ".join(filter(None, (ours(claim), "" if pd.isna(claim["unit"]) else claim["unit"]))),
+        "must_be": must_be(claim),
+        "verdict": claim["verdict"],
+        "evidence": "nothing was tried" if pd.isna(claim["origin"]) else rows_from(claim),
+    }

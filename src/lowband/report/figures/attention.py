@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lowband.report.figures.style import TWO_COLUMNS, Look, canvas, looks
+from lowband.report.figures.style import TWO_COLUMNS, Look, canvas, legend_above, looks
 
 PROVENANCE_WIDTH = {"measured": 1.6, "reported": 0.8}
 
@@ -15,11 +15,12 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    devices = list(dict.fromkeys(df["device"]))
-    kinds = sorted({(causal, head) for causal, head in zip(df["is_causal"], df["head_dim"], strict=True)})
+    df = df.assign(label=df["method"] + ", " + df["provenance"]).sort_values("seq_len", kind="stable")
+    devices = list(dict.fromkeys(df.sort_index()["device"]))
+    kinds = sorted(set(df[["is_causal", "head_dim"]].itertuples(index=False, name=None)))
     figure = canvas(TWO_COLUMNS, 1.9 * len(devices) + 0.5)
     panels = figure.subplots(len(devices), len(kinds), squeeze=False, sharex=True, sharey="row")
-    look = looks(f"{row.method}, {row.provenance}" for row in df.itertuples())
+    look = looks(df.sort_index()["label"])
     for line, device in zip(panels, devices, strict=True):
         for axes, (is_causal, head) in zip(line, kinds, strict=True):
             rows = df[(df["device"] == device) & (df["is_causal"] == is_causal) & (df["head_dim"] == head)]
@@ -29,23 +30,16 @@ def draw(df: pd.DataFrame) -> Figure:
         line[0].set_ylim(bottom=0)
     for axes in panels[-1]:
         axes.set_xlabel("sequence length")
-    handles = {
-        label: handle
-        for axes in panels.flat
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=3)
+    legend_above(figure, panels.flat, columns=3)
     return figure
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, look: dict[str, Look]) -> None:
-    ordered = rows.sort_values("seq_len", kind="stable")
-    for (method, provenance), line in ordered.groupby(["method", "provenance"]):
-        label = f"{method}, {provenance}"
+    for label, line in rows.groupby("label"):
+        style, width = look[str(label)], PROVENANCE_WIDTH[line["provenance"].iloc[0]]
         axes.plot(
-            line["seq_len"], line["tflops"], color=look[label].color, marker=look[label].marker,
-            linestyle=look[label].dash, markersize=3, linewidth=PROVENANCE_WIDTH[str(provenance)],
-            label=label,
+            line["seq_len"], line["tflops"], color=style.color, marker=style.marker, linestyle=style.dash,
+            markersize=3, linewidth=width, label=label,
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks([512, 2048, 8192], ["512", "2k", "8k"])

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, looks, rank_ticks
+from lowband.report.figures.style import TWO_COLUMNS, by_scheme, canvas, legend_above, one_line, rank_ticks
 
 SUITE = "box"
 COLUMNS = [
@@ -22,21 +22,14 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.6)
     left, right = figure.subplots(1, 2)
-    for scheme, look in looks(df["scheme"]).items():
-        line = df[df["scheme"] == scheme].sort_values("ranks")
+    for scheme, look, line in by_scheme(df, "ranks"):
         value = line["model_flop_per_s_per_rank_at_scale"].to_numpy() / 1e12
         slow_and_fast = line[["step_time_max_s", "step_time_min_s"]].to_numpy().T
         spread = np.abs(value * line["step_time_s"].to_numpy() / slow_and_fast - value)
-        style = {
-            "marker": look.marker,
-            "linestyle": look.dash,
-            "color": look.color,
-            "markerfacecolor": "white",
-        }
-        left.errorbar(line["ranks"], value, spread, elinewidth=0.7, label=scheme, **style)
-        right.plot(line["ranks"], line["efficiency"], **style)
+        left.errorbar(line["ranks"], value, spread, elinewidth=0.7, label=scheme, **look.line)
+        right.plot(line["ranks"], line["efficiency"], **look.line)
     left.set_ylabel(f"TFLOPS per GCD (measured x {df['scale'].iloc[0]:,.0f})")
-    right.axhline(1, color="0.3", linestyle=":", linewidth=0.8)
+    one_line(right)
     right.set_ylabel(f"efficiency (base: {int(df['base_ranks'].min())} ranks)")
     for axes in (left, right):
         axes.set_ylim(0, 1.06 * axes.dataLim.ymax)

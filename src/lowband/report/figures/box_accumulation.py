@@ -2,10 +2,9 @@
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from lowband.report.figures.box_ratios import draw_pairs
-from lowband.report.figures.style import ONE_COLUMN, canvas, legend_above
+from lowband.report.figures.style import ONE_COLUMN, canvas, legend_above, log_ticks
 
 SUITE = "box-accumulation"
 COLUMNS = [
@@ -24,11 +23,7 @@ def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(ONE_COLUMN, 3.9)
     axes = figure.subplots()
     draw_pairs(axes, measured, reported, "accumulation")
-    passes = sorted(set(measured["accumulation"]))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(passes, [f"{count:g}" for count in passes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("backward passes per optimizer step")
+    log_ticks(axes, measured["accumulation"], "{:g}".format, "backward passes per optimizer step")
     axes.set_ylabel("ratio of TFLOPS per GCD")
     legend_above(figure, axes, columns=1)
     return figure

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from lowband.report.figures.style import ONE_COLUMN, canvas, legend_above, looks
+from lowband.report.figures.style import ONE_COLUMN, by_scheme, canvas, legend_above, one_line
 
 COLUMNS = [
     "suite", "cluster", "scheme", "ranks", "outer_link_share", "tokens_per_rank", "overlap", "repeats",
@@ -21,11 +21,10 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(ONE_COLUMN, 2.6)
     axes = figure.subplots()
-    axes.axhspan(1 - BAND, 1 + BAND, color="0.9", zorder=0)
-    axes.axhline(1, color="0.3", linestyle=":", linewidth=0.8)
+    one_line(axes, BAND)
     most = df["ranks"].max()
-    for scheme, look in looks(df["scheme"]).items():
-        for is_most, rows in df[df["scheme"] == scheme].groupby(df["ranks"] == most):
+    for scheme, look, points in by_scheme(df, "ranks"):
+        for is_most, rows in points.groupby(points["ranks"] == most):
             axes.plot(
                 rows["predicted_step_time_s"], rows["measured_over_predicted"], marker=look.marker,
                 linestyle="", color=look.color, markerfacecolor=look.color if is_most else "white",

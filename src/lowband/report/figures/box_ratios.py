@@ -3,9 +3,8 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
+from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, log_ticks
 
 SUITE = "box-sweep"
 CONDITION = ["tokens_per_rank", "overlap"]
@@ -30,7 +29,11 @@ def draw(df: pd.DataFrame) -> Figure:
     for axes, (_, rows) in zip(axes_row, panels, strict=False):
         tokens, overlap = (rows[column].iloc[0] for column in CONDITION)
         draw_pairs(axes, rows, reported, "outer_link_share")
-        _link_axis(axes, rows)
+        log_ticks(
+            axes, rows["outer_link_share"], lambda share: "1" if share == 1 else f"1/{round(1 / share)}",
+            "rate of the outer link\n(share of nominal)",
+        )  # fmt: skip
+        axes.invert_xaxis()
         axes.set_title(f"{tokens:,.0f} tokens per rank\n{'with' if overlap else 'without'} overlap")
     axes_row[0].set_ylabel("ratio of TFLOPS per GCD")
     legend_above(figure, axes_row[0], columns=3)
@@ -47,12 +50,3 @@ def draw_pairs(axes: Axes, rows: pd.DataFrame, reported: pd.DataFrame, x: str) -
         )  # fmt: skip
         for value in reported.loc[reported["pair"] == pair, "ratio"]:
             axes.axhline(value, color=color, linestyle=":", linewidth=1, label=f"{pair}, reported {value:g}")
-
-
-def _link_axis(axes: Axes, rows: pd.DataFrame) -> None:
-    shares = sorted(set(rows["outer_link_share"]), reverse=True)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(shares, ["1" if share == 1 else f"1/{round(1 / share)}" for share in shares])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.invert_xaxis()
-    axes.set_xlabel("rate of the outer link\n(share of nominal)")

@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas
+from lowband.report.figures.style import TWO_COLUMNS, canvas, log_ticks
 
 PANELS = {"ratio_hier3_zeropp": "hier3 / ZeRO++", "ratio_zeropp_zero3": "ZeRO++ / ZeRO-3"}
 
@@ -32,18 +31,9 @@ def _panel(figure: Figure, axes: Axes, df: pd.DataFrame, column: str, title: str
     drawn = axes.contourf(x, y, values, levels=np.linspace(0.7, 2.6, 20), cmap="viridis", extend="both")
     axes.contourf(x, y, holds, levels=[0.5, 1.5], colors="none", hatches=["////"])
     point = df.iloc[0]
-    axes.plot(
-        point["point_batch_per_gcd"],
-        point["point_node_gigabytes_per_s"],
-        marker="x",
-        color="red",
-        linestyle="",
-    )
-    axes.set_xscale("log", base=2)
+    axes.plot(point["point_batch_per_gcd"], point["point_node_gigabytes_per_s"], "x", color="red")
     axes.set_yscale("log")
-    axes.set_xticks(x, [f"{batch:g}" for batch in x])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("sequences per GCD and step (micro-batch 1)")
+    log_ticks(axes, x, "{:g}".format, "sequences per GCD and step (micro-batch 1)")
     axes.set_ylabel("reached between nodes, GB/s a node")
     axes.set_title(title, loc="left")
     figure.colorbar(drawn, ax=axes, format="%.1f")

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks
-from lowband.report.points import EXPERIMENT
+from lowband.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks, note
+from lowband.tables.points import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
 MOST_TICKS = 6  # most decades that are labelled
@@ -26,12 +26,11 @@ def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(ONE_COLUMN, 0.6 + 3.4 * len(panels))
     column = figure.subplots(2 * len(panels), 1, squeeze=False)[:, 0]
     for i, (title, rows) in enumerate(panels):
-        top, bottom = column[2 * i], column[2 * i + 1]
-        _curves(top, rows)
-        _differences(bottom, rows)
-        top.set_title(title, loc="left")
-        for axes in (top, bottom):
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _curves(column[2 * i], rows)
+        _differences(column[2 * i + 1], rows)
+        column[2 * i].set_title(title, loc="left")
+    for axes in column:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_above(figure, column[0], columns=3)
     return figure
 
@@ -42,7 +41,7 @@ def _curves(axes: Axes, rows: pd.DataFrame) -> None:
             axes.plot(run["step"], run["loss"], **line, label=scheme if i == 0 else None)
     axes.margins(y=0.12)
     axes.set_ylabel("loss (nats/token)")
-    _note(axes, f"{rows['run_id'].nunique()} runs")
+    note(axes, f"{rows['run_id'].nunique()} runs")
 
 
 def _differences(axes: Axes, rows: pd.DataFrame) -> None:
@@ -63,12 +62,9 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
         every = 1 + len(decades) // MOST_TICKS
         axes.set_yticks([0, *10 ** decades[every - 1 :: every]])
     equal = int((others.groupby("run_id")["loss_difference"].max() == 0).sum())
-    ranks = int(rows["reference_ranks"].iloc[0])
-    name = f"{rows['reference_scheme'].iloc[0]}, {ranks} rank{'s' if ranks > 1 else ''}"
-    _note(
-        axes,
-        f"reference: {name}\nexactly 0 at every step: {equal} of {others['run_id'].nunique()} runs",
-    )
+    scheme, ranks = rows["reference_scheme"].iloc[0], int(rows["reference_ranks"].iloc[0])
+    reference = f"reference: {scheme}, {ranks} rank{'s' if ranks > 1 else ''}"
+    note(axes, f"{reference}\nexactly 0 at every step: {equal} of {others['run_id'].nunique()} runs")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("|loss - reference|")
 
@@ -79,19 +75,9 @@ def _lines(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     every = max(1, rows["step"].max() // 20)
     return {
         scheme: {
-            "color": look.color,
-            "linestyle": look.dash,
-            "marker": look.marker,
-            "markevery": every,
-            "markersize": 2 + 0.85 * (len(schemes) - 1 - i),
-            "markerfacecolor": "none",
-            "markeredgecolor": look.color,
-            "markeredgewidth": 0.6,
+            **look.line, "markevery": every, "markersize": 2 + 0.85 * (len(schemes) - 1 - i),
+            "markerfacecolor": "none", "markeredgecolor": look.color, "markeredgewidth": 0.6,
             "linewidth": 0.8,
         }
         for i, (scheme, look) in enumerate(schemes.items())
-    }
-
-
-def _note(axes: Axes, text: str) -> None:
-    axes.annotate(text, (0.97, 0.93), xycoords="axes fraction", ha="right", va="top")
+    }  # fmt: skip

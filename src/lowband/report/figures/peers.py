@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, looks
-from lowband.report.points import NO_CONDITION
+from lowband.tables.points import NO_CONDITION
 
 RATIOS = {"step_time_ratio": "step time, ours / {peer}", "memory_ratio": "peak memory, ours / {peer}"}
 

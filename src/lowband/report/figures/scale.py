@@ -3,9 +3,8 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, looks
+from lowband.report.figures.style import TWO_COLUMNS, band, by_scheme, canvas, legend_above, log_ticks
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -27,19 +26,8 @@ def draw(df: pd.DataFrame) -> Figure:
 
 
 def _lines(axes: Axes, rows: pd.DataFrame) -> None:
-    for scheme, look in looks(rows["scheme"]).items():
-        line = rows[rows["scheme"] == scheme].sort_values("ranks")
-        axes.fill_between(
-            line["ranks"], line["tflops_per_gpu_slow"], line["tflops_per_gpu_fast"], color=look.color,
-            alpha=0.15, linewidth=0,
-        )  # fmt: skip
-        axes.plot(
-            line["ranks"], line["tflops_per_gpu"], marker=look.marker, linestyle=look.dash, color=look.color,
-            markerfacecolor="white", label=scheme,
-        )  # fmt: skip
-    axes.set_xscale("log", base=2)
-    ticks = [8, 64, 512, 4096, 75264]
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("GCDs")
+    for scheme, look, line in by_scheme(rows, "ranks"):
+        band(axes, line, "ranks", "tflops_per_gpu_slow", "tflops_per_gpu_fast", look.color)
+        axes.plot(line["ranks"], line["tflops_per_gpu"], **look.line, label=scheme)
+    log_ticks(axes, [8, 64, 512, 4096, 75264], "{:,}".format, "GCDs")
     axes.set_ylim(bottom=0)

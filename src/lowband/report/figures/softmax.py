@@ -1,12 +1,13 @@
 """Time per value (left), three-pass over two-pass (right) against the size; a row per machine and ISA."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from lowband.cost.softmax import TWO_PASS
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
+from lowband.report.figures.style import TWO_COLUMNS, band, canvas, legend_above, log_ticks
 from lowband.spec.softmax import TORCH
 
 COLUMNS = [
@@ -14,11 +15,11 @@ COLUMNS = [
     "l2_bytes", "last_bytes", "time_s", "time_q20_s", "time_q80_s", "limit_s", "over_two_pass",
     "over_two_pass_q20", "over_two_pass_q80", "gain_percent",
 ]  # fmt: skip
-_LOOKS = {
-    TWO_PASS: ("#0173b2", "o", "-"),
-    "three-pass recompute": ("#d55e00", "s", "--"),
-    "three-pass reload": ("#029e73", "^", "-."),
-    TORCH: ("0.45", "x", ":"),
+_LOOKS: dict[str, dict[str, Any]] = {
+    TWO_PASS: {"color": "#0173b2", "marker": "o", "linestyle": "-"},
+    "three-pass recompute": {"color": "#d55e00", "marker": "s", "linestyle": "--"},
+    "three-pass reload": {"color": "#029e73", "marker": "^", "linestyle": "-."},
+    TORCH: {"color": "0.45", "marker": "x", "linestyle": ":"},
 }
 _CACHES = {"l1_bytes": "L1", "l2_bytes": "L2", "last_bytes": "last"}
 
@@ -47,52 +48,39 @@ def draw(df: pd.DataFrame) -> Figure:
     top = max(2.0, 1.2 * measured["over_two_pass"].max())  # a band may exceed it
     grid[0, 1].set_ylim(0.4, top)
     for axes in grid[-1]:
-        _sizes(axes, measured)
+        ticks = sorted(set(measured["array_bytes"]))[::4]
+        log_ticks(axes, ticks, _size, "size of the input (the output is as large)")
     legend_above(figure, [grid[0, 0], *grid[:, 1]], columns=3)
     return figure
 
 
+def _size(of: int) -> str:
+    return f"{of / 2**20:g} MiB" if of >= 2**20 else f"{of / 2**10:g} KiB"
+
+
 def _times(axes: Axes, df: pd.DataFrame) -> None:
-    for name, (color, marker, dash) in _LOOKS.items():
+    for name, look in _LOOKS.items():
         rows = df[df["algorithm"] == name].sort_values("elements")
-        per_value = {column: 1e9 * rows[column] / rows["elements"] for column in ("time_s", "limit_s")}
-        axes.plot(
-            rows["array_bytes"], per_value["time_s"], color=color, marker=marker, linestyle=dash, label=name
-        )
+        axes.plot(rows["array_bytes"], 1e9 * rows["time_s"] / rows["elements"], **look, label=name)
         if name == TWO_PASS:
-            axes.plot(
-                rows["array_bytes"], per_value["limit_s"], color="0.2", linewidth=0.8,
-                label="two-pass, its passes without arithmetic",
-            )  # fmt: skip
+            limit = "two-pass, its passes without arithmetic"
+            per_value = 1e9 * rows["limit_s"] / rows["elements"]
+            axes.plot(rows["array_bytes"], per_value, color="0.2", linewidth=0.8, label=limit)
     axes.set_yscale("log")
     axes.set_ylabel("time per value (ns)")
 
 
 def _ratios(axes: Axes, df: pd.DataFrame, reported: pd.DataFrame, right_of_all: float) -> None:
-    for name, (color, marker, dash) in _LOOKS.items():
+    for name, look in _LOOKS.items():
         rows = df[(df["algorithm"] == name) & (name != TWO_PASS)].sort_values("elements")
         if len(rows):
-            axes.plot(rows["array_bytes"], rows["over_two_pass"], color=color, marker=marker, linestyle=dash)
-            axes.fill_between(
-                rows["array_bytes"], rows["over_two_pass_q20"], rows["over_two_pass_q80"],
-                color=color, alpha=0.15, linewidth=0,
-            )  # fmt: skip
+            axes.plot(rows["array_bytes"], rows["over_two_pass"], **look)
+            band(axes, rows, "array_bytes", "over_two_pass_q20", "over_two_pass_q80", look["color"])
     for gain, device in zip(reported["gain_percent"], reported["device"], strict=True):
-        axes.plot(
-            right_of_all, 1 + gain / 100, marker="*", markersize=9, color="black", linestyle="",
-            label=f"reported: up to, on {device}",
-        )  # fmt: skip
+        label = f"reported: up to, on {device}"
+        axes.plot(right_of_all, 1 + gain / 100, "*", markersize=9, color="black", label=label)
     axes.axhline(1, color="0.2", linewidth=0.8)
     axes.set_ylabel("three-pass / two-pass")
-
-
-def _sizes(axes: Axes, df: pd.DataFrame) -> None:
-    """Set up the x axis: sizes of the input."""
-    axes.set_xscale("log", base=2)
-    ticks = sorted(set(df["array_bytes"]))[::4]
-    axes.set_xticks(ticks, [f"{t / 2**20:g} MiB" if t >= 2**20 else f"{t / 2**10:g} KiB" for t in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("size of the input (the output is as large)")
 
 
 def _caches(axes: Axes, df: pd.DataFrame) -> None:

@@ -1,6 +1,6 @@
 """The style of every figure: sizes, lettering, and one colour, marker and dash per scheme."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.report.points import EXPERIMENT, NO_CONDITION
+from lowband.tables.points import EXPERIMENT, NO_CONDITION
 
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
@@ -26,25 +26,18 @@ def paper_style() -> Iterator[None]:
         **sns.plotting_context("paper"),
         **sns.axes_style("ticks"),
         "font.family": "DejaVu Sans",
-        "font.size": POINTS,
-        "axes.titlesize": POINTS,
-        "axes.labelsize": POINTS,
-        "xtick.labelsize": POINTS,
-        "ytick.labelsize": POINTS,
-        "legend.fontsize": POINTS,
+        **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), POINTS),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), POINTS),
         "legend.frameon": False,
         "axes.grid": True,
         "grid.linewidth": 0.4,
         "grid.color": "0.88",
         "axes.axisbelow": True,
-        "axes.linewidth": 0.6,
-        "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6,
+        **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
         "lines.linewidth": 1.1,
         "lines.markersize": 4.5,
         "hatch.linewidth": 0.4,
-        "pdf.fonttype": 42,
-        "ps.fonttype": 42,
+        **dict.fromkeys(("pdf.fonttype", "ps.fonttype"), 42),
         "svg.fonttype": "path",  # letters as paths: they look the same on every page
         "svg.hashsalt": "lowband",  # ids inside an SVG stay the same when it is redrawn
     }
@@ -62,21 +55,20 @@ class Look(NamedTuple):
     marker: str
     dash: Dash
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """The look as arguments of `Axes.plot`, for markers filled white."""
+        return {
+            "color": self.color, "marker": self.marker, "linestyle": self.dash, "markerfacecolor": "white",
+        }  # fmt: skip
+
 
 _COLORS = sns.color_palette("colorblind", 10).as_hex()
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _DASHES: tuple[Dash, ...] = (
-    "-",
-    (0, (4, 1.2)),
-    (0, (1, 1)),
-    (0, (5, 1, 1, 1)),
-    (0, (3, 1)),
-    (0, (6, 2)),
-    (0, (2, 1)),
-    (0, (4, 1, 1, 1, 1, 1)),
-    (0, (1, 2)),
-    (0, (5, 3)),
-)
+    "-", (0, (4, 1.2)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (6, 2)), (0, (2, 1)),
+    (0, (4, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (5, 3)),
+)  # fmt: skip
 
 # A scheme's position here fixes its look in every figure. Schemes that are not listed follow by name.
 _PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier3", "mics", "zeropp")
@@ -85,8 +77,7 @@ _PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier
 def looks(schemes: Iterable[str]) -> dict[str, Look]:
     """Scheme -> look, in the order given."""
     names = list(dict.fromkeys(schemes))
-    others = sorted(set(names) - set(_PLACES))
-    place = {name: i for i, name in enumerate((*_PLACES, *others))}
+    place = {name: i for i, name in enumerate([*_PLACES, *sorted(set(names) - set(_PLACES))])}
     return {name: _look(place[name]) for name in names}
 
 
@@ -129,13 +120,35 @@ def _title(row: "pd.Series[Any]") -> str:
     return "\n".join([where, what, *([] if row["condition"] == NO_CONDITION else [row["condition"]])])
 
 
-def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:
-    """Make the x axis logarithmic, with a tick at each of the rank counts."""
-    counts = sorted(set(ranks))
+def by_scheme(rows: pd.DataFrame, x: str) -> Iterator[tuple[str, Look, pd.DataFrame]]:
+    """Each scheme with its look and its rows in the order of column `x`."""
+    for scheme, look in looks(rows["scheme"]).items():
+        yield scheme, look, rows[rows["scheme"] == scheme].sort_values(x, kind="stable")
+
+
+def band(axes: Axes, rows: pd.DataFrame, x: str, low: str, high: str, color: str) -> None:
+    """A pale band between two columns."""
+    axes.fill_between(rows[x], rows[low], rows[high], color=color, alpha=0.15, linewidth=0)
+
+
+def one_line(axes: Axes, within: float = 0) -> None:
+    """A dotted line at 1, where two compared values are equal, and a grey band of `within` around it."""
+    if within:
+        axes.axhspan(1 - within, 1 + within, color="0.9", zorder=0)
+    axes.axhline(1, color="0.3", linestyle=":", linewidth=0.8)
+
+
+def log_ticks(axes: Axes, values: Iterable[float], form: Callable[[Any], str], label: str) -> None:
+    """Make the x axis logarithmic, with a labelled tick at each of the values and nothing between them."""
+    ticks = sorted(set(values))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xticks(ticks, [form(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("ranks")
+    axes.set_xlabel(label)
+
+
+def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:
+    log_ticks(axes, ranks, str, "ranks")
 
 
 def byte_unit(largest: float) -> tuple[int, str]:
@@ -148,27 +161,14 @@ def stacked_bars(axes: Axes, parts: pd.DataFrame, totals: pd.Series, what: str) 
     bottom = pd.Series(0.0, index=parts.index)
     for part, (color, hatch) in shades(list(parts.columns)).items():
         axes.bar(
-            parts.index,
-            parts[part],
-            bottom=bottom,
-            color=color,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0,
-            width=0.7,
-            label=part.replace("_", " "),
-        )
+            parts.index, parts[part], bottom=bottom, color=color, hatch=hatch, edgecolor="white",
+            linewidth=0, width=0.7, label=part.replace("_", " "),
+        )  # fmt: skip
         bottom = bottom + parts[part]
     axes.plot(
-        totals.index,
-        totals,
-        linestyle="",
-        marker="D",
-        markersize=3.5,
-        color="black",
-        markerfacecolor="white",
-        label=what,
-    )
+        totals.index, totals, linestyle="", marker="D", markersize=3.5, color="black",
+        markerfacecolor="white", label=what,
+    )  # fmt: skip
     tallest = max(bottom.max(), totals.max())
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * tallest))  # keeps the limit of panels that share the axis
     axes.grid(axis="x", visible=False)
@@ -176,13 +176,16 @@ def stacked_bars(axes: Axes, parts: pd.DataFrame, totals: pd.Series, what: str) 
         label.set(rotation=50, ha="right", rotation_mode="anchor")
 
 
-def legend_above(figure: Figure, axes: Axes | Sequence[Axes], columns: int) -> None:
+def note(axes: Axes, text: str) -> None:
+    """Text in the upper right corner."""
+    axes.annotate(text, (0.97, 0.93), xycoords="axes fraction", ha="right", va="top")
+
+
+def legend_above(figure: Figure, axes: Axes | Iterable[Axes], columns: int) -> None:
     """One legend above all panels, for one panel's entries or for those of several with different ones."""
     panels = [axes] if isinstance(axes, Axes) else axes
     shown = [panel.get_legend_handles_labels() for panel in panels]
-    named = {
-        label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)
-    }
+    named = {label: handle for entries in shown for handle, label in zip(*entries, strict=True)}
     figure.legend(
         named.values(), named.keys(), loc="outside upper center", ncols=columns, handlelength=2.6,
         columnspacing=1.2,

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above
+from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, one_line
 
 BAND = 0.05
-MARKS = {"calibration": ("o", "white", "0.2"), "held out": ("o", "0.2", "0.2")}
+FILLS = {"calibration": "white", "held out": "0.2"}
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -18,17 +18,15 @@ def draw(df: pd.DataFrame) -> Figure:
     sources = list(dict.fromkeys(df["source"]))
     figure = canvas(TWO_COLUMNS, 2.9)
     axes = figure.subplots()
-    axes.axhspan(1 - BAND, 1 + BAND, color="0.9", zorder=0)
-    axes.axhline(1, color="0.3", linestyle=":", linewidth=0.8)
-    for use, (marker, fill, edge) in MARKS.items():
+    one_line(axes, BAND)
+    for use, fill in FILLS.items():
         rows = df[df["use"] == use]
         place = rows["source"].map(sources.index).to_numpy(dtype=float)
         # Rows of a source are side by side, in order.
         within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
         axes.plot(
-            place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, linestyle="",
-            marker=marker, markersize=3.5, markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=0.7,
-            label=use,
+            place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, "o", markersize=3.5,
+            markerfacecolor=fill, markeredgecolor="0.2", markeredgewidth=0.7, label=use,
         )  # fmt: skip
     axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
     axes.set_ylabel("predicted / published")

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
-from lowband.report.build_tables import SUITE_OF, is_made_by
-from lowband.report.claim_views import by_kind, by_paper, html_fragment, html_table, read_graded, tally_apart
+from lowband.report.claim_views import by_kind, by_paper, ended, headed, not_run, read_graded, tally_apart
 from lowband.report.figures import FIGURES, commit
 from lowband.report.findings import findings
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
+from lowband.report.writers import HTML, filled
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole
 from lowband.spec.yaml_model import read_text
+from lowband.tables.build import SUITE_OF, is_made_by
 from lowband.validation.tables import PREDICTED
 
 MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"
@@ -34,28 +34,25 @@ _FOLDER = Path(__file__).parent
 
 def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
     """Write the page to the file `out`. Raises UserError for a figure that was not drawn."""
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
     config = Config(root)
     machine = config.machine(MACHINE)
     claims = read_graded(tables / "claims.csv")
-    page = environment.get_template("page.html.j2").render(
+    page = HTML.get_template("page.html.j2").render(
         style=Markup(read_text(_FOLDER / "page.css")),
         figure=lambda name: _figure(name, tables, figures),
         machine=machine,
         machine_svg=Markup(draw_machine(machine)),
-        links=_table(["level", "ranks", "GB/s per rank", "slower", "source"], links(machine)),
+        links=links(machine),
         schemes=[
             {"scheme": scheme, "svg": Markup(draw_scheme(scheme, machine.sizes)), "wires": wires(scheme)}
             for scheme in map(config.scheme, config.schemes)
         ],
         at_scale=_at_scale(tables),
         findings=findings(root),
-        papers=_table(*by_paper(claims)),
-        kinds=_table(*by_kind(claims)),
-        claims=Markup("\n".join(html_fragment(claims))),
+        papers=by_paper(claims),
+        kinds=by_kind(claims),
+        groups=headed(claims),
+        not_run=not_run(claims),
         tally=tally_apart(claims),
         claim_count=len(claims),
         runs=_runs(root, tables),
@@ -63,10 +60,6 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         commit=commit(),
     )
     write_whole(out, page)
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> Markup:
-    return Markup("\n".join(html_table(columns, rows)))
 
 
 def _figure(name: str, tables: Path, figures: Path) -> Markup:
@@ -110,7 +103,7 @@ def _inline(path: Path, name: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="{size}"', 1)
 
 
-def _at_scale(tables: Path) -> Markup:
+def _at_scale(tables: Path) -> pd.DataFrame:
     """Bytes that a rank sends over each level per step and holds, by scheme, for the most ranks of MACHINE.
 
     Empty if no run had that scale.
@@ -118,15 +111,12 @@ def _at_scale(tables: Path) -> Markup:
     sent, held = (read_table(tables / f"{name}.csv") for name in ("communication", "memory"))
     sent, held = (df[df["cluster"] == MACHINE] for df in (sent, held))
     if sent.empty:
-        return Markup()
-    by_level = sent.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / GIB
-    memory = held.groupby("scheme")["held_bytes"].sum() / GIB
-    rows = [
-        [scheme, *(f"{value:.2f}" for value in by_level.loc[scheme]), f"{memory.loc[scheme]:.1f}"]
-        for scheme in map(str, by_level.index)
-    ]
-    columns = ["scheme", *(f"over {level} (GiB)" for level in by_level), "held per rank (GiB)"]
-    return _table(columns, rows)
+        return pd.DataFrame()
+    table = sent.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / GIB
+    levels = {f"over {level} (GiB)": f"{{{level}:.2f}}" for level in table}
+    table["held"] = held.groupby("scheme")["held_bytes"].sum() / GIB
+    cells = {"scheme": "{scheme}", **levels, "held per rank (GiB)": "{held:.1f}"}
+    return filled(table.reset_index(), cells)
 
 
 def _runs(root: Path, tables: Path) -> dict[str, Any]:
@@ -137,17 +127,12 @@ def _runs(root: Path, tables: Path) -> dict[str, Any]:
     beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs.csv
     everything = pd.concat([runs, *beside]).fillna({"torch": "-", "links": "-"})
     where = ["suite", "commit", "dirty", "device", "links", "torch"]
-    environments = everything.groupby(where, sort=False).size().reset_index()
-    rows = [[str(cell) for cell in row] for row in environments.to_numpy().tolist()]
-    return {
-        "ended": ", ".join(f"{count} {status}" for status, count in runs["status"].value_counts().items()),
-        "table": _table(["suite", "commit", "uncommitted changes", "device", "links", "torch", "runs"], rows),
-    }
+    table = everything.groupby(where, sort=False).size().reset_index(name="runs").astype(str)
+    return {"ended": ended(runs), "table": table.rename(columns={"dirty": "uncommitted changes"})}
 
 
-def _sources(tables: Path) -> Markup:
-    rows = [
-        [path.name, f"{len(pd.read_csv(path, low_memory=False)):,}", sha256(path)]
-        for path in sorted(tables.glob("*.csv"))
-    ]
-    return _table(["table", "rows", "sha256"], rows)
+def _sources(tables: Path) -> pd.DataFrame:
+    paths = sorted(tables.glob("*.csv"))
+    rows = [f"{len(pd.read_csv(path, low_memory=False)):,}" for path in paths]
+    names, sums = [path.name for path in paths], [sha256(path) for path in paths]
+    return pd.DataFrame({"table": names, "rows": rows, "sha256": sums})

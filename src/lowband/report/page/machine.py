@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import ceil, sqrt
 
+import pandas as pd
+
 from lowband.report.page.svg import CHARACTER_PX, FONT_PX, drawing, rect, text
 from lowband.spec.machine import Level, Machine
 from lowband.spec.mesh import WORLD
@@ -63,17 +65,16 @@ def _thickness(level: Level) -> float:
     return max(2, sqrt(level.link.gigabytes_per_s)) if level.link is not None else 2
 
 
-def links(machine: Machine) -> list[list[str]]:
-    """Table rows, inner to outer: level, ranks in a group, GB/s per rank, slowdown from the first, source."""
-    rated = [level.link.gigabytes_per_s for level in machine.levels if level.link is not None]
-    return [
-        [
-            level.name,
-            "all" if level.size is None else str(level.size),
-            f"{level.link.gigabytes_per_s:g}",
-            f"{rated[0] / level.link.gigabytes_per_s:g} x",
-            level.link.source,
-        ]
-        for level in machine.levels
-        if level.link is not None
-    ]
+def links(machine: Machine) -> pd.DataFrame:
+    """A row per link, inner to outer: ranks in a group, rate, slowdown from the first, source; as text."""
+    rated = [(level, level.link) for level in machine.levels if level.link is not None]
+    return pd.DataFrame(
+        {
+            "level": level.name,
+            "ranks": "all" if level.size is None else str(level.size),
+            "GB/s per rank": f"{link.gigabytes_per_s:g}",
+            "slower": f"{rated[0][1].gigabytes_per_s / link.gigabytes_per_s:g} x",
+            "source": link.source,
+        }
+        for level, link in rated
+    )

@@ -31,8 +31,8 @@ def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
                 size = levels.size(level)
                 slice_ = TALL / size
                 parts.append(rect(left, top + rank % size * slice_, CELL, slice_, fill=color))
-    said = ", ".join(f"{state} over {getattr(scheme, state)}" for state in STATES if getattr(scheme, state))
-    return drawing(width, len(STATES) * ROW, f"{scheme.name}: {said}", parts)
+    slices = ", ".join(f"{state} over {getattr(scheme, state)}" for state in STATES if getattr(scheme, state))
+    return drawing(width, len(STATES) * ROW, f"{scheme.name}: {slices}", parts)
 
 
 def _offsets(levels: Levels) -> list[float]:

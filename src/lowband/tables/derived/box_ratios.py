@@ -6,21 +6,13 @@ states neither its batch nor the rate that the links attained.
 
 import pandas as pd
 
-from lowband.report.tables import box
+from lowband.tables.derived import box
 
 CONDITIONS = [
-    "point",
-    "suite",
-    "cluster",
-    "condition",
-    "ranks",
-    "tokens_per_rank",
-    "accumulation",
-    "overlap",
-    "outer_link_share",
-    "links",
-    "repeats",
-]
+    "point", "suite", "cluster", "condition", "ranks", "tokens_per_rank", "accumulation", "overlap",
+    "outer_link_share", "links", "repeats",
+]  # fmt: skip
+
 # The rows of the paper's ratios in results/reported/: metric and scheme; gains are in percent.
 _GAINS = {
     "zeropp / zero3": ("TFLOPS per GPU gain", "ZeRO++ ported to AMD"),

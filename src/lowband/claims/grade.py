@@ -1,6 +1,6 @@
-"""Claims + tables -> graded claims.csv.
+"""Claims + tables -> the rows of claims.csv.
 
-verdict   pass      our value stands in the claim's relation to its target
+verdict   pass      our value has the claim's relation to its target
           short     it was tried, and our value does not
           partial   an expected run is missing or did not end ok, whatever our value is
           fit       as many constants were fitted as there are numbers to match: nothing was tested
@@ -21,25 +21,22 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.claims.claim import Claim, Query, Relation, Reported, read_claims
+from lowband.claims.expected import Value, find_lack, one_of
+from lowband.claims.experiments import Experiment, read_experiments
+from lowband.claims.origin import SHIPPED, origin
 from lowband.errors import UserError
-from lowband.report.claim_latex import latex
-from lowband.report.claim_views import html_fragment, html_standing, markdown
-from lowband.report.claims import Claim, Query, Relation, Reported, read_claims
-from lowband.report.expected import Value, find_lack, one_of
-from lowband.report.experiments import Experiment, read_experiments
-from lowband.report.origin import SHIPPED, origin
-from lowband.report.tables import EXPERIMENT
-from lowband.spec.csv_tables import read_published, read_table, write_csv
-from lowband.spec.files import write_whole
+from lowband.spec.csv_tables import read_published, read_table
+from lowband.tables.points import EXPERIMENT
 
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, ">": operator.gt}
 _FEW = 6  # the most values that are listed one by one
 
 
-def write_claims(
-    claims_yaml: Path, tables_dir: Path, out: Path, only: Collection[str] = (), root: Path = Path()
-) -> None:
-    """Grade the claims, or `only` these, on the tables in `tables_dir`; claims.{csv,md,tex,html} in `out`.
+def grade_claims(
+    claims_yaml: Path, tables_dir: Path, only: Collection[str] = (), root: Path = Path()
+) -> pd.DataFrame:
+    """A row per claim, or per one of `only` these, graded on the tables in `tables_dir`.
 
     root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
     """
@@ -48,7 +45,7 @@ def write_claims(
     if unknown := sorted(set(only) - set(known)):
         raise UserError(f"no claim '{unknown[0]}'", where=claims_yaml, allowed=known)
     experiments = read_experiments(claims_yaml.parent)
-    df = pd.DataFrame(
+    return pd.DataFrame(
         {
             **_statement(claim, claims_yaml),
             **_effort(experiments[claim.experiment], claims_yaml.parent),
@@ -57,15 +54,6 @@ def write_claims(
         for claim in claims
         if not only or claim.id in only
     )
-    write_csv(df, out / "claims.csv")
-    graded = read_table(out / "claims.csv")  # an empty text is a missing value from here on
-    views = {
-        "md": markdown(graded),
-        "tex": latex(graded),
-        "html": [*html_standing(graded), *html_fragment(graded)],
-    }
-    for suffix, lines in views.items():
-        write_whole(out / f"claims.{suffix}", "\n".join(lines) + "\n")
 
 
 def _effort(experiment: Experiment, config: Path) -> dict[str, Any]:
@@ -196,7 +184,9 @@ def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str
 def _select(query: Query, evidence: str, tables_dir: Path, where: str) -> pd.DataFrame:
     """The rows that the query selects, of the claim's kind of evidence only."""
     if evidence == "measured" and query.column.startswith(("closed_form", "predicted")):
-        raise UserError(f"column '{query.column}' is computed, the claim says measured", where=where)
+        raise UserError(
+            f"column '{query.column}' is computed, but the claim's evidence is measured", where=where
+        )
     table = read_table(tables_dir / f"{query.table}.csv")
     if query.column not in table:
         raise UserError(

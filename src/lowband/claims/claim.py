@@ -2,7 +2,7 @@
 
 A claim states a relation to a target that must hold, and a query of a table that yields our value; the
 reported value is looked up in the paper's own row of a CSV. Neither value is ever typed in by hand.
-A claim that cannot be tried here states why and is graded `not run`. `report/grade.py` grades them.
+A claim that cannot be tried here states why and is graded `not run`. `grade.py` grades them.
 """
 
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from lowband.claims.expected import Wanted, one_of
+from lowband.claims.experiments import read_experiments
 from lowband.errors import UserError
-from lowband.report.build_tables import TABLES
-from lowband.report.expected import Wanted, one_of
-from lowband.report.experiments import read_experiments
 from lowband.spec.yaml_model import Strict, read_entries
+from lowband.tables.build import TABLES
 
 Relation = Literal["<", "<=", "==", ">=", ">"]
 Evidence = Literal["measured", "predicted"]
@@ -71,7 +71,9 @@ class Claim(Strict):
     id: str
     short: str = Field(max_length=36, description="the sentence for one line of a screen")
     sentence: str
-    paper_element: str = Field(description="where the claim stands, or what it checks of this artifact")
+    paper_element: str = Field(
+        description="the claim's place in the paper, or what it checks of this artifact"
+    )
     kind: Kind
     paper: Paper | None = Field(
         default=None, description="arXiv number; none for a claim about this artifact"
@@ -111,7 +113,7 @@ class Claim(Strict):
         if self.not_run and any(stated):
             raise ValueError("a claim with not_run has no ours, relation or target")
         if not self.not_run and not all(stated):
-            raise ValueError("a claim has ours, relation and target, or says why it is not_run")
+            raise ValueError("a claim has ours, relation and target, or states why it is not_run")
         if (self.kind == "artifact") != (self.paper is None):
             raise ValueError("a claim names a paper, or its kind is artifact")
         if any(query.is_of_runs for query in self.queries) != (self.expects is not None):

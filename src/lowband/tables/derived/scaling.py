@@ -11,19 +11,17 @@ efficiency    speedup / (ranks / base_ranks)
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.report.points import points, with_base
+from lowband.tables.derived import median_and_spread
+from lowband.tables.points import points, with_base
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per point, in the order of the runs."""
+    constant = ("tokens_per_step", "model_flop_per_token", "peak_flop_per_s_per_rank", "links")
     by_point = runs.groupby("point", sort=False).agg(
-        runs=("run_id", "size"),
-        runs_ok=("status", lambda status: int((status == "ok").sum())),
-        tokens_per_step=("tokens_per_step", "first"),
-        model_flop_per_token=("model_flop_per_token", "first"),
-        peak_flop_per_s_per_rank=("peak_flop_per_s_per_rank", "first"),
-        links=("links", "first"),
-    )
+        runs=("run_id", "size"), runs_ok=("status", lambda status: int((status == "ok").sum())),
+        **{column: (column, "first") for column in constant},
+    )  # fmt: skip
     df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]])).reset_index(drop=True)
     # The quantiles swap: the fast steps give the high rate.
     df["tokens_per_s"] = df["tokens_per_step"] / df["step_time_s"]
@@ -42,13 +40,6 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 def _times(measured: pd.DataFrame) -> pd.DataFrame:
     """Per point: number of measured steps, their median times, and the spread of the step time."""
     groups = measured.groupby("point", sort=False)
-    return pd.DataFrame(
-        {
-            "measured_steps": groups.size(),
-            "step_time_s": groups["step_time_s"].median(),
-            "step_time_q20_s": groups["step_time_s"].quantile(0.2),
-            "step_time_q80_s": groups["step_time_s"].quantile(0.8),
-            "exposed_comm_time_s": groups["exposed_comm_time_s"].median(),
-            "hidden_comm_time_s": groups["hidden_comm_time_s"].median(),
-        }
-    )
+    steps = groups.size().rename("measured_steps")
+    others = groups[["exposed_comm_time_s", "hidden_comm_time_s"]].median()
+    return steps.to_frame().join(median_and_spread(groups, "step_time_s")).join(others)

@@ -6,7 +6,7 @@ The reference is the run on the fewest ranks, of the first scheme, with the same
 
 import pandas as pd
 
-from lowband.report.points import POINT, same_but
+from lowband.tables.points import POINT, same_but
 
 # Options of how a global batch is computed, which change losses only by rounding.
 PARTITION = ("scheme", "ranks", "scaling", "micro_batch", "accumulation")

@@ -1,4 +1,4 @@
-"""Raw tables -> derived tables, by name. A table is a file of `tables/` and a line here."""
+"""Raw tables -> derived tables, by name. A table is a file of `derived/` and a line here."""
 
 from collections.abc import Collection, Iterable
 from importlib import import_module
@@ -124,7 +124,7 @@ def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: 
     """
     if name not in TABLES:
         raise UserError(f"no table '{name}'", allowed=TABLES)
-    build = import_module(f"lowband.report.tables.{name}").build
+    build = import_module(f"lowband.tables.derived.{name}").build
     write_csv(
         build(*read_sources(name, tables_dir, root)),
         (out_dir or tables_dir) / f"{name}.csv",

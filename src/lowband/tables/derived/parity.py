@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lowband.report.points import POINT, same_but
+from lowband.tables.points import POINT, same_but
 
 
 def build(runs: pd.DataFrame, loss: pd.DataFrame) -> pd.DataFrame:

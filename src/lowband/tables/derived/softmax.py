@@ -19,8 +19,9 @@ from typing import Any
 import pandas as pd
 
 from lowband.cost.softmax import ALGORITHMS, FP32_BYTES, PASSES, TWO_PASS, passes, traffic_bytes
-from lowband.report.points import EXPERIMENT
 from lowband.spec.softmax import TORCH
+from lowband.tables.derived import median_and_spread
+from lowband.tables.points import EXPERIMENT
 
 REGIMES = ["in cache", "between", "out of cache"]
 FAR = 4  # multiple of the last cache, per array
@@ -51,15 +52,8 @@ def build(times: pd.DataFrame, setup: pd.DataFrame, reported: pd.DataFrame) -> p
 def _measured(times: pd.DataFrame, setup: pd.DataFrame) -> pd.DataFrame:
     if times.empty:
         return pd.DataFrame()
-    by_case = times.groupby(CASE, sort=False)["time_s"]
-    df = pd.DataFrame(
-        {
-            "n": by_case.size(),
-            "time_s": by_case.median(),
-            "time_q20_s": by_case.quantile(0.2),
-            "time_q80_s": by_case.quantile(0.8),
-        }
-    )
+    by_case = times.groupby(CASE, sort=False)
+    df = median_and_spread(by_case, "time_s").join(by_case.size().rename("n"))
     df = df.join(_over_two_pass(times)).reset_index()
     df = df.sort_values(["isa", "algorithm", "elements"], key=_in_order, ignore_index=True)
     known = df["algorithm"].isin([*ALGORITHMS, *PASSES])
@@ -72,11 +66,9 @@ def _measured(times: pd.DataFrame, setup: pd.DataFrame) -> pd.DataFrame:
     df["limit_s"] = _limits(df)
     df["of_limit"] = df["limit_s"] / df["time_s"]
     df["gain_percent"] = _gains(df)
-    machine = setup.iloc[0]
-    for column in ("device", "l1_bytes", "l2_bytes", "last_bytes", "commit"):
-        df[column] = machine[column]
+    machine = setup.iloc[0][["device", "l1_bytes", "l2_bytes", "last_bytes", "commit"]]
     df["regime"] = [_regime(size, int(machine["last_bytes"])) for size in df["array_bytes"]]
-    return df.assign(provenance="measured", status="ok")
+    return df.assign(provenance="measured", status="ok", **machine)
 
 
 def _in_order(values: "pd.Series[Any]") -> "pd.Series[Any]":
@@ -88,14 +80,8 @@ def _over_two_pass(times: pd.DataFrame) -> pd.DataFrame:
     two_pass = times[times["algorithm"] == TWO_PASS].set_index(["isa", "elements", "repeat"])["time_s"]
     others = times[times["algorithm"].isin(ALGORITHMS)]
     base = two_pass.reindex(pd.MultiIndex.from_frame(others[["isa", "elements", "repeat"]])).to_numpy()
-    ratios = others.assign(ratio=others["time_s"] / base).groupby(CASE)["ratio"]
-    return pd.DataFrame(
-        {
-            "over_two_pass": ratios.median(),
-            "over_two_pass_q20": ratios.quantile(0.2),
-            "over_two_pass_q80": ratios.quantile(0.8),
-        }
-    )
+    ratios = others.assign(over_two_pass=others["time_s"] / base)
+    return median_and_spread(ratios.groupby(CASE), "over_two_pass")
 
 
 def _limits(df: pd.DataFrame) -> list[float | None]:
@@ -136,9 +122,10 @@ def _not_run(setup: pd.DataFrame) -> pd.DataFrame:
 
 def _reported(reported: pd.DataFrame) -> pd.DataFrame:
     rows = reported[reported["metric"] == _REPORTED_METRIC]
-    df = pd.DataFrame(
-        {"isa": rows["isa"], "device": rows["cpu"], "gain_percent": rows["value"].astype(float)}
-    )
-    return df.assign(
-        provenance="reported", status="ok", cluster="-", algorithm=TWO_PASS, regime="out of cache"
-    )
+    return pd.DataFrame(
+        {
+            "isa": rows["isa"], "device": rows["cpu"], "gain_percent": rows["value"].astype(float),
+            "provenance": "reported", "status": "ok", "cluster": "-", "algorithm": TWO_PASS,
+            "regime": "out of cache",
+        }
+    )  # fmt: skip

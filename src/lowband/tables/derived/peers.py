@@ -12,8 +12,8 @@ interface_bytes   sent per step by a rank's interface in a box, headers included
 
 import pandas as pd
 
-from lowband.report.points import POINT, beside, points, same_but, with_options
 from lowband.spec.records import CONTROL
+from lowband.tables.points import POINT, beside, points, same_but, with_options
 
 OURS = "lowband"
 VALUES = ["step_time_s", "tokens_per_s", "peak_memory_bytes_max", "outside_bytes", "interface_bytes"]

@@ -17,7 +17,7 @@ outer_link_share             the outer link's rate over the largest in the table
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.report.points import beside, points, with_base
+from lowband.tables.points import beside, points, with_base
 
 OVER = ("zero3", "zeropp")  # the schemes that all others are compared with
 
@@ -25,22 +25,18 @@ OVER = ("zero3", "zeropp")  # the schemes that all others are compared with
 def build(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per point with at least one run that ended ok."""
     ok = runs[(runs["scale"] > 1) & (runs["status"] == "ok")]
+    constant = ("outer_link_bytes_per_s", "scale", "tokens_per_step", "model_flop_per_token")
+    times = ("compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s")
     by_point = ok.groupby("point", sort=False).agg(
         repeats=("step_time_s", "size"),
-        outer_link_bytes_per_s=("outer_link_bytes_per_s", "first"),
-        scale=("scale", "first"),
-        tokens_per_step=("tokens_per_step", "first"),
-        model_flop_per_token=("model_flop_per_token", "first"),
+        **{column: (column, "first") for column in constant},
         step_time_s=("step_time_s", "median"),
         step_time_min_s=("step_time_s", "min"),
         step_time_max_s=("step_time_s", "max"),
         predicted_step_time_s=("predicted_step_time_s", "first"),
-        compute_time_s=("compute_time_s", "median"),
-        exposed_comm_time_s=("exposed_comm_time_s", "median"),
-        hidden_comm_time_s=("hidden_comm_time_s", "median"),
+        **{column: (column, "median") for column in times},
         real_share=("real_share", "max"),
-        interface_bytes=("interface_bytes", "median"),
-        ledger_bytes=("ledger_bytes", "median"),
+        **{column: (column, "median") for column in ("interface_bytes", "ledger_bytes")},
         links=("links", "first"),
     )
     df = points(ok).join(by_point).reset_index(drop=True)

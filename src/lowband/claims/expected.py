@@ -10,6 +10,7 @@ import pandas as pd
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
+from lowband.tables.collect import run_keys
 
 Value = bool | str | int | float
 Wanted = dict[str, Value | tuple[Value, ...]]  # column -> the value that a row must have, or one of several
@@ -67,7 +68,11 @@ def find_lack(wanted: Wanted, evidence: str, runs: pd.DataFrame, root: Path, whe
 @cache  # a hundred claims use a handful of suites
 def _points(root: Path, suite: str) -> Mapping[str, Mapping[str, Value]]:
     """run id -> attributes of each run of the suite that its engine can do."""
-    return {spec.run_id: _row(spec) for spec in Config(root).runs([suite]) if _has_counterpart(spec)}
+    return {
+        spec.run_id: run_keys(spec) | {"accumulation": spec.accumulation}
+        for spec in Config(root).runs([suite])
+        if _has_counterpart(spec)
+    }
 
 
 def _has_counterpart(spec: RunSpec) -> bool:
@@ -76,19 +81,3 @@ def _has_counterpart(spec: RunSpec) -> bool:
     except UserError:
         return False
     return True
-
-
-def _row(spec: RunSpec) -> dict[str, Value]:
-    """The run's attributes, by column of runs.csv."""
-    return {
-        "provenance": "predicted" if spec.device == "fake" else "measured",
-        "suite": spec.suite,
-        "cluster": spec.machine.name,
-        "engine": spec.engine,
-        "model": spec.model.name,
-        "scheme": spec.scheme.name,
-        "is_quantized": spec.scheme.is_quantized,
-        "ranks": spec.ranks,
-        "accumulation": spec.accumulation,
-        "compute_dtype": spec.compute_dtype,
-    }

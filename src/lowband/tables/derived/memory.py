@@ -5,7 +5,7 @@ Kinds without a closed form have an empty one.
 
 import pandas as pd
 
-from lowband.report.points import EXPERIMENT, POINT
+from lowband.tables.points import EXPERIMENT, POINT
 
 
 def build(states: pd.DataFrame) -> pd.DataFrame:

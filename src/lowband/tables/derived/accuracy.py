@@ -5,7 +5,7 @@ mean_error_percent, max_error_percent  of |predicted / published - 1|
 
 import pandas as pd
 
-from lowband.report.points import EXPERIMENT
+from lowband.tables.points import EXPERIMENT
 
 
 def build(validation: pd.DataFrame) -> pd.DataFrame:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lowband.report.build_tables import OF_GPUS, TABLES, raw_dir, read_source, source_paths
 from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
+from lowband.tables.build import OF_GPUS, TABLES, raw_dir, read_source, source_paths
 from lowband.validation.tables import PREDICTED
 
 HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")

@@ -23,11 +23,11 @@ from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.peers import peer_sent_bytes
 from lowband.errors import UserError
-from lowband.report.points import NO_CONDITION, POINT, identity
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
 from lowband.spec.run import RunSpec
+from lowband.tables.points import NO_CONDITION, POINT, identity
 from lowband.validation.scale_model import box_step_s
 
 Row = dict[str, Any]
@@ -35,6 +35,13 @@ Row = dict[str, Any]
 # The run, point and experiment that a row belongs to; the first columns of every raw table.
 KEYS = ["run_id", *POINT, "repeat", "is_quantized"]
 TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
+# The other columns of each table; of runs.csv those of a row.
+COLUMNS = {
+    "steps": ["step", "is_warmup", "tokens", "loss", "grad_norm", *TIMES],
+    "bytes": ["level", "collective", "wire", "counted_bytes", "closed_form_bytes", "difference_bytes"],
+    "states": ["state", "held_bytes", "closed_form_bytes", "difference_bytes"],
+    "outside": ["level", "collective", "wire", "outside_bytes"],
+}
 
 
 def collect(runs: list[Path], out: Path) -> None:
@@ -43,29 +50,25 @@ def collect(runs: list[Path], out: Path) -> None:
     Raises UserError for a folder without a spec.json, which is not a run, and for a run that ended ok but
     lacks the record of a step.
     """
-    run_rows: list[Row] = []
-    step_rows: list[Row] = []
-    byte_rows: list[Row] = []
-    state_rows: list[Row] = []
-    outside_rows: list[Row] = []
+    tables: dict[str, list[Row]] = {name: [] for name in ("runs", *COLUMNS)}
     for path in runs:
         folder = RunFolder(path)
         spec = RunSpec.read_json(folder.spec)
         outcome = _outcome(folder)
         is_ok = outcome.status == "ok"
         steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else []
-        run_rows.append(run_keys(spec) | identity(spec) | _run(spec, outcome, steps) | _environment(folder))
-        step_rows += [run_keys(spec) | row for row in _steps(spec, steps)]
+        found = {"runs": [identity(spec) | _run(spec, outcome, steps) | _environment(folder)]}
+        found["steps"] = list(_steps(spec, steps))
         if is_ok:
-            outside_rows += [run_keys(spec) | row for row in _outside(outcome)]
+            found["outside"] = list(_outside(outcome))
         if is_ok and spec.engine == "lowband":  # the engine's own counts, which peers lack
-            byte_rows += [run_keys(spec) | row for row in _bytes(spec, outcome)]
-            state_rows += [run_keys(spec) | row for row in _states(spec, outcome, folder)]
-    write_csv(pd.DataFrame(run_rows), out / "runs.csv")
-    write_csv(pd.DataFrame(step_rows, columns=[*KEYS, *STEP_COLUMNS]), out / "steps.csv")
-    write_csv(pd.DataFrame(byte_rows, columns=[*KEYS, *BYTE_COLUMNS]), out / "bytes.csv")
-    write_csv(pd.DataFrame(state_rows, columns=[*KEYS, *STATE_COLUMNS]), out / "states.csv")
-    write_csv(pd.DataFrame(outside_rows, columns=[*KEYS, *OUTSIDE_COLUMNS]), out / "outside.csv")
+            found["bytes"] = list(_bytes(spec, outcome))
+            found["states"] = list(_states(spec, outcome, folder))
+        for name, rows in found.items():
+            tables[name] += [run_keys(spec) | row for row in rows]
+    for name, rows in tables.items():
+        columns = [*KEYS, *COLUMNS[name]] if name in COLUMNS else None
+        write_csv(pd.DataFrame(rows, columns=columns), out / f"{name}.csv")
 
 
 def _outcome(folder: RunFolder) -> Outcome:
@@ -140,15 +143,8 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
 
 def _environment(folder: RunFolder) -> Row:
     if not folder.env.exists():
-        return {
-            "commit": "",
-            "dirty": None,
-            "hosts": "",
-            "device": "",
-            "links": "",
-            "torch": "",
-            "data_sha256": "",
-        }
+        texts = ("commit", "dirty", "hosts", "device", "links", "torch", "data_sha256")
+        return {**dict.fromkeys(texts, ""), "dirty": None}
     env = Environment.read_json(folder.env)
     return {
         "commit": env.commit,
@@ -161,18 +157,10 @@ def _environment(folder: RunFolder) -> Row:
     }
 
 
-STEP_COLUMNS = ["step", "is_warmup", "tokens", "loss", "grad_norm", *TIMES]
-
-
 def _steps(spec: RunSpec, steps: list[StepRecord]) -> Iterator[Row]:
     for step in steps:
-        yield {
-            "is_warmup": step.step <= spec.warmup_steps,
-            **step.model_dump(include=set(STEP_COLUMNS)),
-        }
-
-
-BYTE_COLUMNS = ["level", "collective", "wire", "counted_bytes", "closed_form_bytes", "difference_bytes"]
+        recorded = step.model_dump(include=set(COLUMNS["steps"]))
+        yield {"is_warmup": step.step <= spec.warmup_steps, **recorded}
 
 
 def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
@@ -207,15 +195,9 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             }
 
 
-OUTSIDE_COLUMNS = ["level", "collective", "wire", "outside_bytes"]
-
-
 def _outside(outcome: Outcome) -> Iterator[Row]:
     for sent in outcome.outside:
         yield {**sent.model_dump(exclude={"bytes"}), "outside_bytes": sent.bytes}
-
-
-STATE_COLUMNS = ["state", "held_bytes", "closed_form_bytes", "difference_bytes"]
 
 
 def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]:

@@ -6,8 +6,8 @@ difference, difference_low, difference_high  the same for the loss less the refe
 
 import pandas as pd
 
-from lowband.report.points import POINT, beside, with_options
-from lowband.report.tables.convergence import REFERENCE
+from lowband.tables.derived.convergence import REFERENCE
+from lowband.tables.points import POINT, beside, with_options
 
 WINDOW = 20
 
@@ -23,13 +23,10 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         rolling = df.groupby("run_id", sort=False)[name].rolling(WINDOW).mean()
         df[name] = rolling.reset_index(level=0, drop=True)
     df = df.dropna(subset=["loss"])
+    spread = {
+        f"{name}{suffix}": (name, statistic)
+        for name in ("loss", "difference")
+        for suffix, statistic in (("", "mean"), ("_low", "min"), ("_high", "max"))
+    }
     groups = df.groupby([*POINT, "step"], sort=False)
-    return groups.agg(
-        seeds=("repeat", "nunique"),
-        loss=("loss", "mean"),
-        loss_low=("loss", "min"),
-        loss_high=("loss", "max"),
-        difference=("difference", "mean"),
-        difference_low=("difference", "min"),
-        difference_high=("difference", "max"),
-    ).reset_index()
+    return groups.agg(seeds=("repeat", "nunique"), **spread).reset_index()

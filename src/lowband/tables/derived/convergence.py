@@ -6,7 +6,7 @@ difference  final_loss less that of `reference_scheme`
 
 import pandas as pd
 
-from lowband.report.points import POINT, beside, with_options
+from lowband.tables.points import POINT, beside, with_options
 
 LAST_STEPS = 50
 REFERENCE = "zero3"  # exact, and the papers' baseline for quantized schemes

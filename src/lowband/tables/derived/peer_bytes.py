@@ -7,7 +7,7 @@ Schemes with quantized wires have no closed form here: engines differ in their s
 
 import pandas as pd
 
-from lowband.report.points import POINT
+from lowband.tables.points import POINT
 
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lowband.report.points import EXPERIMENT, POINT
+from lowband.tables.points import EXPERIMENT, POINT
 
 
 def build(sent: pd.DataFrame) -> pd.DataFrame:
