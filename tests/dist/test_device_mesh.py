@@ -44,7 +44,8 @@ def tensor_parallel() -> list[torch.Tensor]:
     )
     out = network(torch.arange(12.0).view(2, 6))
     rows = distribute_tensor(torch.arange(16.0).view(8, 2), mesh["world", "node"], [Shard(0), Shard(0)])
-    return [out.detach(), rows.full_tensor(), rows.to_local().clone()]
+    # A copy, because the result of an unfinished collective would be pickled as it is.
+    return [out.detach().clone(), rows.full_tensor(), rows.to_local().clone()]
 
 
 def test_tensor_parallel_on_a_level() -> None:

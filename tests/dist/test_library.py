@@ -214,7 +214,7 @@ def test_mistakes_are_told() -> None:
         "no parameters",
         "no level 'rack' (allowed: self",
         "inner to outer",
-        "sharded already",
+        "already sharded",
         "not sharded",
         "'node' (1) is not a multiple of 'package' (2)",
         "inner levels {'node': 0}",

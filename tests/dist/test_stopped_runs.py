@@ -17,6 +17,7 @@ import torch
 from started import SMOKE, begun, ended, spec_file
 from test_run_faults import assert_same
 
+from lowband.engine import whole as whole_state
 from lowband.engine.checkpoint import checkpointer as checkpoint
 from lowband.engine.checkpoint import folder as checkpoint_folder
 from lowband.engine.collectives import Collectives
@@ -81,7 +82,7 @@ IN_CHECKPOINTS = [
 ]
 AT_THE_END = [
     Kill(Collectives, "gather", 2, counts=lambda *_, **named: named.get("name") == "state_dict"),
-    *both(loop, "_sha256"),
+    *both(whole_state, "sha256"),
     *both(loop, "_outcome"),
     Kill(Path, "hardlink_to", counts=lambda path, _: path.name == "outcome.json"),
     Kill(records, "create_whole", is_after=True),
@@ -140,20 +141,17 @@ def files(folder: RunFolder) -> list[Path]:
 
 
 def test_hashing_may_outlast_the_peer_timeout(tmp_path: Path) -> None:
-    """The other ranks wait for rank 0, which hashes all weights at the end: minutes of a large model."""
+    """All of it, that is: ranks meet after each unit, whose parameters they hash in turns."""
     path = spec_file(tmp_path, ranks=2, steps=3, model=MODEL, peer_timeout_s=4)
 
     def prepare() -> None:
-        sha256 = loop._sha256
+        sha256 = whole_state.sha256
 
-        def slow(state: dict[str, torch.Tensor], *tick: Callable[[], None]) -> str:
-            for _ in range(8 if state else 0):
-                time.sleep(1)
-                for call in tick:
-                    call()
-            return sha256(state, *tick)
+        def slow(tensor: torch.Tensor) -> str:
+            time.sleep(0.4)
+            return sha256(tensor)
 
-        loop._sha256 = slow
+        whole_state.sha256 = slow
 
     assert ended(begun(path, prepare), path) == (0, "")
     assert Outcome.read_json(tmp_path / "outcome.json").status == "ok"
