@@ -21,6 +21,6 @@ for bench_name, benchmark in BENCHMARKS.items():
         threads: 1024
         params:
             command=f"bench-{bench_name}",
-            out=TABLES_DIR,
+            out=lambda _, output: Path(output[0]).parent,
         shell:
             "python -m lowband {params.command} --out {params.out} > {log} 2>&1"
