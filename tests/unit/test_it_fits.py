@@ -6,20 +6,12 @@ from pathlib import Path
 import pytest
 
 from lowband.predict.prediction import predict
-from lowband.predict.workload import Workload
+from lowband.predict.workload import workload_of
 from lowband.spec.config import Config
-from lowband.spec.run import RunSpec
 
 ROOT = Path(__file__).parents[2]
 RUNTIME_GIB = 4  # for the runtime, collectives' libraries and the allocator's gaps
 REAL = ["cuda", "frontier", "one-gpu"]  # suites that train on devices
-
-
-def workload(spec: RunSpec) -> Workload:
-    return Workload(
-        spec.machine, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len, spec.accumulation,
-        recompute=spec.recompute, compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("suite", REAL)
@@ -27,7 +19,7 @@ def test_every_run_fits(suite: str) -> None:
     specs = Config(ROOT).runs([suite])
     assert specs
     for spec in specs:
-        found = predict(workload(spec))
+        found = predict(workload_of(spec))
         room = spec.machine.device.memory_gib - RUNTIME_GIB
         assert found.peak_memory_bytes <= room * 2**30, spec.run_id
 
@@ -37,5 +29,5 @@ def test_on_8_gcds_hier3_leaves_too_little_for_the_runtime() -> None:
     [spec] = [
         s for s in Config(ROOT).runs(["frontier"]) if (s.scheme.name, s.ranks, s.repeat) == ("hier3", 16, 1)
     ]
-    found = predict(replace(workload(spec), ranks=8))
+    found = predict(replace(workload_of(spec), ranks=8))
     assert f"{found.peak_memory_bytes / 2**30:.1f}" == "61.7"

@@ -1,4 +1,4 @@
-"""predict, plan, validate, calibrate, simulate, bench-predict: the performance model."""
+"""predict, plan, rehearse, validate, calibrate, simulate, bench-predict: the performance model."""
 
 import argparse
 import csv
@@ -41,6 +41,14 @@ def add(commands: Any) -> None:
         "--write", metavar="NAME", help="add the best scheme and a suite of this name to config/"
     )
     plan.set_defaults(run=_plan)
+
+    rehearse = commands.add_parser(
+        "rehearse", help="every run of a suite before it is started: node-hours, memory, step time, bound"
+    )
+    rehearse.add_argument("--suite", required=True, help="a name in config/suites/, of a real cluster")
+    rehearse.add_argument("--json", action="store_true")
+    rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    rehearse.set_defaults(run=_rehearse)
 
     bench = commands.add_parser("bench-predict", help="how fast the predictor is here, as JSON")
     bench.add_argument("--root", type=Path, default=Path())
@@ -127,6 +135,20 @@ def _plan(options: argparse.Namespace) -> None:
     if options.write:
         for path in plan_files.write(found.ranked[0], options.write, config):
             print(f"written: {path}")
+
+
+def _rehearse(options: argparse.Namespace) -> int:
+    import json
+
+    from lowband.predict.rehearsal import records, rehearse, text
+    from lowband.spec.config import Config
+
+    config = Config(options.root)
+    specs = config.runs([options.suite])
+    cluster = specs[0].machine.name
+    rows = rehearse(specs, config.job(cluster) if config.has_slurm(cluster) else None)
+    print(json.dumps(records(rows), indent=2) if options.json else text(rows))
+    return int(any(row.fits is False for row in rows))
 
 
 def _bench_predict(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from lowband.errors import UserError
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels, Mesh
 from lowband.spec.model import ModelSpec
+from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 
 Schedule = Literal["1f1b", "breadth-first"]
@@ -92,3 +93,12 @@ class Workload:
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * self.dp
+
+
+def workload_of(spec: RunSpec) -> Workload:
+    """A run of our engine on its machine at full scale; the software in the machine's file is not used."""
+    machine = spec.machine.model_copy(update={"stack": None})
+    return Workload(
+        machine, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len, spec.accumulation,
+        recompute=spec.recompute, compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""Every run of a suite before a node-hour is spent: nodes asked for, memory, step time and its bound."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from lowband.errors import UserError
+from lowband.predict.footprint import GIB
+from lowband.predict.prediction import Prediction, predict
+from lowband.predict.workload import workload_of
+from lowband.spec.job import SlurmRequest
+from lowband.spec.run import RunSpec
+
+PRODUCTS = ("forward", "recompute", "backward")  # of the items of a step: matrix products and attention
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """One run, without its repeats.
+
+    node_hours: of all repeats, as asked for; nodes, minutes, node_hours are None without a job.yaml
+    steps_hours: predicted node-hours of the steps of all repeats, without start and end
+    step_s, fast_s, slow_s: predicted, and the ends of the interval that the constants' sources give
+    bound_by:   products, or the largest other item of the step
+    """
+
+    run: str
+    repeats: int
+    ranks: int
+    nodes: int | None
+    minutes: int | None
+    node_hours: float | None
+    steps_hours: float
+    step_s: float
+    fast_s: float
+    slow_s: float
+    bound_by: str
+    peak_gib: float
+    memory_gib: float | None
+    fits: bool | None
+
+
+def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Rehearsed]:
+    """The runs of our engine in a suite, predicted on the suite's own machine; peers' are left out.
+
+    Raises UserError for runs that are not trained on devices: of a box, or counted on fake tensors; and for
+    what the cluster's queues refuse.
+    """
+    for spec in specs:
+        if spec.machine.box is not None or spec.device == "fake":
+            kind = "counted, not trained" if spec.device == "fake" else "of a box"
+            raise UserError(f"the run is {kind}", where=spec.run_id, allowed="suites of a real cluster")
+    return [
+        _rehearsed(spec, sum(other.point == spec.point for other in specs), request)
+        for spec in specs
+        if spec.repeat == 1 and spec.engine == "lowband"
+    ]
+
+
+def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Rehearsed:
+    found = predict(workload_of(spec))
+    asked = {} if request is None else request.resources(spec)
+    nodes = int(asked["nodes"]) if asked else None
+    minutes = int(asked["runtime"]) if asked else None
+    hours = repeats * -(-spec.ranks // spec.machine.node_size) / 3600
+    return Rehearsed(
+        run=spec.run_id.removesuffix("-r1"),
+        repeats=repeats,
+        ranks=spec.ranks,
+        nodes=nodes,
+        minutes=minutes,
+        node_hours=None if nodes is None or minutes is None else repeats * nodes * minutes / 60,
+        steps_hours=hours * spec.steps * float(found.step_time_s),
+        step_s=float(found.step_time_s),
+        fast_s=float(found.step_time_fast_s),
+        slow_s=float(found.step_time_slow_s),
+        bound_by=_bound(found),
+        peak_gib=float(found.peak_memory_bytes) / GIB,
+        memory_gib=spec.machine.device.memory_gib,
+        fits=None if found.fits is None else bool(found.fits),
+    )
+
+
+def _bound(found: Prediction) -> str:
+    others = {name: float(t) for name, t in found.time_s.items() if name not in PRODUCTS}
+    largest = max(others, key=lambda name: others[name])
+    products = sum(float(found.time_s[name]) for name in PRODUCTS)
+    return "products" if products >= others[largest] else largest
+
+
+def text(rows: Sequence[Rehearsed]) -> str:
+    """A table for a terminal, and the totals."""
+    width = max(len(row.run) for row in rows)
+    lines = [
+        f"{'predicted':{width}}  runs  nodes  minutes  node-h  step (s)  interval (s)      bound by"
+        "             peak (GiB)"
+    ]
+    for row in rows:
+        fits = {None: "", True: "fits", False: "does not fit"}[row.fits]
+        of = "" if row.memory_gib is None else f" of {row.memory_gib:g}"
+        lines.append(
+            f"{row.run:{width}}  {row.repeats:4}  {_or_dash(row.nodes):>5}  {_or_dash(row.minutes):>7}  "
+            f"{_or_dash(row.node_hours, '.1f'):>6}  {row.step_s:8.4g}  "
+            f"{f'{row.fast_s:.4g} to {row.slow_s:.4g}':16}  {row.bound_by:20} {row.peak_gib:5.1f}{of}  {fits}"
+        )
+    steps = sum(row.steps_hours for row in rows)
+    asked = [row.node_hours for row in rows if row.node_hours is not None]
+    request = f"{sum(asked):.1f} node-hours asked for; " if asked else ""
+    too_large = sum(row.fits is False for row in rows)
+    fit = "every run fits" if not too_large else f"{too_large} of {len(rows)} do not fit"
+    return "\n".join([*lines, "", f"{request}{steps:.1f} node-hours predicted for the steps alone; {fit}"])
+
+
+def _or_dash(value: float | None, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def records(rows: Sequence[Rehearsed]) -> list[dict[str, object]]:
+    """The rows as plain data, with their provenance."""
+    return [{"provenance": "predicted", **asdict(row)} for row in rows]
