@@ -15,11 +15,13 @@ from typing import Any
 
 _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
+    "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",
     "clip_grad_norm_": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
     "no_sync": "lowband.engine.api",
+    "save_safetensors": "lowband.engine.safetensors_files",
     "shard": "lowband.engine.api",
 }
 __all__ = list(_HOMES)

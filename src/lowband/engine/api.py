@@ -10,7 +10,7 @@ from torch import nn
 
 from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
-from lowband.engine.initial import Init
+from lowband.engine.initial import Init, Source
 from lowband.engine.topology import Topology
 from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
@@ -27,7 +27,7 @@ def shard(
     reduce_dtype: torch.dtype = torch.float32,
     overlap: bool = True,
     placement_of: Callable[[str, nn.Module], Scheme | str | None] | None = None,
-    init: Init | None = None,
+    init: Init | Source | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> nn.Module:
@@ -44,7 +44,8 @@ def shard(
                    named after their module; the other parameters are "root", frozen ones "... (frozen)"
     init:          fills a parameter or buffer in place, given its name and a tensor; called for those on the
                    meta device, one at a time, so that no rank ever holds the whole module. Random numbers
-                   depend on `seed` and the name alone
+                   depend on `seed` and the name alone. Or `lowband.Safetensors(folder)`, of whose files each
+                   rank reads its ranges
     device:        where a module on the meta device is made; default: this process's GPU if
                    torch.distributed uses NCCL or RCCL, else the CPU
 

@@ -32,7 +32,7 @@ from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
 from lowband.engine.consistency import check_same, facts_of, is_alone
 from lowband.engine.division import Wrap, divide
-from lowband.engine.initial import Init, Initial
+from lowband.engine.initial import Init, Initial, Source
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Unit
@@ -83,7 +83,7 @@ class Engine:
         reduce_dtype: torch.dtype,
         overlap: bool,
         scheme_of: Callable[[str, nn.Module], Scheme],
-        init: Init | None,
+        init: Init | Source | None,
         seed: int,
         device: torch.device,
     ) -> None:

@@ -11,7 +11,8 @@ parameters. Values drawn on a GPU are not those drawn on a CPU.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -19,6 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.engine.memory import MemoryMeter
 from lowband.errors import UserError
+
+
+class Source(Protocol):
+    """Values that are stored somewhere and read by ranges (engine.safetensors_files)."""
+
+    def flat(self, name: str, shape: torch.Size) -> AbstractContextManager[Any]:
+        """A tensor's flattened values; `[start:stop]` of them is a tensor."""
+
 
 Init = Callable[[str, torch.Tensor], object]  # fills a parameter or buffer, given its name, in place
 
@@ -41,7 +50,12 @@ class Initial:
     """Where a module's initial values come from: the module itself or, for what is on meta, `init`."""
 
     def __init__(
-        self, module: nn.Module, init: Init | None, seed: int, device: torch.device, meter: MemoryMeter
+        self,
+        module: nn.Module,
+        init: Init | Source | None,
+        seed: int,
+        device: torch.device,
+        meter: MemoryMeter,
     ) -> None:
         """Raises UserError if parameters or buffers are on the meta device and there is no `init`."""
         self._init, self._seed, self._device, self._meter = init, seed, device, meter
@@ -63,10 +77,18 @@ class Initial:
                     owner._buffers[attribute] = self._made(name, buffer)
 
     @contextmanager
-    def values(self, name: str, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
-        """A parameter's values, 1D; made for the time of the context if it is on the meta device."""
+    def values(self, name: str, parameter: nn.Parameter) -> Iterator[Any]:
+        """A parameter's flattened values, of which `[start:stop]` is a tensor.
+
+        They are made, or opened, for the time of the context if the parameter is on the meta device.
+        """
         if not parameter.is_meta:
             yield parameter.detach().reshape(-1)
+            return
+        if not callable(self._init):
+            assert self._init is not None
+            with self._init.flat(name, parameter.shape) as flat:
+                yield flat
             return
         made = self._meter.hold("start", self._made(name, parameter))
         yield made.view(-1)
@@ -75,7 +97,11 @@ class Initial:
     def _made(self, name: str, like: torch.Tensor) -> torch.Tensor:
         assert self._init is not None
         made = torch.empty(like.shape, dtype=like.dtype, device=self._device)
-        fill(name, made, self._init, self._seed)
+        if callable(self._init):
+            fill(name, made, self._init, self._seed)
+        else:
+            with self._init.flat(name, like.shape) as flat, torch.no_grad():
+                made.view(-1).copy_(flat[0 : like.numel()])
         return made
 
 

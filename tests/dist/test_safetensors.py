@@ -1,0 +1,153 @@
+"""Hugging Face checkpoints: real files, read by ranges under several schemes, and written again."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_parity import CONFIG, INNER
+from torch import nn
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+import lowband
+from lowband.engine import safetensors_files
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+
+SIZES = {
+    "vocab_size": 67,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+TOKENS = torch.arange(22).view(2, 11) % 67
+KINDS: dict[str, Any] = {
+    "llama": (LlamaConfig(**SIZES, num_key_value_heads=2), LlamaForCausalLM, LlamaDecoderLayer),
+    "llama-tied": (LlamaConfig(**SIZES, tie_word_embeddings=True), LlamaForCausalLM, LlamaDecoderLayer),
+    "gpt-neox": (GPTNeoXConfig(**SIZES), GPTNeoXForCausalLM, GPTNeoXLayer),
+}
+
+
+def built(kind: str) -> nn.Module:
+    """The model on the meta device, but for the rotary embedding's frequencies, which no file has."""
+    config, model_class, _ = KINDS[kind]
+    with torch.device("meta"):
+        model = model_class(config)
+    model.tie_weights()
+    if kind == "gpt-neox":
+        model.gpt_neox.rotary_emb = GPTNeoXRotaryEmbedding(config)
+    else:
+        model.model.rotary_emb = LlamaRotaryEmbedding(config)
+    return model
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, float]:
+    """Kind, folder and loss of a model that transformers made and wrote in several files."""
+    [loss] = on_ranks(1, written, request.param, folder := tmp_path_factory.mktemp(request.param))
+    assert (folder / safetensors_files.INDEX).is_file()
+    return request.param, folder, loss
+
+
+def written(kind: str, folder: Path) -> float:
+    config, model_class, _ = KINDS[kind]
+    torch.manual_seed(5)
+    model = model_class(config)
+    model.save_pretrained(folder, max_shard_size="8KB")
+    return float(model(TOKENS, labels=TOKENS).loss)
+
+
+def loss_of(kind: str, folder: Path) -> float:
+    return float(KINDS[kind][1].from_pretrained(folder)(TOKENS, labels=TOKENS).loss)
+
+
+def loss_and_copy(kind: str, folder: Path, scheme: str, copy: Path) -> tuple[float, int]:
+    """The sharded model's loss, and the most values that this rank read at once."""
+    most = 0
+    read = safetensors_files.FlatTensor.__getitem__
+
+    def counted(flat: safetensors_files.FlatTensor, part: slice) -> torch.Tensor:
+        nonlocal most
+        most = max(most, part.stop - part.start)
+        return read(flat, part)
+
+    safetensors_files.FlatTensor.__getitem__ = counted  # type: ignore[method-assign]
+
+    def name_of(name: str) -> str:
+        """GPT-NeoX's files name the output layer otherwise."""
+        return name.replace("lm_head", "embed_out") if kind == "gpt-neox" else name
+
+    model = built(kind)
+    lowband.shard(
+        model, CONFIG.scheme(scheme), lowband.Topology(INNER), KINDS[kind][2], torch.float32,
+        init=lowband.Safetensors(folder, name_of),
+    )  # fmt: skip
+    loss = float(model(TOKENS, labels=TOKENS).loss)
+    lowband.save_safetensors(model, copy, name_of=name_of)
+    return loss, most
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "hier3-exact"])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_loss_is_the_unsharded_models(
+    checkpoint: tuple[str, Path, float], ranks: int, scheme: str, tmp_path: Path
+) -> None:
+    kind, folder, expected = checkpoint
+    by_rank = on_ranks(ranks, loss_and_copy, kind, folder, scheme, tmp_path / "copy")
+    assert all(loss == pytest.approx(expected, rel=1e-6) for loss, _ in by_rank)
+    copied, original = (tensors_of(path) for path in (tmp_path / "copy", folder))
+    assert copied.keys() == original.keys()
+    assert all(torch.equal(copied[name], original[name]) for name in original)
+    for path in folder.glob("*config.json"):
+        shutil.copy(path, tmp_path / "copy")
+    assert on_ranks(1, loss_of, kind, tmp_path / "copy") == [expected]  # transformers reads what we write
+    if ranks > 1 and scheme == "zero3":
+        assert max(most for _, most in by_rank) < max(value.numel() for value in original.values())
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    files = {*json.loads((folder / safetensors_files.INDEX).read_text())["weight_map"].values()}
+    return {name: value for file in files for name, value in load_file(folder / file).items()}
+
+
+def refused(folder: Path) -> str:
+    with torch.device("meta"):
+        model = nn.Linear(3, 5)
+    with pytest.raises(UserError) as error:
+        lowband.shard(
+            model, CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, init=lowband.Safetensors(folder)
+        )
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no checkpoint"),
+        ({"weight": torch.zeros(5, 3)}, "no tensor 'bias'"),
+        ({"weight": torch.zeros(3, 5), "bias": torch.zeros(5)}, "'weight' has shape (3, 5)"),
+        (b"\xff" * 64, "cannot be read"),
+    ],
+)
+def test_bad_checkpoints_are_refused(content: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / safetensors_files.SINGLE
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        save_file(content, path)
+    assert words in on_ranks(1, refused, tmp_path)[0]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {"weight": "../x"}}'])
+def test_bad_indices_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / safetensors_files.INDEX).write_text(text)
+    with pytest.raises(UserError, match=safetensors_files.INDEX):
+        lowband.Safetensors(tmp_path)
