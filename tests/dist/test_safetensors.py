@@ -151,3 +151,31 @@ def test_bad_indices_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / safetensors_files.INDEX).write_text(text)
     with pytest.raises(UserError, match=safetensors_files.INDEX):
         lowband.Safetensors(tmp_path)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+
+def through_files(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
+    """The state after writing and reading under other names, and the refusal of one name for two tensors."""
+    model = lowband.shard(normed(), CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, torch.float32)
+    with pytest.raises(UserError) as error:
+        lowband.save_safetensors(model, folder, name_of=lambda name: "same")
+    lowband.save_safetensors(model, folder, name_of="stored.{}".format)
+    with torch.device("meta"):
+        again = normed()
+    source = lowband.Safetensors(folder, "stored.{}".format)
+    lowband.shard(again, CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, torch.float32, init=source)
+    return lowband.full_state_dict(again), str(error.value)
+
+
+def test_buffers_scalars_and_names(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = normed().state_dict()
+    torch.manual_seed(3)
+    (state, refusal), _ = on_ranks(2, through_files, tmp_path)
+    assert "two tensors are named 'same'" in refusal
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    assert state["1.num_batches_tracked"].dtype == torch.long

@@ -63,14 +63,17 @@ def shard(
 
     module._lowband = Engine(  # type: ignore[assignment]
         module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, scheme_of,
-        init, seed, _device() if device is None else torch.device(device),
+        init, seed, _device(device),
     )  # fmt: skip
     return module
 
 
-def _device() -> torch.device:
-    is_gpu = dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
+def _device(given: torch.device | str | None) -> torch.device:
+    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device."""
+    device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _scheme(scheme: Scheme | str) -> Scheme:

@@ -109,7 +109,7 @@ class Engine:
         self.module, self.topology = module, topology
         self.compute_dtype = compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
-        self.device = device if first.is_meta else first.device
+        self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)

@@ -6,6 +6,7 @@ memory, so a rank reads the rows that its shards need and nothing else.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 from lowband.engine.api import engine_of
 from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
+from lowband.spec.files import write_whole
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -62,7 +64,7 @@ class FlatTensor:
     """A tensor of a file, read by ranges of its flattened values: `flat[start:stop]`."""
 
     def __init__(self, rows: Any, shape: torch.Size) -> None:
-        self._rows, self._width = rows, shape[1:].numel()
+        self._rows, self._width = rows, max(1, shape[1:].numel())
         self._is_scalar = not shape
 
     def __getitem__(self, part: slice) -> torch.Tensor:
@@ -85,7 +87,7 @@ def save_safetensors(
     name_of: maps a parameter's name in the module to its name in the files; default: the same
 
     Every rank must call it; no rank holds more than a unit. A parameter with several names is written under
-    its first. Raises UserError if the folder has a checkpoint already.
+    its first. Raises UserError if the folder has a checkpoint already, or if two tensors get one name.
     """
     from safetensors.torch import save_file
 
@@ -97,24 +99,29 @@ def save_safetensors(
         raise UserError("there is a checkpoint already", where=folder, allowed="a new folder")
     engine.put_shards()
     names = {id(parameter): name_of(name) for name, parameter in module.named_parameters()}
-    persistent = module.state_dict()
+    state = module.state_dict()
+    buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in state}
+    stored = Counter([*names.values(), *buffers])
+    if twice := [name for name, count in stored.items() if count > 1]:
+        raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
     weight_map: dict[str, str] = {}
-    files = len(engine.units)
+    size, files = 0, len(engine.units)
     for i, parameters in enumerate(units_gathered(engine)):
         if not is_writer:
             continue
         tensors = {names[id(shard)]: whole.to("cpu", dtype, copy=True) for shard, whole in parameters}
         if i == 0:
-            buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
-            tensors |= {name: buffer.cpu().contiguous() for name, buffer in buffers.items()}
+            tensors |= {name: buffer.to("cpu", copy=True).contiguous() for name, buffer in buffers.items()}
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / (SINGLE if files == 1 else f"model-{i + 1:05d}-of-{files:05d}.safetensors")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+        unfinished = path.with_suffix(".part")
+        save_file(tensors, unfinished, {"format": "pt"})
+        unfinished.replace(path)
         weight_map |= dict.fromkeys(tensors, path.name)
-    if is_writer and files > 1:
-        total = sum((folder / name).stat().st_size for name in set(weight_map.values()))
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if is_writer and files > 1:  # written last: without it the folder is no checkpoint
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        write_whole(folder / INDEX, json.dumps(index, indent=2))
     dist.barrier()
 
 

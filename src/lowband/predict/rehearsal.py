@@ -49,6 +49,8 @@ def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Reh
         if spec.machine.box is not None or spec.device == "fake":
             kind = "counted, not trained" if spec.device == "fake" else "of a box"
             raise UserError(f"the run is {kind}", where=spec.run_id, allowed="suites of a real cluster")
+    if not any(spec.engine == "lowband" for spec in specs):
+        raise UserError("the suite has no run of our engine", allowed="a suite with engine lowband")
     return [
         _rehearsed(spec, sum(other.point == spec.point for other in specs), request)
         for spec in specs
