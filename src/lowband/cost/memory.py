@@ -21,6 +21,7 @@ from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Pattern
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -53,11 +54,13 @@ def state_bytes(
     reduce_dtype: str,
     accumulation: int,
     backend: str,
+    pattern: Pattern = "hops",
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
     unit_numels: elements per unit, padding included, the root's first
     backend:     torch.distributed's backend
+    pattern:     how collectives run
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -74,7 +77,7 @@ def state_bytes(
         "grads": grads,
         "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
-        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend),
+        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
     }
 
 

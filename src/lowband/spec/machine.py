@@ -1,12 +1,11 @@
 """A machine as data: levels, links, device."""
 
-from typing import Literal
-
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.sourced import Fact
+from lowband.spec.step import Pattern
 from lowband.spec.yaml_model import Strict
 
 
@@ -66,7 +65,7 @@ class Stack(Strict):
     """The software whose runs on this machine are predicted. None: our engine, perfectly overlapped."""
 
     name: str
-    collectives: Literal["hops", "flat"] = Field(
+    collectives: Pattern = Field(
         default="hops", description="hops: one per level; flat: one ring over all ranks"
     )
     overlap: Fact | None = Field(

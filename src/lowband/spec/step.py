@@ -12,6 +12,11 @@ from lowband.spec.wire import Wire
 # A level of the machine, named by the state of the scheme that lies there, or `self` or `world`.
 Place = Literal["self", "weights", "backward", "grads", "optim", "world"]
 
+Kind = Literal["gather", "reduce", "all_reduce"]
+
+# How collectives run: a hop per level, or one ring over all their ranks.
+Pattern = Literal["hops", "flat"]
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -27,7 +32,7 @@ class Collective:
     """
 
     name: str
-    kind: Literal["gather", "reduce", "all_reduce"]
+    kind: Kind
     inner: Place
     outer: Place
     carries: Literal["weights", "gradients"]
@@ -60,6 +65,16 @@ STEP: tuple[Collective, ...] = (
 
 # One fp64 number from each rank, for clipping by the global norm; belongs to no unit and is always native.
 NORM_GATHER = "norm_gather"
+
+
+def is_ring(pattern: Pattern, kind: Kind, is_plain: bool) -> bool:
+    """Whether a collective runs as one ring over all its ranks. The only home of this rule.
+
+    is_plain: whether its values travel unchanged
+    A reduction on any other wire never does: a ring would round its partial sums at each step. The quantized
+    reduction of ZeRO++, qgZ, is made of hops for that reason (arXiv 2306.10209, section 3.3).
+    """
+    return pattern == "flat" and (kind == "gather" or is_plain)
 
 
 def reductions(every: Literal["pass", "step"]) -> list[Collective]:

@@ -30,6 +30,7 @@ class Lowband(Trainer):
             init=model.init,
             seed=spec.seed,
             device=device,
+            collectives=spec.collectives,
         )
         self.optimizer = adamw(self.model, spec)
 
