@@ -76,9 +76,7 @@ def check(
         )
         topology = lowband.Topology(inner)
         wrap = lambda module: isinstance(module, nn.Sequential) and module is not model  # noqa: E731
-        lowband.shard(
-            model, scheme, topology, wrap, DTYPE[dtype], DTYPE[reduce_dtype], collectives=pattern
-        )
+        lowband.shard(model, scheme, topology, wrap, DTYPE[dtype], DTYPE[reduce_dtype], collectives=pattern)
         engine, optimizer = engine_of(model), torch.optim.AdamW(model.parameters())
         for _ in range(2):
             engine.ledger.take()
