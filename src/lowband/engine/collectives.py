@@ -137,10 +137,9 @@ class Collectives:
         inner, outer = self.scheme.span(row)
         moving = [full]
         del full
-        along = inner, outer, row.name, row.kind
-        moving.append((yield from self.reduce_scatter(call, moving.pop(), *along)))
+        moving.append((yield from self.reduce_scatter(call, moving.pop(), inner, outer, row.name)))
         if row.kind == "all_reduce":
-            moving.append((yield from self.gather_whole(call, moving.pop(), *along)))
+            moving.append((yield from self._gather_sums(call, moving.pop(), inner, outer, row.name)))
         return moving.pop()
 
     def gather(
@@ -208,9 +207,7 @@ class Collectives:
         else:
             _all_gather(parts.view(-1), mine, group=bound.group)
 
-    def reduce_scatter(
-        self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str, kind: Kind = "reduce"
-    ) -> Reduction:
+    def reduce_scatter(self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """This rank's shard of `outer`, summed over the ranks of `outer`, from their shards of `inner`.
 
         full: 1D, in the reduce dtype, counted as a buffer, overwritten by a flat reduction; freed once it is
@@ -219,7 +216,7 @@ class Collectives:
         as a buffer.
         """
         wire, dtype = self.scheme.wire(name), full.dtype
-        hops = self._hops(inner, outer, kind, is_plain(wire, dtype))
+        hops = self._hops(inner, outer, "reduce", is_plain(wire, dtype))
         if hops and not is_plain(wire, dtype):
             yield hops[0].hop.level, [full]
             rows = full.view(hops[0].hop.count, -1)
@@ -261,15 +258,14 @@ class Collectives:
                 full = self._native_hop(call, rows, bound, name)
         return full
 
-    def gather_whole(
-        self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str, kind: Kind
-    ) -> Reduction:
-        """This rank's shard of `inner`, 1D, from the shards of `outer`. Both are counted as buffers."""
+    def _gather_sums(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
+        """The second half of an all-reduce: `inner`'s shard, 1D, from those of `outer`. Both are counted as
+        buffers."""
         hops = self.topology.levels.hops(inner, outer)
         if not hops:
             return shard
         out = call.hold(shard.new_empty(shard.numel() * prod(hop.count for hop in hops)))
-        yield from self.gather(call, shard, out, inner, outer, name, kind)
+        yield from self.gather(call, shard, out, inner, outer, name, kind="all_reduce")
         call.release(shard)
         return out
 
