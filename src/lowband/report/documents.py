@@ -170,11 +170,13 @@ def _start(root: Path) -> list[str]:
         "connections of a rank": "{connections:.0f}", "groups made after (s)": "{groups_s:.2f}",
         "sharded after (s)": "{sharded_s:.2f}", "processor time of a rank (s)": "{cpu_s:.2f}",
     }  # fmt: skip
-    rates = read_table(root / "results/reference/start/read.csv").groupby("what")["bytes_per_s"].median()
-    share = rates["shard"] / rates["file"]
+    reads = read_table(root / "results/reference/start/read.csv").groupby("what")["bytes_per_s"]
+    shard, plain = (reads.get_group(what) / 1e9 for what in ("shard", "file"))
     sentence = (
-        f"A checkpoint of 1 GiB is read into shards on 4 ranks at {rates['shard'] / 1e9:.2f} GB/s, {share:.0%} "
-        f"of the rate of one plain read, {rates['file'] / 1e9:.2f} GB/s; neither finds it in memory."
+        f"A checkpoint of 1 GiB is read into shards on 4 ranks at {shard.median():.2f} GB/s "
+        f"({shard.min():.2f} to {shard.max():.2f}), by one plain read at {plain.median():.2f} GB/s "
+        f"({plain.min():.2f} to {plain.max():.2f}); neither finds it in memory. The disk is shared with other "
+        "machines."
     )
     return [*markdown(filled(rows, cells)), "", sentence]
 
