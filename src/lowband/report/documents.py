@@ -175,8 +175,8 @@ def _start(root: Path) -> list[str]:
     sentence = (
         f"A checkpoint of 1 GiB is read into shards on 4 ranks at {shard.median():.2f} GB/s "
         f"({shard.min():.2f} to {shard.max():.2f}), by one plain read at {plain.median():.2f} GB/s "
-        f"({plain.min():.2f} to {plain.max():.2f}); neither finds it in memory. The disk is shared with other "
-        "machines."
+        f"({plain.min():.2f} to {plain.max():.2f}); neither finds it in memory. The disk is shared with "
+        "other machines."
     )
     return [*markdown(filled(rows, cells)), "", sentence]
 
