@@ -51,7 +51,7 @@ def with_facts(machine: Machine, values: Mapping[str, float]) -> Machine:
         head, *path = place.split(".")
         part = (
             data[head]
-            if head in ("device", "stack")
+            if head in ("device", "stack", "storage")
             else next(x for x in data["levels"] if x["name"] == head)["link"]
         )
         for key in path:
