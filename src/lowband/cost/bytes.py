@@ -18,7 +18,7 @@ from lowband.spec.mesh import SELF, WORLD, Hop, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, STEP, Collective
+from lowband.spec.step import NORM_GATHER, STEP, Collective, Order, passes
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -70,17 +70,19 @@ def sent_bytes(
     reduce_dtype: str,
     accumulation: int,
     is_clipped: bool,
+    order: Order = "depth",
 ) -> dict[tuple[str, str, str], int]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes.
 
     units: elements per unit, padding included, the root's first
+    accumulation, order: micro-batches per step, and the order in which units compute them
     is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
     A step includes the gather of the weights that the previous step updated.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     for unit, numel in enumerate(units):
         for t in transfers(numel, unit == 0, scheme, levels, compute_dtype, reduce_dtype):
-            times = accumulation if t.collective.every == "pass" else 1
+            times = passes(accumulation, order) if t.collective.every == "pass" else 1
             counts[t.hop.level, t.collective.name, t.wire] += t.sent_bytes * times
     if is_clipped:
         held = NORM_BYTES

@@ -10,6 +10,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Order
 from lowband.spec.yaml_model import Strict
 
 Dtype = Literal["fp32", "bf16"]
@@ -21,6 +22,9 @@ class RunOptions(Strict):
     engine: Engine = "lowband"
     ranks: PositiveInt
     accumulation: PositiveInt = Field(default=1, description="backward passes per optimizer step")
+    order: Order = Field(
+        default="depth", description="of accumulation; breadth: a unit computes all passes, gathered once"
+    )
     seq_len: PositiveInt
     steps: PositiveInt
     warmup_steps: NonNegativeInt = Field(default=2, description="first steps, left out of every time")
@@ -87,6 +91,8 @@ class RunSpec(RunOptions):
                 f"engine {self.engine} supports neither device fake nor checkpoints here, and its overlap "
                 "cannot be turned off"
             )
+        if self.engine != "lowband" and self.order != "depth":
+            raise ValueError(f"engine {self.engine} accumulates in order depth only")
         box = self.machine.box
         if box is not None and self.ranks > box.nodes * self.machine.node_size:
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")

@@ -179,6 +179,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             spec.reduce_dtype,
             spec.accumulation,
             is_clipped=spec.device != "fake",  # fake tensors have no values to clip
+            order=spec.order,
         )
     )
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
@@ -211,6 +212,7 @@ def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]
         spec.reduce_dtype,
         spec.accumulation,
         Environment.read_json(folder.env).backend,
+        spec.order,
     )
     if "start" in measured:  # runs of earlier versions did not record it
         rank = 0 if spec.device == "fake" else None
