@@ -107,14 +107,14 @@ def accumulate(
     loss_of: maps a micro-batch to its loss, one number, by one call of the module. The losses are summed, not
              averaged: for their mean, `loss_of` divides by the number of micro-batches
 
-    Runs all forward and backward passes and returns the losses, detached, in order. Gradients are averaged over
-    all ranks, as those of a loop with `no_sync`. But each unit is gathered once in the forward and once in the
-    backward, and its gradient is reduced once, after it was summed over the micro-batches in fp32. The
-    activations of all micro-batches are in memory at once. Under `no_sync` it reduces to the grads level only.
+    Runs all forward and backward passes and returns the losses, detached, in order. Gradients are averaged
+    over all ranks, as those of a loop with `no_sync`. But each unit is gathered once in the forward and once
+    in the backward, and its gradient is reduced once, after it was summed over the micro-batches in fp32. The
+    activations of all micro-batches are in memory at once. Under `no_sync` it reduces to the grads level.
 
-    Raises UserError if the module is not a chain of its units: every tensor that requires gradients and enters
-    a unit, except the first, must be an earlier unit's output. Whatever it raises, the next call works; an
-    exception has the same effect on gradients as one in a forward or in a backward.
+    Raises UserError if the module is not a chain of its units: every tensor that requires gradients and
+    enters a unit, except the first, must be an earlier unit's output. Whatever it raises, the next call
+    works; an exception has the same effect on gradients as one in a forward or in a backward.
     Source: Lamy-Poirier, arXiv 2211.05953.
     """
     if not micro_batches:
