@@ -1,5 +1,7 @@
 """Breadth-first accumulation of a GPT: the values of one process, bit for bit; bytes sent and held."""
 
+from functools import cache
+
 import pytest
 import reference
 import torch
