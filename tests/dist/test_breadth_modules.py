@@ -1,6 +1,6 @@
 """Breadth-first accumulation of any module that is a chain of its units, and the refusal of others."""
 
-import gc
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -382,6 +382,25 @@ def test_what_is_no_chain_is_refused() -> None:
         assert "\n" not in said
 
 
+# ---- the example
+
+
+def run_example(text: str) -> bool:
+    names = {"lowband": lowband, "torch": torch, "module": Chain(), "Block": nn.Sequential}
+    before = [value.detach().clone() for value in names["module"].parameters()]
+    names["steps"] = [[micro(step, i, dist.get_rank()) for i in range(2)] for step in range(2)]
+    exec(text, names)
+    after = list(lowband.full_state_dict(names["module"]).values())  # on rank 0
+    return len(names["losses"]) == 2 and not any(map(torch.equal, before, after))
+
+
+def test_the_example_of_the_page_runs(monkeypatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    [example] = re.findall(r"```python\n(.*?)```", (root / "docs" / "library.md").read_text(), re.DOTALL)
+    assert on_ranks(2, run_example, example) == [True, True]
+
+
 # ---- activations, and what torch keeps for each thread
 
 
@@ -449,7 +468,6 @@ def state_inside() -> tuple[bool, ...]:
         counted = mode.count
     outside = torch.is_grad_enabled()
     last = coroutine.resume()
-    gc.collect()
     return (
         first and not last and outside and coroutine.take_result() == 5,
         seen == [True, True, 2, "meta", False],

@@ -27,7 +27,8 @@ MODULES = {
 
 
 def steps(module: str, scheme: str, dtype: torch.dtype, collect) -> None:
-    """Accumulated with and without no_sync, or breadth-first; clipped; an evaluation between; the whole weights at the end."""
+    """Accumulated with and without no_sync, or breadth-first, clipped; an evaluation between; the whole
+    weights at the end."""
     make, wrap, arguments = MODULES[module]
     model = lowband.shard(make(), CONFIG.scheme(scheme), lowband.Topology(INNER), wrap, dtype)
     optimizer = optimizer_of(model.parameters())
@@ -85,7 +86,7 @@ def test_no_two_streams_race(scheme: str, module: str) -> None:
         [(races, _, accesses)] = on_ranks(1, look, module, scheme, dtype)
         assert races == {}
         assert len(accesses) > 1
-        assert min(accesses) > 10
+        assert min(accesses) > 5  # breadth-first under ddp: one reduction per step and unit
 
 
 @pytest.mark.parametrize("scheme", ["zero3", "hier3"])
