@@ -2,50 +2,15 @@
 
 import json
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, lowband
+from commands import SUITE, lowband
 
 from lowband.spec.csv_tables import read_table
 
 pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
-
-PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "results/reported", "results/reference")
-
-# Four nodes of two ranks; a step takes some seconds: long enough for all faults.
-MACHINE = """
-like: frontier
-description: four small nodes
-box: {scale: 1000000, nodes: 4, tflops: 76.6, source: test}
-levels:
-  - {name: package, size: 2, link: {gigabytes_per_s: 200, source: test}}
-  - {name: world, link: {gigabytes_per_s: 50, source: test}}
-"""
-SUITE = """
-purpose: jobs that end badly
-cluster: small-box
-repeats: 5
-fixed:
-  {model: gpt-200k, scheme: zero3, ranks: 2, micro_batch: 2, seq_len: 32, steps: 24, warmup_steps: 1,
-  checkpoint_every: 2, time_limit_s: 600}
-"""
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for part in PARTS:
-        source = ROOT / part
-        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / part)
-    box = tmp_path / "slurm" / "small-box"
-    box.mkdir()
-    (box / "machine.yaml").write_text(MACHINE)
-    shutil.copy2(ROOT / "slurm" / "frontier-box" / "env.sh", box)
-    (tmp_path / "config" / "suites" / "faults.yaml").write_text(SUITE)
-    return tmp_path
 
 
 def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> None:

@@ -59,8 +59,8 @@ def train(
     units = [unit.layout.numel for unit in engine.units]
     levels, by = topology.levels, (dtype, "fp32", accumulation)
     held = {**engine.meter.peak, "optim": 3 * engine.meter.peak["optim"]}
-    states = state_bytes(units, placed, levels, *by, "gloo", order)  # type: ignore[arg-type]
-    is_closed_form = sent == sent_bytes(units, placed, levels, *by, True, order) and states == {  # type: ignore[arg-type]
+    states = state_bytes(units, placed, levels, *by, "gloo", order=order)  # type: ignore[arg-type]
+    is_closed_form = sent == sent_bytes(units, placed, levels, *by, True, order=order) and states == {  # type: ignore[arg-type]
         kind: held.get(kind, 0) for kind in states
     }
     return (losses, norms, lowband.full_state_dict(model)), is_closed_form

@@ -9,8 +9,12 @@ from test_parity import CLIP, CONFIG, SPEC, part_of_batch
 from torch import nn
 
 import lowband
+from lowband.cost.bytes import unit_numels
+from lowband.cost.checkpoint import STATE_BYTES, rank_bytes
+from lowband.engine.checkpoint.manifest import Manifest
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.mesh import Levels
 
 INNER = {"package": 2, "node": 4}
 OPTIMIZERS = {
@@ -139,3 +143,27 @@ def test_buffers_and_random_numbers_are_restored(tmp_path: Path) -> None:
             assert all(torch.equal(loaded[name], value) for name, value in saved[0][0].items())
         if ranks == 4:
             assert all(torch.equal(resumed[0][1][name], value) for name, value in saved[0][1].items())
+
+
+def files_saved(folder: str, scheme: str) -> None:
+    model, optimizer = build(scheme, INNER, "adamw")
+    train(model, optimizer, 0, 1)
+    checkpointer = lowband.Checkpointer(folder)
+    checkpointer.save(1, model, optimizer)
+    checkpointer.wait()
+
+
+@pytest.mark.parametrize(("ranks", "scheme"), [(1, "ddp"), (4, "zero3"), (8, "hsdp"), (8, "hier3")])
+def test_the_files_hold_the_bytes_of_the_closed_form(tmp_path: Path, ranks: int, scheme: str) -> None:
+    on_ranks(ranks, files_saved, str(tmp_path), scheme)
+    manifest = Manifest.read(tmp_path / "step-00000001")
+    by_rank = [0] * ranks
+    for saved in manifest.tensors.values():
+        if saved.sharded:
+            for chunk in saved.chunks:
+                by_rank[chunk.rank] += chunk.length * saved.torch_dtype.itemsize
+    levels = Levels.fit(INNER, ranks)
+    optim = levels.size(CONFIG.scheme(scheme).optim)
+    assert sum(by_rank) == STATE_BYTES * SPEC.parameters
+    assert max(by_rank) <= rank_bytes(sum(unit_numels(SPEC, levels)), optim)
+    assert sum(count > 0 for count in by_rank) <= optim

@@ -1,4 +1,5 @@
-"""Bytes and memory of any placement on any levels, wires and unit sizes: counted = closed form.
+"""Bytes and memory of any placement on any levels, wires and unit sizes, hop by hop and flat, on any rank:
+counted = closed form.
 
 The engine runs on torch's fake process group, which sends nothing and knows any number of ranks.
 """
@@ -47,24 +48,35 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
 
 
 @seed(1)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=120, deadline=None, database=None)
 @given(
     placement=placements(),
     widths=st.lists(st.integers(1, 40), min_size=2, max_size=4),
     dtype=st.sampled_from(["fp32", "bf16"]),
     reduce_dtype=st.sampled_from(["fp32", "bf16"]),
     accumulation=st.integers(1, 2),
+    pattern=st.sampled_from(["hops", "flat"]),
+    place=st.floats(0, 1, exclude_max=True),
 )
-def check(placement, widths: list[int], dtype: str, reduce_dtype: str, accumulation: int) -> None:
+def check(
+    placement,
+    widths: list[int],
+    dtype: str,
+    reduce_dtype: str,
+    accumulation: int,
+    pattern: str,
+    place: float,
+) -> None:
     inner, world, scheme = placement
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    rank = int(place * world)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         model = nn.Sequential(
             nn.LayerNorm(5), *(nn.Sequential(nn.Linear(5, n), nn.Linear(n, 5)) for n in widths)
         )
         topology = lowband.Topology(inner)
         wrap = lambda module: isinstance(module, nn.Sequential) and module is not model  # noqa: E731
-        lowband.shard(model, scheme, topology, wrap, DTYPE[dtype], DTYPE[reduce_dtype])
+        lowband.shard(model, scheme, topology, wrap, DTYPE[dtype], DTYPE[reduce_dtype], collectives=pattern)
         engine, optimizer = engine_of(model), torch.optim.AdamW(model.parameters())
         for _ in range(2):
             engine.ledger.take()
@@ -76,11 +88,11 @@ def check(placement, widths: list[int], dtype: str, reduce_dtype: str, accumulat
         sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
         units = [unit.layout.numel for unit in engine.units]
         levels = topology.levels
-        expected = sent_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, False)
+        expected = sent_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, False, pattern, rank)
         assert sent == expected, (sent, expected)
         held = dict(engine.meter.peak)
         held["optim"] = 3 * held["optim"]  # Adam's moments
-        states = state_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, "fake")
+        states = state_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, "fake", pattern)
         counted = {kind: held.get(kind, 0) for kind in states}
         assert counted == states, (counted, states)
     finally:

@@ -37,8 +37,11 @@ def test_counted_at_scale_equals_closed_forms(
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
-    assert sent == sent_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, order)
+    assert sent == sent_bytes(
+        units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, order=order
+    )
     held = {state.kind: state.bytes for state in outcome.states}
-    expected = state_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, "fake", order)
+    levels = spec.levels
+    expected = state_bytes(units, spec.scheme, levels, "bf16", "bf16", accumulation, "fake", order=order)
     assert {kind: held.get(kind, 0) for kind in expected} == expected
     assert not (tmp_path / "steps.jsonl").exists()

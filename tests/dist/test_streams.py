@@ -26,11 +26,12 @@ MODULES = {
 }
 
 
-def steps(module: str, scheme: str, dtype: torch.dtype, collect) -> None:
+def steps(module: str, scheme: str, dtype: torch.dtype, pattern: str, collect) -> None:
     """Accumulated with and without no_sync, or breadth-first, clipped; an evaluation between; the whole
     weights at the end."""
     make, wrap, arguments = MODULES[module]
-    model = lowband.shard(make(), CONFIG.scheme(scheme), lowband.Topology(INNER), wrap, dtype)
+    topology = lowband.Topology(INNER)
+    model = lowband.shard(make(), CONFIG.scheme(scheme), topology, wrap, dtype, collectives=pattern)
     optimizer = optimizer_of(model.parameters())
     for step in range(STEPS):
         if module == "breadth":
@@ -48,7 +49,14 @@ def steps(module: str, scheme: str, dtype: torch.dtype, collect) -> None:
     lowband.full_state_dict(model)
 
 
-def watched(module: str, scheme: str, dtype: torch.dtype, forgotten: str = "", frees: str = "") -> Device:
+def watched(
+    module: str,
+    scheme: str,
+    dtype: torch.dtype,
+    forgotten: str = "",
+    frees: str = "",
+    pattern: str = "hops",
+) -> Device:
     """The engine on NCCL's path, over torch's fake group of 8 ranks, with faults.
 
     forgotten: the kind of waits left out frees:     what is not kept until the caller has waited: what the
@@ -63,7 +71,7 @@ def watched(module: str, scheme: str, dtype: torch.dtype, forgotten: str = "", f
     if frees == "lane":
         lane._advance = lambda work, level, is_first: advance(work, level, is_first)[:0]
     with Watch(device):
-        steps(module, scheme, dtype, device.collect)
+        steps(module, scheme, dtype, pattern, device.collect)
     return device
 
 
@@ -87,6 +95,13 @@ def test_no_two_streams_race(scheme: str, module: str) -> None:
         assert races == {}
         assert len(accesses) > 1
         assert min(accesses) > 5  # breadth-first under ddp: one reduction per step and unit
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "zero3", "hier3-exact"])
+def test_no_two_streams_race_in_flat_collectives(scheme: str) -> None:
+    [(races, _, accesses)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16, "", "", "flat")
+    assert races == {}
+    assert min(accesses) > 10
 
 
 @pytest.mark.parametrize("scheme", ["zero3", "hier3"])

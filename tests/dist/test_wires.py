@@ -12,8 +12,10 @@ from lowband.kernels.block_quant import dequantize, quantize
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import reductions
 from lowband.spec.wire import DTYPE_BYTES, MESSAGE_ALIGN, WIRE_BITS, message_bytes
 
+[GRAD_REDUCE] = reductions("pass")
 BLOCK = 24  # divides neither a shard nor a power of two
 SHARD = 32 * 3
 CASES = [
@@ -77,7 +79,7 @@ def reduce(wire: str, inner: dict[str, int]):
     def work(call):
         found.append((yield from messages.reduce_scatter(call, full, SELF, WORLD, "grad_reduce")))
 
-    messages.submit("unit", messages.outwards(SELF, WORLD), work)
+    messages.submit("unit", messages.levels_of_reduction(GRAD_REDUCE, torch.float32), work)
     return found[0], ledger.take()
 
 

@@ -70,10 +70,12 @@ def ok_outcome(spec: RunSpec) -> Outcome:
         spec.reduce_dtype,
         spec.accumulation,
         is_clipped=spec.device != "fake",
+        pattern=spec.collectives,
     )
     states = state_bytes(
-        units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, "gloo"
-    )
+        units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, "gloo",
+        spec.collectives,
+    )  # fmt: skip
     return Outcome(
         status="ok",
         steps=spec.steps,

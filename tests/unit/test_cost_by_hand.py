@@ -1,13 +1,17 @@
 """Time and memory of a job against numbers worked out by hand, and against formulas as papers print them."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lowband.cost.activations import Attention, Recompute, kept_bytes_per_token
-from lowband.cost.bytes import transfers
+from lowband.cost.buffers import buffer_bytes
+from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
@@ -21,6 +25,7 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine, Stack
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import Sent, mean
 from lowband.spec.scheme import Scheme
 
 GIB = 2**30
@@ -198,6 +203,73 @@ def test_what_is_encoded_and_decoded_around_each_hop() -> None:
     assert values["forward_gather"] == [1000, 8000]
     assert values["backward_gather"] == [0, 0]
     assert values["grad_reduce"] == [2 * 8000, 2 * 2000]
+
+
+def test_bytes_of_a_flat_step_by_hand() -> None:
+    """A unit of 8,000 values on 2 nodes of 4: 3 of 4 ranks have their successor inside the node. A gather in
+    bf16 sends 7 x 2,000 bytes, the INT4 reduction goes hop by hop: 4,000 values to 3, 1,000 to 1."""
+    levels = Levels.fit({"node": 4}, 8)
+    scheme = ZERO3.model_copy(update={"grad_reduce": "int4", "block_size": 500})
+    by_rank = [
+        sent_bytes([8000], scheme, levels, "bf16", "bf16", 1, False, "flat", rank) for rank in range(8)
+    ]
+    int4 = {("node", "grad_reduce", "int4"): 3 * 1024, ("world", "grad_reduce", "int4"): 512}
+    for rank, sent in enumerate(by_rank):
+        crosses = rank in (3, 7)
+        gather = {"node": 0 if crosses else 14000, "world": 14000 if crosses else 0}
+        assert sent == {(level, "forward_gather", "native"): count for level, count in gather.items()} | int4
+    assert sent_bytes([8000], scheme, levels, "bf16", "bf16", 1, False, "flat") == {
+        ("node", "forward_gather", "native"): 10500,
+        ("world", "forward_gather", "native"): 3500,
+        **int4,
+    }
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    places=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3),
+    units=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    is_clipped=st.booleans(),
+)
+def test_flat_bytes_by_level(
+    counts: list[int], places: tuple[float, ...], units: list[int], is_clipped: bool
+) -> None:
+    """The mean over ranks is that of each rank's bytes; all levels together get what hops send."""
+    sizes = np.cumprod(counts).tolist()
+    levels = Levels.fit({f"level{i}": size for i, size in enumerate(sizes[:-1])}, sizes[-1])
+    weights, grads, optim = sorted(int(place * len(levels.names)) for place in places)
+    scheme = Scheme(
+        name="drawn", weights=levels.names[weights], grads=levels.names[grads], optim=levels.names[optim]
+    )
+    numels = [unit * 256 * levels.world for unit in units]
+    arguments = numels, scheme, levels, "bf16", "fp32", 2, is_clipped
+    totals: Counter[tuple[str, str, str]] = Counter()
+    hops = Counter[str]()
+    for (_, name, _), count in sent_bytes(*arguments).items():
+        hops[name] += int(count)
+    for rank in range(levels.world):
+        flat = Counter[str]()
+        for key, count in sent_bytes(*arguments, "flat", rank).items():
+            totals[key] += int(count)
+            flat[key[1]] += int(count)
+        assert flat == hops
+    assert sent_bytes(*arguments, "flat") == {k: mean(total, levels.world) for k, total in totals.items()}
+
+
+def test_a_mean_is_recorded_exactly() -> None:
+    for total, ranks in ((12, 4), (80, 3), (2**53 - 1, 7)):
+        sent = Sent(level="node", collective="norm_gather", wire="native", bytes=mean(total, ranks))
+        assert Sent.model_validate_json(sent.model_dump_json()) == sent
+        assert isinstance(sent.bytes, int) == (total % ranks == 0)
+
+
+@pytest.mark.parametrize(("backend", "held"), [("gloo", 16000 + 2000), ("nccl", 2 * 16000)])
+def test_buffers_of_a_ring_by_hand(backend: str, held: int) -> None:
+    """A unit of 8,000 values in bf16 on 2 nodes of 4: its gradient and an eighth; or it and its copy."""
+    levels = Levels.fit({"node": 4}, 8)
+    assert buffer_bytes([8000], ZERO3, levels, "bf16", "bf16", backend, "flat") == held
+    one_level = Levels.fit({}, 8)  # ranks are in the order of the shards: no copy
+    assert buffer_bytes([8000], ZERO3, one_level, "bf16", "bf16", backend, "flat") == 16000 + 2000
 
 
 def test_memory_peaks_at_the_start_at_the_loss_or_after_the_backward() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Digit, Levels, Mesh
+from lowband.spec.partition import shard_range
 
 
 def test_the_example() -> None:
@@ -78,3 +79,34 @@ def test_one_axis_is_the_levels_of_all_ranks() -> None:
 def test_an_axis_that_ends_inside_a_group_is_refused(inner: dict[str, int], degrees: dict[str, int]) -> None:
     with pytest.raises(UserError, match="level 'node' of"):
         Mesh.fit(inner, {**degrees, "pp": 2})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_a_ring_by_its_ranks(counts: list[int], data: st.DataObject) -> None:
+    """Links and places of a ring against ranks written out: who is next, and which level holds both."""
+    sizes = {f"level{i}": prod(counts[: i + 1]) for i in range(len(counts) - 1)}
+    levels = Levels.fit(sizes, prod(counts))
+    first, last = sorted(data.draw(st.integers(0, len(counts))) for _ in range(2))
+    inner, outer = levels.names[first], levels.names[last]
+    ring, across = levels.ring(inner, outer), levels.size(outer) // levels.size(inner)
+    assert (ring is None) == (across == 1)
+    if ring is None:
+        return
+    rank = data.draw(st.integers(0, levels.world - 1))
+    stride, size = levels.size(inner), levels.size(outer)
+    ranks = [r for r in range(levels.world) if r // size == rank // size and r % stride == rank % stride]
+    assert ring.hop.partners(rank) == ranks
+    assert ring.hop.count == across
+    links = []
+    for at, one in enumerate(ranks):
+        following = ranks[(at + 1) % across]
+        holding = [
+            name for name in levels.names if one // levels.size(name) == following // levels.size(name)
+        ]
+        links.append(holding[0])
+        assert ring.level(one) == links[at]
+        start, _ = shard_range(levels.world, levels, outer, one)
+        start_of_whole, _ = shard_range(levels.world, levels, inner, one)
+        assert (start - start_of_whole) * size == ring.places[at] * levels.world
+    assert ring.senders == {hop.level: links.count(hop.level) for hop in ring.hops}

@@ -17,7 +17,7 @@ from lowband.predict.plan_files import write
 from lowband.predict.prediction import predict
 from lowband.predict.request import Grid
 from lowband.predict.time import step_time
-from lowband.predict.workload import Workload
+from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -63,6 +63,18 @@ def test_time_items_add_up(scheme: str, pp: int) -> None:
     assert all(seconds >= -1e-12 for seconds in step.items.values())
 
 
+def test_a_runs_order_decides_how_often_its_units_are_gathered() -> None:
+    """Breadth-first, four micro-batches send what one sends, and hide more of it than depth-first."""
+    [spec, *_] = Config(ROOT).runs(["frontier"])
+    runs = [spec.model_copy(update={"accumulation": n, "order": o}) for n, o in ((1, "depth"), (4, "depth"))]
+    one, depth = (workload_of(run) for run in runs)
+    breadth = workload_of(spec.model_copy(update={"accumulation": 4, "order": "breadth"}))
+    assert (one.passes, depth.passes, breadth.passes) == (1, 4, 1)
+    assert step_time(breadth).lane == pytest.approx(step_time(one).lane)
+    assert step_time(breadth).total < step_time(depth).total
+    assert step_time(breadth).items["forward"] == step_time(depth).items["forward"]
+
+
 def test_a_ring_by_hand() -> None:
     """16 ranks on 2 nodes of Frontier, 1 GB: the package's, node's and NICs' steps, and the slowest rate."""
     network = Network(FRONTIER, shards=False)
@@ -71,6 +83,34 @@ def test_a_ring_by_hand() -> None:
     slowest = min(200e9 * 0.737, 50e9 * 0.78 * 2, 12.5e9 * 0.75 * 8)
     steps = 8 * 1 * 3.6e-6 + 2 * 3 * 3.6e-6 + 1 * 19.8e-6
     assert network.ring_s(hops, sent) == pytest.approx(17e-6 + steps + sent / slowest)
+
+
+@pytest.mark.parametrize("box", [True, False])
+def test_the_runs_own_collectives_decide(box: bool) -> None:
+    """Frontier's stack has flat rings, its box none: neither matters for a run of our engine."""
+    suite = "links" if box else "frontier"
+    spec = next(s for s in Config(ROOT).runs([suite]) if s.engine == "lowband" and s.scheme.name == "zero3")
+    spec = spec.model_copy(update={"overlap": False})
+    time, memory = {}, {}
+    for pattern in ("hops", "flat"):
+        run = spec.model_copy(update={"collectives": pattern})
+        one = workload_of(run)
+        found = Network(one.machine, own=one.collectives)
+        parts = [
+            t for t in transfers(10**6 * spec.ranks, False, one.scheme, one.levels, "fp32", "fp32")
+            if t.collective.name == "forward_gather"
+        ]  # fmt: skip
+        hops = [t.hop for t in sorted(parts, key=lambda t: t.hop.stride)]
+        sent = sum(t.sent_bytes for t in parts)
+        by_hand = {
+            "flat": found.ring_s(hops, sent),
+            "hops": sum(found.hop_s(t.hop, t.sent_bytes) for t in parts),
+        }
+        assert found.collective_s(parts) == pytest.approx(by_hand[pattern], rel=1e-12)
+        memory[pattern] = predict(one).memory_bytes["buffers"]
+        time[pattern] = box_step_s(run) if box else predict(one).communication_s["forward_gather"]
+    assert time["flat"] != time["hops"]
+    assert memory["flat"] > memory["hops"]
 
 
 def test_without_overlap_every_lane_second_is_exposed() -> None:

@@ -55,6 +55,7 @@ def test_strong_scaling_keeps_the_global_batch() -> None:
         ("suites/smoke.yaml", "warmup_steps: 2", "warmup_steps: 6", ("leave none of the 6 steps",)),
         ("suites/smoke.yaml", "ranks: 1}", "rank: 1}", ("'rank' is not an axis", "scheme, ranks")),
         ("suites/smoke.yaml", "axes:", "axes: [", ("smoke.yaml:", "is not YAML")),
+        ("suites/smoke.yaml", "axes:", "axes:\n  collectives: [ring]", ("collectives: ", "'hops' or 'flat'")),
         ("schemes.yaml", "weights: package", "weights: world", ("from inner to outer",)),
         ("schemes.yaml", "secondary: node", "secondary: world", ("secondary", "save nothing")),
         ("schemes.yaml", "grads: node", "grads: rack", ("no level 'rack'", "package, node, world")),
@@ -80,7 +81,16 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
         Config(ROOT).runs(["nope"])
 
 
-@pytest.mark.parametrize("changes", [{"device": "fake"}, {"checkpoint_every": 2}, {"overlap": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "fake"},
+        {"checkpoint_every": 2},
+        {"overlap": False},
+        {"collectives": "flat"},
+        {"order": "breadth"},
+    ],
+)
 def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object]) -> None:
     [spec, *_] = Config(ROOT).runs(["smoke"])
     values = {**spec.model_dump(mode="json"), "engine": "fsdp2"}

@@ -9,6 +9,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 from lowband.errors import UserError
+from lowband.preflight import TIME_LIMIT_S
 from lowband.report.appendix import APPENDICES
 from lowband.claims.claim import read_claims, sources
 from lowband.tables.build import (
@@ -40,6 +41,12 @@ try:
     JOBS = {cluster: CONFIGURATION.job(cluster) for cluster in CLUSTERS}
     RESOURCES = {
         run: JOBS[spec.machine.name].resources(spec) for run, spec in SPECS.items()
+    }
+    # The largest run of each cluster: its job is the one whose nodes are examined before it.
+    LARGEST = {
+        spec.machine.name: spec.run_id
+        for spec in sorted(SPECS.values(), key=lambda spec: spec.ranks)
+        if spec.device != "fake"
     }
 except UserError as error:
     print(f"lowband: {error}", file=sys.stderr)
@@ -105,6 +112,12 @@ def claim_tables(wildcards):
 def job_resource(name):
     """A resource of the Slurm job of a run."""
     return lambda wildcards: RESOURCES[wildcards.run][name]
+
+
+def preflight_minutes(wildcards):
+    spec = SPECS[wildcards.run]
+    short = spec.model_copy(update={"time_limit_s": TIME_LIMIT_S})
+    return JOBS[spec.machine.name].resources(short)["runtime"]
 
 
 def srun_tasks_per_node(wildcards):

@@ -51,6 +51,35 @@ rule train:
         " && sha256sum {params.outcome:q} > {output:q}"
 
 
+# The same job as `train`, for two minutes. It fails if something is wrong; the findings are in the log and in
+# preflight.json beside the spec.
+rule preflight_run:
+    input:
+        spec=f"{RUNS_DIR}/{{run}}/spec.json",
+    output:
+        touch(f"{RUNS_DIR}/{{run}}/preflight"),
+    log:
+        f"{LOGS_DIR}/preflight/{{run}}.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1024
+    resources:
+        mpi="srun",
+        nodes=job_resource("nodes"),
+        tasks_per_node=job_resource("tasks_per_node"),
+        cpus_per_task=job_resource("cpus_per_task"),
+        runtime=preflight_minutes,
+        constraint=job_resource("constraint"),
+        slurm_extra=job_resource("slurm_extra"),
+    params:
+        cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
+        tasks_per_node=srun_tasks_per_node,
+        srun=srun_options,
+    shell:
+        "slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
+        " python -m lowband preflight {input.spec:q} > {log:q} 2>&1"
+
+
 # Stop if Slurm does not answer: otherwise each job would fail with a message about accounts. Also remove the
 # limit on how fast jobs start, unless a profile sets one: to apply its default (100 per second), Snakemake
 # examines all waiting jobs again and again, which takes processor time from timed runs (docs/benchmarks.md).

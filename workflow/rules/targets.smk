@@ -11,6 +11,13 @@ rule tables:
     localrule: True
 
 
+# Before an expensive suite: examine the nodes of its largest run.
+rule preflight:
+    input:
+        [f"{RUNS_DIR}/{run}/preflight" for run in LARGEST.values()],
+    localrule: True
+
+
 for table in (*TABLES, *PREDICTED):
 
     rule:

@@ -1,4 +1,4 @@
-"""bench-softmax, ...: the benchmarks of this machine, a sub-command for each entry of spec/benchmarks.py."""
+"""bench-softmax, ...: benchmarks of this machine: one for each entry of spec/benchmarks.py, bench-start."""
 
 import argparse
 from pathlib import Path
@@ -13,6 +13,12 @@ def add(commands: Any) -> None:
         bench = commands.add_parser(f"bench-{name}", help=benchmark.help)
         bench.add_argument("--out", type=Path, required=True, help=f"folder of {files}")
         bench.set_defaults(run=_bench, name=name)
+    start = commands.add_parser(
+        "bench-start", help="time starting 8 to 64 ranks and reading a checkpoint of 1 GiB (two minutes)"
+    )
+    start.add_argument("--out", type=Path, required=True, help="folder of start.csv, read.csv, env.json")
+    start.add_argument("--root", type=Path, default=Path())
+    start.set_defaults(run=_bench_start)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -31,3 +37,26 @@ def _bench(options: argparse.Namespace) -> None:
         write_csv(pd.DataFrame(measured.tables[table], columns=row._fields), options.out / f"{table}.csv")
     write_whole(options.out / f"{options.name}_env.json", json.dumps(measured.environment, indent=2) + "\n")
     print("\n".join(measured.lines))
+
+
+def _bench_start(options: argparse.Namespace) -> None:
+    import tempfile
+
+    import pandas as pd
+    import torch
+
+    from lowband.bench.start import read, start
+    from lowband.run.environment import describe, host
+    from lowband.spec.csv_tables import write_csv
+    from lowband.spec.files import write_whole
+
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
+    starts = pd.DataFrame(start(options.root))
+    with tempfile.TemporaryDirectory(dir=options.out) as folder:  # the file system that is timed
+        reads = pd.DataFrame(read(Path(folder)))
+    write_csv(starts, options.out / "start.csv")
+    write_csv(reads, options.out / "read.csv")
+    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none"}, "loopback")
+    write_whole(options.out / "env.json", environment.to_json())
+    print(starts.groupby("ranks")[["sharded_s", "cpu_s"]].median().to_string(float_format="%.2f"))
+    print(reads.groupby("what")["bytes_per_s"].median().to_string(float_format="%.3g"))

@@ -43,6 +43,18 @@ def add(commands: Any) -> None:
     )
     train.set_defaults(run=_train)
 
+    preflight = commands.add_parser(
+        "preflight",
+        help="measure on a run's nodes what would go wrong with it, in two minutes at most",
+    )
+    preflight.add_argument(
+        "spec", type=Path, help="the run's spec.json; start it as the run, by srun or torchrun"
+    )
+    preflight.add_argument(
+        "--links", choices=["auto", "private", "plain", "here"], default="auto", help=argparse.SUPPRESS
+    )
+    preflight.set_defaults(run=_preflight)
+
 
 def _spec(options: argparse.Namespace) -> None:
     from lowband.spec.config import Config
@@ -71,7 +83,7 @@ def _spec(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from lowband.box.network import connect
-    from lowband.run.ranks import is_first_process, is_launched
+    from lowband.run.ranks import is_first_process
     from lowband.spec.records import RunFolder
     from lowband.spec.run import RunSpec
 
@@ -83,9 +95,26 @@ def _train(options: argparse.Namespace) -> int:
     outcome = train(options.spec, links)
     if is_first_process():
         print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
-    code = exit_code(outcome, RunFolder(options.spec.parent))
+    return _leave(exit_code(outcome, RunFolder(options.spec.parent)))
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from lowband.box.network import connect
+    from lowband.spec.run import RunSpec
+
+    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may restart us
+
+    from lowband.preflight.main import preflight
+
+    return _leave(preflight(options.spec, links))
+
+
+def _leave(code: int) -> int:
+    """The exit code; a process that was a rank ends here."""
+    from lowband.run.ranks import is_launched
+
     if is_launched():
-        # This process was a rank: torch 2.13 with gloo may abort in its thread pool's exit handlers.
+        # torch 2.13 with gloo may abort in its thread pool's exit handlers.
         sys.stdout.flush()
         os._exit(code)
     return code

@@ -9,13 +9,17 @@ timing. A reduction starts with the whole unit's gradient. At a hop among n part
                input, summed in fp32 and cast to the reduce dtype
 
 A gather on an encoded wire holds its own message and all it receives; on a plain wire it has no buffer.
+
+In a flat ring over n ranks a reduction holds, on every back end, its input and 1/n of it. Back ends that
+gather and scatter by themselves do so in rank order, which is not the order of the shards if the ring has
+several hops: then a reduction also holds its input twice, and a gather all that it receives once more.
 """
 
 from collections.abc import Sequence
 
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import STEP, Collective
+from lowband.spec.step import STEP, Collective, Pattern, is_ring
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -28,15 +32,17 @@ def buffer_bytes(
     compute_dtype: str,
     reduce_dtype: str,
     backend: str,
+    pattern: Pattern = "hops",
 ) -> int:
     """Peak bytes per rank, excluding the temporaries of encoding and decoding one piece.
 
     unit_numels: elements per unit, padding included
     backend:     torch.distributed's backend
+    pattern:     how collectives run
     """
     peak = 0
     for numel in unit_numels:
-        unit = _UnitBuffers(scheme, levels, numel, backend)
+        unit = _UnitBuffers(scheme, levels, numel, backend, pattern)
         for row in STEP:
             dtype = row.dtype(compute_dtype, reduce_dtype)
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
@@ -48,15 +54,18 @@ def buffer_bytes(
 class _UnitBuffers:
     """Peaks of one unit's collectives, in bytes."""
 
-    def __init__(self, scheme: Scheme, levels: Levels, numel: int, backend: str) -> None:
+    def __init__(self, scheme: Scheme, levels: Levels, numel: int, backend: str, pattern: Pattern) -> None:
         self._scheme, self._levels, self._numel, self._backend = scheme, levels, numel, backend
+        self._pattern = pattern
 
     def gather(self, row: Collective, dtype: str) -> int:
         wire, (inner, outer) = self._scheme.wire(row.name), self._scheme.span(row)
-        if is_plain(wire, dtype) or not self._levels.hops(inner, outer):
-            return 0
         message = self._message(self._numel // self._levels.size(outer), wire, dtype)
-        return message * (1 + self._levels.size(outer) // self._levels.size(inner))
+        received = message * (self._levels.size(outer) // self._levels.size(inner))
+        held = received if self._reorders(row, dtype) else 0
+        if self._levels.hops(inner, outer) and not is_plain(wire, dtype):
+            held += message + received
+        return held
 
     def gather_back(self, row: Collective, dtype: str) -> int:
         """The gather half of an all-reduce, including its input and its result."""
@@ -70,10 +79,11 @@ class _UnitBuffers:
         wire, (inner, outer) = self._scheme.wire(row.name), self._scheme.span(row)
         size = DTYPE_BYTES[dtype]
         numel = self._numel // self._levels.size(inner)
-        peak = size * numel
-        for hop in self._levels.hops(inner, outer):
+        peak = size * numel * (2 if self._reorders(row, dtype) else 1)
+        ring = self._levels.ring(inner, outer) if self._is_ring(row, dtype) else None
+        for hop in self._levels.hops(inner, outer) if ring is None else [ring.hop]:
             part, given = numel // hop.count, size * numel
-            if is_plain(wire, dtype) and self._backend != "gloo":
+            if is_plain(wire, dtype) and (self._backend != "gloo" or ring is not None):
                 stages = [given + size * part]
             elif is_plain(wire, dtype):
                 stages = [given + given]
@@ -83,6 +93,14 @@ class _UnitBuffers:
             peak = max(peak, *stages)
             numel = part
         return peak
+
+    def _is_ring(self, row: Collective, dtype: str) -> bool:
+        return is_ring(self._pattern, row.kind, is_plain(self._scheme.wire(row.name), dtype))
+
+    def _reorders(self, row: Collective, dtype: str) -> bool:
+        """Whether the back end's order of ranks is not that of the shards."""
+        hops = self._levels.hops(*self._scheme.span(row))
+        return self._backend != "gloo" and self._is_ring(row, dtype) and len(hops) > 1
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:
         return message_bytes(numel, wire, dtype, self._scheme.block_size)

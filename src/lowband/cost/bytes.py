@@ -1,24 +1,31 @@
-"""Bytes that one rank sends per optimizer step, by level, collective and wire, in closed form.
+"""Bytes sent per rank and optimizer step, by level, collective and wire, in closed form.
 
 A hop joins n partners. In a gather each partner sends n - 1 times its buffer from before the hop; in a
 reduce-scatter it sends n - 1 of the n parts of its buffer. A collective over several levels is a chain of
 hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
 rounded up to 16 bytes.
 
+A flat ring over n ranks sends as much as all hops together: n - 1 times the smallest shard. A rank sends it
+all to its successor, so the level depends on the rank. With n1 partners inside, then n2, ..., the part of the
+ranks whose successor is across level i is 1 / (n1 ... n(i-1)) - 1 / (n1 ... ni), plus 1 / n at the outermost.
+
 Source: the ring and pairwise-exchange volumes of Thakur, Rabenseifner and Gropp (2005), sections 4.1 and 4.3;
 ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather and one per reduction hop.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
+from itertools import groupby
 
-from lowband.spec.mesh import SELF, WORLD, Hop, Levels
+from lowband.spec.mesh import SELF, WORLD, Hop, Levels, Ring
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
+from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, STEP, Collective, Order, passes
+from lowband.spec.step import NORM_GATHER, STEP, Collective, Kind, Order, Pattern, is_ring, passes
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -70,26 +77,52 @@ def sent_bytes(
     reduce_dtype: str,
     accumulation: int,
     is_clipped: bool,
+    pattern: Pattern = "hops",
+    rank: int | None = None,
     order: Order = "depth",
-) -> dict[tuple[str, str, str], int]:
+) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes.
 
     units: elements per unit, padding included, the root's first
     accumulation, order: micro-batches per step, and the order in which units compute them
     is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
+    rank:       the bytes of this rank; None: the mean over ranks, which differs from a rank's in a flat ring
     A step includes the gather of the weights that the previous step updated.
     """
-    counts: Counter[tuple[str, str, str]] = Counter()
+    counts: defaultdict[tuple[str, str, str], int | Fraction] = defaultdict(int)
+
+    def add(name: str, kind: Kind, wire: Wire, by_hop: Sequence[tuple[Hop, int]], times: int) -> None:
+        for level, sent in _by_level(by_hop, is_ring(pattern, kind, wire == "native"), rank):
+            counts[level, name, wire] += sent * times
+
     for unit, numel in enumerate(units):
-        for t in transfers(numel, unit == 0, scheme, levels, compute_dtype, reduce_dtype):
-            times = passes(accumulation, order) if t.collective.every == "pass" else 1
-            counts[t.hop.level, t.collective.name, t.wire] += t.sent_bytes * times
+        hops = transfers(numel, unit == 0, scheme, levels, compute_dtype, reduce_dtype)
+        for row, ours in groupby(hops, key=lambda t: t.collective):
+            found = list(ours)
+            by_hop = [(t.hop, t.sent_bytes) for t in found]
+            times = passes(accumulation, order) if row.every == "pass" else 1
+            add(row.name, row.kind, found[0].wire, by_hop, times)
     if is_clipped:
-        held = NORM_BYTES
+        held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, WORLD)):
-            counts[hop.level, NORM_GATHER, "native"] += (hop.count - 1) * held
+            by_hop.append((hop, (hop.count - 1) * held))
             held *= hop.count
-    return dict(counts)
+        add(NORM_GATHER, "gather", "native", by_hop, 1)
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
+
+
+def _by_level(
+    by_hop: Sequence[tuple[Hop, int]], as_ring: bool, rank: int | None
+) -> Iterator[tuple[str, int | Fraction]]:
+    """The bytes of one collective by level, given those of its hops."""
+    if not as_ring:
+        yield from ((hop.level, sent) for hop, sent in by_hop)
+    elif by_hop:
+        ring = Ring(tuple(sorted({hop for hop, _ in by_hop}, key=lambda hop: hop.stride)))
+        total = sum(sent for _, sent in by_hop)
+        for level, senders in ring.senders.items():
+            share = Fraction(senders, ring.hop.count) if rank is None else int(ring.level(rank) == level)
+            yield level, total * share
 
 
 def transfers(

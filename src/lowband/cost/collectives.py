@@ -23,6 +23,7 @@ from lowband.cost.numbers import Num
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop
 from lowband.spec.sourced import Bound, Fact
+from lowband.spec.step import Pattern, is_ring
 
 Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
 MICRO, GIGA = 1e-6, 1e9
@@ -55,12 +56,14 @@ class Network:
     faster: level -> factor on the rate of its link, for a grid of what-ifs
     shards: true for the collectives of sharding, which reach only a share of the link's rate, stated in the
             machine's stack; false for those of tensor and pipeline parallelism, which reach the full rate
+    own:    how collectives run; None: as in the machine's stack
     """
 
     machine: Machine
     case: Case = "value"
     faster: Mapping[str, Num] = field(default_factory=dict)
     shards: bool = True
+    own: Pattern | None = None
 
     @property
     def base_s(self) -> float:
@@ -68,8 +71,9 @@ class Network:
         return seconds(stack.collective_us if stack else None, self.case)
 
     @property
-    def is_flat(self) -> bool:
-        return self.machine.stack is not None and self.machine.stack.collectives == "flat"
+    def pattern(self) -> Pattern:
+        stack = self.machine.stack
+        return self.own or (stack.collectives if stack else "hops")
 
     def latency_s(self, level: str) -> float:
         return seconds(self.machine.link(level).latency_us, self.case)
@@ -102,9 +106,8 @@ class Network:
         return steps + sent / slowest
 
     def collective_s(self, parts: Sequence[Transfer]) -> Num:
-        """Seconds of one collective of one unit, given its hops. A quantized reduction is never flat."""
-        gathers = parts[0].collective.kind == "gather"
-        if self.is_flat and len(parts) > 1 and (gathers or parts[0].quantized_values == 0):
+        """Seconds of one collective of one unit, given its hops."""
+        if len(parts) > 1 and is_ring(self.pattern, parts[0].collective.kind, parts[0].wire == "native"):
             hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
             return self.ring_s(hops, sum(part.sent_bytes for part in parts))
         total: Num = 0.0

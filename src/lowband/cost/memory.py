@@ -24,7 +24,7 @@ from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Order, passes
+from lowband.spec.step import Order, Pattern, passes
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -57,6 +57,7 @@ def state_bytes(
     reduce_dtype: str,
     accumulation: int,
     backend: str,
+    pattern: Pattern = "hops",
     order: Order = "depth",
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
@@ -64,6 +65,7 @@ def state_bytes(
     unit_numels: elements per unit, padding included, the root's first
     accumulation, order: micro-batches per step, and the order in which units compute them
     backend:     torch.distributed's backend
+    pattern:     how collectives run
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -82,7 +84,7 @@ def state_bytes(
         "grads": grads,
         "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
-        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend),
+        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
         **({"sums": GRAD_BYTES * summed} if summed else {}),
     }
 

@@ -33,7 +33,7 @@ def peer_sent_bytes(spec: RunSpec) -> int:
         is_clipped=False,  # norms are control, counted separately
         order=spec.order,
     )
-    return sum(counts.values())
+    return sum(map(int, counts.values()))  # hop by hop they are whole
 
 
 def _padded(engine: str, shape: Sequence[int], ranks: int) -> int:

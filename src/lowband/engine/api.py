@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Pattern
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ def shard(
     init: Init | Source | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
+    collectives: Pattern = "hops",
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -52,6 +54,7 @@ def shard(
                    rank reads its ranges
     device:        where a module on the meta device is made; default: this process's GPU if
                    torch.distributed uses NCCL or RCCL, else the CPU
+    collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks. Raises UserError for a scheme that does not fit the levels, and, on
@@ -59,6 +62,8 @@ def shard(
     """
     if hasattr(module, "_lowband"):
         raise UserError("the module is already sharded", where=type(module).__name__)
+    if collectives not in get_args(Pattern):
+        raise UserError(f"unknown collectives '{collectives}'", allowed=get_args(Pattern))
     placed = _scheme(scheme)
 
     def scheme_of(unit: str, owner: nn.Module) -> Scheme:
@@ -66,7 +71,7 @@ def shard(
         return placed if own is None else _scheme(own)
 
     module._lowband = Engine(  # type: ignore[assignment]
-        module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, scheme_of,
+        module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, collectives, scheme_of,
         init, seed, _device(device),
     )  # fmt: skip
     return module

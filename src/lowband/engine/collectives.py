@@ -2,7 +2,8 @@
 
 A gather goes from the outer level inwards, a reduction from the inner level outwards. So each byte crosses
 a slow link as seldom as the algorithm allows, and a hop's messages travel on one level's links only.
-All buffers are flat, with the sizes that `spec.partition` computes.
+All buffers are flat, with the sizes that `spec.partition` computes. A flat collective, the baseline, is one
+ring over all partners instead (engine.ring); `spec.step.is_ring` decides which ones are.
 
 [Note: quantize once per hop] A gather moves the same values through all its hops: each shard is encoded once,
 by its owner, and decoded once. A reduction changes the values at every hop, so each hop encodes its own sums;
@@ -23,11 +24,12 @@ import torch.distributed as dist
 from lowband.engine.lane import Handle, Work
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
+from lowband.engine.ring import gather_around, in_rank_order, sum_around
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.spec.mesh import SELF
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective
+from lowband.spec.step import STEP, Collective, Kind, Pattern, is_ring
 from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
@@ -75,10 +77,18 @@ class Collectives:
         meter: MemoryMeter,
         device: torch.device,
         overlap: bool = True,
+        pattern: Pattern = "hops",
     ) -> None:
-        """overlap: whether collectives run behind the caller; otherwise `submit` waits for them"""
+        """overlap: whether collectives run behind the caller; otherwise `submit` waits for them
+
+        With the pattern `flat` every rank must do this at the same time, because it creates process groups.
+        """
         self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
         self.device, self.lanes, self._overlap = device, topology.lanes(device), overlap
+        self._pattern = pattern
+        if pattern == "flat":
+            for inner, outer in ((SELF, WORLD), (SELF, scheme.optim), *(scheme.span(row) for row in STEP)):
+                topology.ring(inner, outer)
 
     def submit(
         self,
@@ -104,19 +114,20 @@ class Collectives:
             handle.wait()
         return handle
 
-    def outwards(self, inner: str, outer: str) -> list[str]:
-        """The levels of a reduction's hops, in order."""
-        return [hop.level for hop in self.topology.levels.hops(inner, outer)]
+    def _hops(self, inner: str, outer: str, kind: Kind, plain: bool) -> list[BoundHop]:
+        """A collective's hops, inner first; a flat one has one, its ring, on the outermost level."""
+        as_ring = is_ring(self._pattern, kind, plain)
+        return self.topology.ring(inner, outer) if as_ring else self.topology.hops(inner, outer)
 
     def inwards(self, inner: str, outer: str) -> list[str]:
         """The levels of a gather's hops, in order."""
-        return self.outwards(inner, outer)[::-1]
+        return [bound.hop.level for bound in reversed(self._hops(inner, outer, "gather", plain=True))]
 
-    def levels_of_reduction(self, row: Collective) -> list[str]:
-        """The levels of the hops that `reduce` makes for a row, in order."""
-        inner, outer = self.scheme.span(row)
-        back = self.inwards(inner, outer) if row.kind == "all_reduce" else []
-        return [*self.outwards(inner, outer), *back]
+    def levels_of_reduction(self, row: Collective, dtype: torch.dtype) -> list[str]:
+        """The levels of the hops that `reduce` makes for a row and values of a dtype, in order."""
+        hops = self._hops(*self.scheme.span(row), row.kind, is_plain(self.scheme.wire(row.name), dtype))
+        outwards = [bound.hop.level for bound in hops]
+        return [*outwards, *outwards[::-1]] if row.kind == "all_reduce" else outwards
 
     def reduce(self, call: Call, full: torch.Tensor, row: Collective) -> Reduction:
         """Run a gradient row of the step: a `reduce_scatter`, for an all-reduce followed by a gather.
@@ -128,18 +139,26 @@ class Collectives:
         del full
         moving.append((yield from self.reduce_scatter(call, moving.pop(), inner, outer, row.name)))
         if row.kind == "all_reduce":
-            moving.append((yield from self.gather_whole(call, moving.pop(), inner, outer, row.name)))
+            moving.append((yield from self._gather_sums(call, moving.pop(), inner, outer, row.name)))
         return moving.pop()
 
     def gather(
-        self, call: Call, shard: torch.Tensor, out: torch.Tensor, inner: str, outer: str, name: str
+        self,
+        call: Call,
+        shard: torch.Tensor,
+        out: torch.Tensor,
+        inner: str,
+        outer: str,
+        name: str,
+        kind: Kind = "gather",
     ) -> Moves:
         """Fill `out` (this rank's shard of `inner`) from the shards of `outer`.
 
         shard: 1D, not a part of `out`
         out:   1D, shard.numel() x (size of outer / size of inner) elements, in the native dtype
         """
-        hops, wire = self.topology.hops(inner, outer), self.scheme.wire(name)
+        wire = self.scheme.wire(name)
+        hops = self._hops(inner, outer, kind, is_plain(wire, out.dtype))
         if hops:
             yield hops[-1].hop.level, [shard, out]
         if is_plain(wire, out.dtype) or not hops:
@@ -161,30 +180,43 @@ class Collectives:
         start, part = 0, out.numel()
         for bound in hops:  # where this rank's shard lies: the innermost coordinate cuts first
             part //= bound.hop.count
-            start += bound.coordinate * part
+            start += bound.place * part
         out[start : start + length] = shard
         for i, bound in enumerate(reversed(hops)):
             if i > 0:
                 yield bound.hop.level, [shard, out]
             count = bound.hop.count
-            first = start - bound.coordinate * length
-            here = out[first : first + count * length]
-            if bound.back is not None:
-                parts = here.view(count, length)
-                bound.exchange([parts[bound.coordinate]] * count, parts, call.name(name))
-            else:
-                _all_gather(here, out[start : start + length], group=bound.group)
-            self.ledger.add(bound.hop.level, name, wire, (count - 1) * length * out.element_size())
+            first = start - bound.place * length
+            self._gather_hop(call, out[first : first + count * length].view(count, length), bound, name)
+            self._count(bound, name, wire, (count - 1) * length * out.element_size())
             start, length = first, count * length
+
+    def _gather_hop(self, call: Call, parts: torch.Tensor, bound: BoundHop, name: str) -> None:
+        """Fill `parts`, [partners, length], of which this rank has its own."""
+        mine = parts[bound.place]
+        if bound.back is not None and bound.ring is not None:
+            gather_around([parts[place] for place in bound.ring.places], bound, call.name(name))
+        elif bound.back is not None:
+            bound.exchange([mine] * bound.hop.count, parts, call.name(name))
+        elif bound.reorders is not None:
+            ordered = in_rank_order(parts, bound.reorders)
+            gathered = call.hold(parts.new_empty(ordered.shape))
+            _all_gather(gathered.view(-1), mine, group=bound.group)
+            ordered.copy_(gathered)
+            call.release(gathered)
+        else:
+            _all_gather(parts.view(-1), mine, group=bound.group)
 
     def reduce_scatter(self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """This rank's shard of `outer`, summed over the ranks of `outer`, from their shards of `inner`.
 
-        full: 1D, in the reduce dtype, counted as a buffer; freed once it is sent if no caller refers to it
+        full: 1D, in the reduce dtype, counted as a buffer, overwritten by a flat reduction; freed once it is
+              sent if no caller refers to it
         Returns a 1D tensor of full.numel() / (size of outer / size of inner) elements, same dtype, counted
         as a buffer.
         """
-        hops, wire, dtype = self.topology.hops(inner, outer), self.scheme.wire(name), full.dtype
+        wire, dtype = self.scheme.wire(name), full.dtype
+        hops = self._hops(inner, outer, "reduce", is_plain(wire, dtype))
         if hops and not is_plain(wire, dtype):
             yield hops[0].hop.level, [full]
             rows = full.view(hops[0].hop.count, -1)
@@ -207,22 +239,33 @@ class Collectives:
             yield bound.hop.level, [full]
             rows = full.view(bound.hop.count, -1)
             del full
-            if bound.back is not None:
+            if bound.back is not None and bound.ring is not None:
+                full = call.hold(torch.empty_like(rows[0]))
+                sum_around([rows[place] for place in bound.ring.places], full, bound, call.name(name))
+                call.release(rows)
+                self._count(bound, name, "native", (bound.hop.count - 1) * full.nbytes)
+            elif bound.back is not None:
                 received = self._exchange(call, rows, bound, name, "native")
                 del rows
                 full = self._sum(call, received)
                 del received
             else:
+                if bound.reorders is not None:
+                    ordered = call.hold(in_rank_order(rows, bound.reorders).contiguous())
+                    call.release(rows)
+                    rows = ordered.view(rows.shape)
+                    del ordered
                 full = self._native_hop(call, rows, bound, name)
         return full
 
-    def gather_whole(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
-        """This rank's shard of `inner`, 1D, from the shards of `outer`. Both are counted as buffers."""
-        hops = self.topology.hops(inner, outer)
+    def _gather_sums(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
+        """The second half of an all-reduce: `inner`'s shard, 1D, from those of `outer`. Both are counted as
+        buffers."""
+        hops = self.topology.levels.hops(inner, outer)
         if not hops:
             return shard
-        out = call.hold(shard.new_empty(shard.numel() * prod(bound.hop.count for bound in hops)))
-        yield from self.gather(call, shard, out, inner, outer, name)
+        out = call.hold(shard.new_empty(shard.numel() * prod(hop.count for hop in hops)))
+        yield from self.gather(call, shard, out, inner, outer, name, kind="all_reduce")
         call.release(shard)
         return out
 
@@ -231,8 +274,17 @@ class Collectives:
         out = call.hold(torch.empty_like(rows[0]))
         _reduce_scatter(out, rows.view(-1), group=bound.group)
         call.release(rows)
-        self.ledger.add(bound.hop.level, name, "native", (bound.hop.count - 1) * out.nbytes)
+        self._count(bound, name, "native", (bound.hop.count - 1) * out.nbytes)
         return out
+
+    def _count(self, bound: BoundHop, name: str, wire: Wire, sent_bytes: int) -> None:
+        """Count a hop's bytes, or a ring's, which all go to the next rank."""
+        if bound.ring is None:
+            self.ledger.add(bound.hop.level, name, wire, sent_bytes)
+            return
+        for hop in bound.ring.hops:  # also 0 bytes, so that all ranks count under the same keys
+            is_crossed = hop.level == bound.ring.level(self.topology.rank)
+            self.ledger.add(hop.level, name, wire, sent_bytes if is_crossed else 0)
 
     def _exchange(
         self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire

@@ -42,7 +42,7 @@ from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER
+from lowband.spec.step import NORM_GATHER, Pattern
 
 if TYPE_CHECKING:
     from lowband.engine.breadth import Breadth
@@ -53,6 +53,8 @@ MOST_REDUCING = 2
 class Engine:
     """The state that lowband keeps for one sharded module, and the hooks on it."""
 
+    _breadth: "Breadth | None" = None  # the running breadth-first accumulation
+
     def __init__(
         self,
         module: nn.Module,
@@ -62,6 +64,7 @@ class Engine:
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
         overlap: bool,
+        pattern: Pattern,
         scheme_of: Callable[[str, nn.Module], Scheme],
         init: Init | Source | None,
         seed: int,
@@ -81,6 +84,7 @@ class Engine:
             own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
             inputs["units with their own placement"] = own
             dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
+            inputs["collectives"] = pattern
             facts = facts_of(module, [name for _, name, _ in groups])
             check_same({**inputs, **dtypes, **facts, "seed of initial values": seed})
         first = next(module.parameters(), None)
@@ -101,9 +105,9 @@ class Engine:
         self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it exists
         self._pass = Pass(trains=False)  # the running forward, or the last one
         self.forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
-        self._breadth: Breadth | None = None  # the running breadth-first accumulation
 
-        self.collectives = Collectives(scheme, topology, self.ledger, self.meter, self.device, overlap)
+        shared = topology, self.ledger, self.meter, self.device, overlap, pattern
+        self.collectives = Collectives(scheme, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
         self.units_of: dict[nn.Module, list[Unit]] = {}
@@ -111,9 +115,7 @@ class Engine:
         names = {parameter: name for name, parameter in module.named_parameters()}
         for (owner, name, slots), placed in zip(groups, schemes, strict=True):
             if placed not in collectives:
-                collectives[placed] = Collectives(
-                    placed, topology, self.ledger, self.meter, self.device, overlap
-                )
+                collectives[placed] = Collectives(placed, *shared)
             named = [names[getattr(*places[0])] for places in slots]
             unit = Unit(name, slots, named, collectives[placed], initial, compute_dtype, reduce_dtype)
             unit.grads.watch(self._grads_ready)

@@ -21,13 +21,13 @@ class PeerLost(RuntimeError):
 
 
 def exchange(
-    sent: Sequence[torch.Tensor],
-    received: Sequence[torch.Tensor],
+    sent: Sequence[torch.Tensor | None],
+    received: Sequence[torch.Tensor | None],
     partners: Sequence[int],
     groups: tuple[dist.ProcessGroup, dist.ProcessGroup],
     name: str,
 ) -> None:
-    """Send sent[i] to partner i and receive received[i] from it, all at once.
+    """Send sent[i] to partner i and receive received[i] from it, all at once. None: no message.
 
     partners: global ranks, in order; this rank's own entries of `sent` and `received` are not used
     groups:   two groups of the partners: for messages to later ranks, and for messages to earlier ones
@@ -35,12 +35,12 @@ def exchange(
 
     GPU tensors are copied through the CPU, because gloo's sends read host memory. Raises PeerLost.
     """
-    if received[0].is_cuda:
-        arrived = [torch.empty_like(tensor, device="cpu") for tensor in received]
-        exchange([tensor.cpu() for tensor in sent], arrived, partners, groups, name)
-        for tensor, copy, partner in zip(received, arrived, partners, strict=True):
-            if partner != dist.get_rank():
-                tensor.copy_(copy)
+    if any(tensor is not None and tensor.is_cuda for tensor in received):
+        arrived = [None if into is None else torch.empty_like(into, device="cpu") for into in received]
+        exchange([None if out is None else out.cpu() for out in sent], arrived, partners, groups, name)
+        for into, copy, partner in zip(received, arrived, partners, strict=True):
+            if into is not None and copy is not None and partner != dist.get_rank():
+                into.copy_(copy)
         return
     rank, tag = dist.get_rank(), zlib.crc32(name.encode()) >> 1  # gloo's tags have 31 bits
     works: list[tuple[int, dist.Work | None]] = []
@@ -49,8 +49,10 @@ def exchange(
             continue
         to, back = groups if rank < partner else groups[::-1]
         try:
-            works.append((partner, dist.irecv(into, partner, group=back, tag=tag)))
-            works.append((partner, dist.isend(out, partner, group=to, tag=tag)))
+            if into is not None:
+                works.append((partner, dist.irecv(into, partner, group=back, tag=tag)))
+            if out is not None:
+                works.append((partner, dist.isend(out, partner, group=to, tag=tag)))
         except RuntimeError as error:
             raise _lost(partner, name, error) from None
     for partner, work in works:

@@ -124,7 +124,7 @@ class Gradients:
 
     def _levels_of_reduction(self, at_boundary: bool) -> list[str]:
         rows = reductions("pass") + (reductions("step") if at_boundary else [])
-        return [level for row in rows for level in self._collectives.levels_of_reduction(row)]
+        return [level for row in rows for level in self._collectives.levels_of_reduction(row, self._dtype)]
 
     def _reduce(
         self,

@@ -3,8 +3,9 @@
 [Note: order] A collective is a generator. Its first part runs in the lane of its first level; at each
 `yield level, tensors` it moves on to that level's lane. A lane runs parts in the order in which their
 collectives were submitted, which is the same on every rank because every rank runs the same program. So hops
-of different collectives over different levels' links overlap. Ranks cannot deadlock: of all unfinished parts,
-the first part of the collective that was submitted first waits for nothing but its partners.
+of different collectives over different levels' links overlap. A flat collective, whose ring uses the links of
+several levels, runs in the lane of its outermost one. Ranks cannot deadlock: of all unfinished
+parts, the first part of the collective that was submitted first waits for nothing but its partners.
 
 On a CPU a lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is a stream.
 """

@@ -1,8 +1,10 @@
-"""The process groups and lanes of a job: one group per hop between neighbouring levels, a lane per level."""
+"""The process groups and lanes of a job: one group per hop between neighbouring levels, a lane per level; and
+one group per ring of flat collectives, if there are any.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,24 +18,43 @@ from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes
 from lowband.engine.order import Order
 from lowband.spec.config import Config
-from lowband.spec.mesh import Hop, Levels
+from lowband.spec.mesh import Hop, Levels, Ring
 
 _TOPOLOGIES = itertools.count()
 
 
 @dataclass(frozen=True)
 class BoundHop:
-    """A hop together with this rank's process groups for it."""
+    """A hop, or a ring as one hop, together with this rank's process groups for it."""
 
     hop: Hop
     group: dist.ProcessGroup
     coordinate: int
     back: dist.ProcessGroup | None  # on gloo: for messages to earlier ranks, see engine.gloo
+    ring: Ring | None = None  # for a flat collective: its partners pass messages on, see engine.ring
+
+    @property
+    def place(self) -> int:
+        """Which of the partners' equal parts of a buffer is this rank's."""
+        return self.coordinate if self.ring is None else self.ring.places[self.coordinate]
+
+    @property
+    def reorders(self) -> Ring | None:
+        """The ring, if the back end moves parts in rank order and that is not the order of the shards."""
+        is_reordered = self.ring is not None and self.back is None and len(self.ring.hops) > 1
+        return self.ring if is_reordered else None
 
     def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], name: str) -> None:
         """On gloo: send sent[i] to partner i and receive received[i] from it. See engine.gloo.exchange."""
         assert self.back is not None
         exchange(sent, received, self.hop.partners(dist.get_rank()), (self.group, self.back), name)
+
+    def pass_on(self, sent: torch.Tensor, received: torch.Tensor, name: str) -> None:
+        """On gloo: send a tensor to the next partner and receive one from the partner before."""
+        assert self.back is not None
+        partners, here = self.hop.partners(dist.get_rank()), self.coordinate
+        ends = partners[(here + 1) % self.hop.count], partners[here - 1]
+        exchange((sent, None), (None, received), ends, (self.group, self.back), name)
 
 
 @dataclass
@@ -52,6 +73,7 @@ class Topology:
     levels: Levels = field(init=False)
     rank: int = field(init=False)
     _groups: dict[str, BoundHop] = field(init=False, default_factory=dict)
+    _rings: dict[Ring, BoundHop] = field(init=False, default_factory=dict)
     _lanes: dict[torch.device, Lanes] = field(init=False, default_factory=dict)
     _device_meshes: dict[str, DeviceMesh] = field(init=False, default_factory=dict)
     _calls: "itertools.count[int]" = field(init=False, default_factory=itertools.count)
@@ -63,9 +85,7 @@ class Topology:
             check_hosts(check_same({"sizes of levels": dict(self.inner)}), self.levels)
         self.rank = dist.get_rank()
         for hop in self.levels.hops("self", "world"):
-            group = self._new_group(hop)
-            back = self._new_group(hop) if dist.get_backend(group) == "gloo" else None
-            self._groups[hop.level] = BoundHop(hop, group, hop.coordinate(self.rank), back)
+            self._groups[hop.level] = self._bound(hop)
 
     @classmethod
     def from_cluster(cls, name: str, root: Path | None = None) -> "Topology":
@@ -75,6 +95,19 @@ class Topology:
     def hops(self, inner: str, outer: str) -> list[BoundHop]:
         """The hops from one level outwards to another, inner first, with this rank's groups."""
         return [self._groups[hop.level] for hop in self.levels.hops(inner, outer)]
+
+    def ring(self, inner: str, outer: str) -> list[BoundHop]:
+        """The same hops as one ring, with this rank's groups; none if there are none.
+
+        Every rank must call this, in the same order, because the first call for a ring creates its groups.
+        """
+        ring = self.levels.ring(inner, outer)
+        if ring is None:
+            return []
+        if ring not in self._rings:
+            bound = self._groups[ring.hop.level] if len(ring.hops) == 1 else self._bound(ring.hop)
+            self._rings[ring] = replace(bound, ring=ring)
+        return [self._rings[ring]]
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """torch's view of the same ranks, for DTensor and code that is built on it.
@@ -109,6 +142,11 @@ class Topology:
     def next_call(self) -> int:
         """The number of the next submission; the same on every rank."""
         return next(self._calls)
+
+    def _bound(self, hop: Hop) -> BoundHop:
+        group = self._new_group(hop)
+        back = self._new_group(hop) if dist.get_backend(group) == "gloo" else None
+        return BoundHop(hop, group, hop.coordinate(self.rank), back)
 
     def _new_group(self, hop: Hop) -> dist.ProcessGroup:
         """A new group even if it has all ranks: the default group carries messages of other code."""

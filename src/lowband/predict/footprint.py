@@ -33,9 +33,12 @@ def memory_items(job: Workload) -> dict[str, Num]:
     levels = job.levels
     numels = stage_numels(job.model, levels, job.tp, job.pp)
     once, more = (
-        state_bytes(numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl", job.order)
+        state_bytes(
+            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
+            job.collectives or "hops", job.order,
+        )
         for n in (1, 2)
-    )
+    )  # fmt: skip
     items: dict[str, Num] = {
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from lowband.cost.bytes import unit_numels
+from lowband.cost.checkpoint import STATE_BYTES, CheckpointTime, checkpoint_time
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
@@ -21,6 +23,8 @@ class Rehearsed:
     steps_hours: predicted node-hours of the steps of all repeats, without start and end
     step_s, fast_s, slow_s: predicted, and the ends of the interval that the constants' sources give
     bound_by:   products, or the largest other item of the step
+    checkpoint_gib: all files of one checkpoint; checkpoint_s, resume_s: to write it behind training, and to
+                verify and read it; None where the machine file states no rates of storage
     """
 
     run: str
@@ -37,6 +41,9 @@ class Rehearsed:
     peak_gib: float
     memory_gib: float | None
     fits: bool | None
+    checkpoint_gib: float
+    checkpoint_s: float | None
+    resume_s: float | None
 
 
 def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Rehearsed]:
@@ -60,6 +67,7 @@ def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Reh
 
 def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Rehearsed:
     found = predict(workload_of(spec))
+    saved = _checkpoint(spec)
     asked = {} if request is None else request.resources(spec)
     nodes = int(asked["nodes"]) if asked else None
     minutes = int(asked["runtime"]) if asked else None
@@ -79,6 +87,19 @@ def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Reh
         peak_gib=float(found.peak_memory_bytes) / GIB,
         memory_gib=spec.machine.device.memory_gib,
         fits=None if found.fits is None else bool(found.fits),
+        checkpoint_gib=STATE_BYTES * spec.model.parameters / GIB,
+        checkpoint_s=None if saved is None else saved.copy_s + saved.write_s,
+        resume_s=None if saved is None else saved.read_s,
+    )
+
+
+def _checkpoint(spec: RunSpec) -> CheckpointTime | None:
+    machine, levels = spec.machine, spec.levels
+    if machine.storage is None:
+        return None
+    padded = sum(unit_numels(spec.model, levels))
+    return checkpoint_time(
+        machine.storage, padded, levels.size(spec.scheme.optim), spec.ranks, machine.node_size
     )
 
 
@@ -109,7 +130,20 @@ def text(rows: Sequence[Rehearsed]) -> str:
     request = f"{sum(asked):.1f} node-hours asked for; " if asked else ""
     too_large = sum(row.fits is False for row in rows)
     fit = "every run fits" if not too_large else f"{too_large} of {len(rows)} do not fit"
-    return "\n".join([*lines, "", f"{request}{steps:.1f} node-hours predicted for the steps alone; {fit}"])
+    total = f"{request}{steps:.1f} node-hours predicted for the steps alone; {fit}"
+    return "\n".join([*lines, "", total, *_checkpoints(rows)])
+
+
+def _checkpoints(rows: Sequence[Rehearsed]) -> list[str]:
+    writes = [row.checkpoint_s for row in rows if row.checkpoint_s is not None]
+    reads = [row.resume_s for row in rows if row.resume_s is not None]
+    if not writes:
+        return []
+    sizes = " or ".join(f"{size:.0f} GiB" for size in sorted({row.checkpoint_gib for row in rows}))
+    return [
+        f"a checkpoint of {sizes}: {min(writes):.1f} to {max(writes):.1f} s to write, behind training; "
+        f"{min(reads):.1f} to {max(reads):.1f} s to verify and read, at the rates in machine.yaml"
+    ]
 
 
 def _or_dash(value: float | None, form: str = "") -> str:

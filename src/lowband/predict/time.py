@@ -54,7 +54,10 @@ class StepTime:
 
 def step_time(job: Workload, case: Case = "value") -> StepTime:
     """Time of one optimizer step of `job`, with every constant of the machine taken at `case`."""
-    network, computer = Network(job.machine, case, job.faster), Computer(job.machine, job.compute_dtype, case)
+    network, computer = (
+        Network(job.machine, case, job.faster, own=job.collectives),
+        Computer(job.machine, job.compute_dtype, case),
+    )
     w = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
         job.sequence_parallel, job.dropout,

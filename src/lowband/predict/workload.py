@@ -15,7 +15,7 @@ from lowband.spec.mesh import Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Order, passes
+from lowband.spec.step import Order, Pattern, passes
 
 Schedule = Literal["1f1b", "breadth-first"]
 
@@ -31,6 +31,7 @@ class Workload:
                   are a pipeline's micro-batches
     interleave:   stages per rank of a pipeline (virtual stages)
     faster:       level -> factor on its link's rate
+    collectives:  of our engine; None: those of the machine's stack
     """
 
     machine: Machine
@@ -51,6 +52,7 @@ class Workload:
     compute_dtype: str = "bf16"
     reduce_dtype: str = "bf16"
     faster: Mapping[str, Num] = field(default_factory=dict)
+    collectives: Pattern | None = None
 
     def __post_init__(self) -> None:
         """Raises UserError if degrees do not divide evenly, or if the levels cannot serve the scheme."""
@@ -112,5 +114,5 @@ def workload_of(spec: RunSpec) -> Workload:
     return Workload(
         machine, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len, spec.accumulation,
         recompute=spec.recompute, schedule="breadth-first" if spec.order == "breadth" else "1f1b",
-        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
+        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

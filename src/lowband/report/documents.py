@@ -162,6 +162,25 @@ def _softmax(root: Path) -> list[str]:
     return lines[:-1]
 
 
+def _start(root: Path) -> list[str]:
+    """By rank count: groups and connections in closed form, times and processor time measured."""
+    rows = read_table(root / "results/reference/start/start.csv").groupby("ranks").median().reset_index()
+    cells = {
+        "ranks": "{ranks:.0f}", "groups of the job": "{groups_made:.0f}", "of a rank": "{groups_joined:.0f}",
+        "connections of a rank": "{connections:.0f}", "groups made after (s)": "{groups_s:.2f}",
+        "sharded after (s)": "{sharded_s:.2f}", "processor time of a rank (s)": "{cpu_s:.2f}",
+    }  # fmt: skip
+    reads = read_table(root / "results/reference/start/read.csv").groupby("what")["bytes_per_s"]
+    shard, plain = (reads.get_group(what) / 1e9 for what in ("shard", "file"))
+    sentence = (
+        f"A checkpoint of 1 GiB is read into shards on 4 ranks at {shard.median():.2f} GB/s "
+        f"({shard.min():.2f} to {shard.max():.2f}), by one plain read at {plain.median():.2f} GB/s "
+        f"({plain.min():.2f} to {plain.max():.2f}); neither finds it in memory. The disk is shared with "
+        "other machines."
+    )
+    return [*markdown(filled(rows, cells)), "", sentence]
+
+
 def _mutants(root: Path) -> list[str]:
     """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
@@ -196,6 +215,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),
+    "start": ("docs/benchmarks.md", _start),
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),

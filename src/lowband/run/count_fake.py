@@ -1,9 +1,14 @@
 """A run at a size that no available machine has: the same engine on torch's fake process group and tensors.
 
-One process plays rank 0. Nothing is computed and nothing is sent; every buffer has its true size and every
-collective is called with its true arguments, so the ledger and the memory meter count the bytes that each
-rank of the real job would send and hold.
+One process plays one rank. Nothing is computed and nothing is sent; every buffer has its true size and every
+collective is called with its true arguments, so the ledger and the memory meter count the bytes that the
+rank of the real job would send and hold. All ranks send the same, except that in a flat ring the links to a
+rank's successor depend on the rank: then one rank of each kind is played, in turn.
 """
+
+from collections import Counter
+from itertools import product
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -12,7 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lowband.engine.api import engine_of
 from lowband.run.training_loop import state_peaks
-from lowband.spec.records import Outcome, StateBytes
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.records import Outcome, Sent, StateBytes, mean
 from lowband.spec.run import RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
@@ -21,8 +27,40 @@ STEPS = 2  # the first step has no new weights to fetch
 
 
 def count(spec: RunSpec) -> Outcome:
-    """Bytes sent by rank 0 in one optimizer step, and bytes held at the peak, by state."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.ranks)
+    """Bytes sent in one optimizer step, mean over ranks, and bytes held at rank 0's peak, by state."""
+    played = [(_play(spec, rank), alike) for rank, alike in _kinds(spec)]
+    totals: Counter[tuple[str, str, str]] = Counter()
+    for outcome, alike in played:
+        for sent in outcome.sent:
+            totals[sent.level, sent.collective, sent.wire] += int(sent.bytes) * alike
+    sent = tuple(
+        Sent(level=level, collective=collective, wire=wire, bytes=mean(total, spec.ranks))
+        for (level, collective, wire), total in totals.items()
+    )
+    return played[0][0].model_copy(update={"sent": sent})
+
+
+def _kinds(spec: RunSpec) -> list[tuple[int, int]]:
+    """Ranks whose bytes stand for all, rank 0 first, and how many ranks each one stands for.
+
+    The links to a successor depend on whether a rank is the last of its partners, hop by hop.
+    """
+    hops = spec.levels.hops(SELF, WORLD)
+    if spec.collectives == "hops":
+        return [(0, spec.ranks)]
+    ends = product(*([(0, hop.count - 1), (hop.count - 1, 1)] for hop in hops))
+    return [
+        (
+            sum(hop.stride * place for hop, (place, _) in zip(hops, kind, strict=True)),
+            prod(n for _, n in kind),
+        )
+        for kind in ends
+    ]
+
+
+def _play(spec: RunSpec, rank: int) -> Outcome:
+    """Bytes sent by one rank in one optimizer step, and bytes held at the peak, by state."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.ranks)
     try:
         with FakeTensorMode():
             trainer = prepare(spec, torch.device("cpu"))

@@ -38,7 +38,7 @@ def describe(
         hosts=tuple(sorted(set(hosts))),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         backend=backend,
-        versions=_versions(),
+        versions=versions(),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         data=dict(data),
         links=links,
@@ -83,7 +83,8 @@ def _git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of Python, the system and the packages that a run depends on."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:

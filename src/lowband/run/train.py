@@ -1,6 +1,5 @@
 """A training run: spec.json in, env.json, steps.jsonl and outcome.json out, all in the spec's folder."""
 
-import ctypes
 import hashlib
 import os
 import signal
@@ -9,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,7 +16,7 @@ import torch
 import torch._dynamo  # every optimizer's first step imports it; so import it once, before forking the ranks
 import torch.distributed as dist
 
-from lowband.box.network import OWN, SHAPED, join
+from lowband.box.network import OWN, SHAPED
 from lowband.engine.consistency import check_same
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
@@ -27,6 +25,7 @@ from lowband.run.count_fake import count
 from lowband.run.ending import FAILED, exit_code, failure, ordered, out_of_time, record, report
 from lowband.run.environment import describe, host, source_sha256
 from lowband.run.exit_cause import exit_on_order
+from lowband.run.joining import device_type, join_job
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment, is_first_process, job_id
@@ -37,7 +36,6 @@ from lowband.spec.run import RunSpec
 from lowband.trainers import deepspeed
 
 SEEN_S = 5.0  # longest time until a file is visible on another host
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -171,18 +169,7 @@ def _record(outcome: Outcome, folder: RunFolder) -> Outcome:
 def _run_rank(rank: Rank, job: RunContext, joined: Callable[[], None] = lambda: None) -> Outcome:
     """Train as one rank. joined: called when this rank has met all others."""
     spec, corpus, folder = job.spec, job.corpus, job.folder
-    if job.links == SHAPED:
-        join(spec, rank.rank, rank.local_rank)
-    _share_one_heap()
-    device = _device(rank, job.device_type)
-    torch.set_num_threads(1)  # the cores are shared by the ranks
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=rank.init_method,
-        rank=rank.rank,
-        world_size=rank.world,
-        timeout=timedelta(seconds=spec.peer_timeout_s),
-    )
+    device = join_job(rank, spec, job.links, job.device_type)
     hosts = _check_same_start(spec, corpus.facts)
     joined()
     if rank.rank == 0:
@@ -198,54 +185,6 @@ def _run_rank(rank: Rank, job: RunContext, joined: Callable[[], None] = lambda: 
     dist.barrier()  # no rank leaves, which would break connections, before the outcome is written
     dist.destroy_process_group()
     return outcome
-
-
-def _share_one_heap() -> None:
-    """Let all threads of this process allocate from one heap, which keeps freed memory.
-
-    glibc gives each thread its own heap, which keeps freed memory. Peak resident memory would then depend on
-    how the threads of gloo and an engine took turns, not on what they held. And glibc returns large blocks to
-    the system at once: faulting them in again took a third of the cores' time in a box.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc
-        mallopt(M_ARENA_MAX, 1)
-        mallopt(M_MMAP_THRESHOLD, 2**30)
-        mallopt(M_TRIM_THRESHOLD, 2**30)
-
-
-def device_type(spec: RunSpec, is_launched: bool) -> str:
-    """`cuda` if the machine's file names an accelerator and each rank has one here; otherwise `cpu`.
-
-    The machine's file decides first, because runs of one suite are compared. NCCL allows one rank per device,
-    so ranks started here that outnumber the devices train on the CPU; a launcher has counted them.
-    Raises UserError if a launcher's process sees no device: node hours would be spent on CPUs.
-    """
-    is_accelerated = spec.machine.device.memory_gib is not None and spec.machine.box is None
-    if not is_accelerated:
-        return "cpu"
-    devices = torch.cuda.device_count()
-    if is_launched and not devices:
-        raise UserError(
-            f"torch {torch.__version__} sees no {spec.machine.device.name}",
-            where=spec.run_id,
-            allowed="a build of torch for it, on nodes that have it (docs/sites.md)",
-        )
-    return "cuda" if devices >= (1 if is_launched else spec.ranks) else "cpu"
-
-
-def _device(rank: Rank, device_type: str) -> torch.device:
-    if device_type == "cpu":
-        return torch.device("cpu")
-    if torch.cuda._is_in_bad_fork():
-        raise UserError(
-            "HIP was initialised before the ranks were forked, as counting devices does without amdsmi",
-            allowed="torchrun, srun with one task per rank, or the site's amdsmi (envs/rocm.yaml)",
-        )
-    # Slurm's --gpus-per-task=1 shows each rank one device, torchrun all devices of a node.
-    device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _check_same_start(spec: RunSpec, data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from lowband.model.data import Corpus, batch
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
-from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord
+from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord, mean
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
@@ -155,8 +155,9 @@ def _gather_record(
     real_share: float,
     sent: list[Sent],
 ) -> StepRecord:
-    """This step's record from all ranks' losses and times."""
+    """This step's record from all ranks' losses, times and bytes; all have the same keys in `sent`."""
     mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share]
+    mine += [one.bytes for one in sent]
     rows = _all_gather(mine, loss.device)
     slowest = max(rows, key=lambda row: row[1])
     return StepRecord(
@@ -168,7 +169,10 @@ def _gather_record(
         tokens=spec.tokens_per_step,
         loss=sum(row[0] for row in rows) / spec.ranks,
         grad_norm=grad_norm,
-        sent=tuple(sent),
+        sent=tuple(
+            one.model_copy(update={"bytes": mean(sum(int(row[5 + i]) for row in rows), spec.ranks)})
+            for i, one in enumerate(sent)
+        ),
         real_share=_known(max(row[4] for row in rows)),
     )
 

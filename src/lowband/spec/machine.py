@@ -1,12 +1,11 @@
 """A machine as data: levels, links, device."""
 
-from typing import Literal
-
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.sourced import Fact
+from lowband.spec.step import Pattern
 from lowband.spec.yaml_model import Strict
 
 
@@ -66,7 +65,7 @@ class Stack(Strict):
     """The software whose runs on this machine are predicted. None: our engine, perfectly overlapped."""
 
     name: str
-    collectives: Literal["hops", "flat"] = Field(
+    collectives: Pattern = Field(
         default="hops", description="hops: one per level; flat: one ring over all ranks"
     )
     overlap: Fact | None = Field(
@@ -81,6 +80,18 @@ class Stack(Strict):
     unit_us: Fact | None = Field(
         default=None,
         description="time on the host of one unit's pass (hooks, allocation) that nothing hides; none: 0",
+    )
+
+
+class Storage(Strict):
+    """The file system that all nodes share, and how fast a rank prepares what it writes there."""
+
+    write_gigabytes_per_s: Fact = Field(description="10^9 bytes per second of the whole file system")
+    read_gigabytes_per_s: Fact
+    node_gigabytes_per_s: Fact = Field(description="that one node reads or writes at most")
+    sha256_gigabytes_per_s: Fact = Field(description="of one rank's checksums")
+    copy_gigabytes_per_s: Fact | None = Field(
+        default=None, description="device to host, one rank; none: ranks compute in host memory"
     )
 
 
@@ -102,6 +113,7 @@ class Machine(Strict):
     device: Device
     levels: tuple[Level, ...] = Field(min_length=1, description="inner to outer")
     stack: Stack | None = None
+    storage: Storage | None = Field(default=None, description="none: its rates are not known")
 
     @field_validator("levels")
     @classmethod
@@ -125,7 +137,7 @@ class Machine(Strict):
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """Every constant with a source, by its path: device.<key>, <level>.<key>, stack.<key>."""
+        """Every constant with a source, by its path: device.<key>, <level>.<key>, stack.<key>, ..."""
         found = _facts("device", self.device)
         for level in self.levels:
             if level.link is not None:
@@ -135,6 +147,8 @@ class Machine(Strict):
         if self.stack is not None:
             found |= _facts("stack", self.stack)
             found |= {f"stack.efficiency.{level}": fact for level, fact in self.stack.efficiency.items()}
+        if self.storage is not None:
+            found |= _facts("storage", self.storage)
         return found
 
     @property

@@ -8,7 +8,9 @@ A rank is a mixed-radix number. Each digit counts along one axis and crosses the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Final
 
 from lowband.errors import UserError
@@ -39,6 +41,44 @@ class Hop:
     def coordinate(self, rank: int) -> int:
         """The place of `rank` in its group."""
         return rank // self.stride % self.count
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Several hops of one collective as a single ring over all their partners, in rank order.
+
+    hops: inner first, at least one. A rank sends to its successor alone; the last rank's is the first.
+    """
+
+    hops: tuple[Hop, ...]
+
+    @property
+    def hop(self) -> Hop:
+        """The ring's ranks as the partners of one hop, on the outermost level."""
+        return Hop(self.hops[-1].level, prod(hop.count for hop in self.hops), self.hops[0].stride)
+
+    def level(self, rank: int) -> str:
+        """The level whose links lead from `rank` to its successor: the innermost that contains both."""
+        inside = (hop.level for hop in self.hops if hop.coordinate(rank) < hop.count - 1)
+        return next(inside, self.hops[-1].level)
+
+    @cached_property
+    def senders(self) -> dict[str, int]:
+        """By level, the number of the ring's ranks whose messages travel on its links."""
+        found, outside = {}, self.hop.count
+        for hop in self.hops:
+            outside //= hop.count
+            found[hop.level] = (hop.count - 1) * outside
+        found[self.hops[-1].level] += 1  # the last rank's successor is the first
+        return found
+
+    @cached_property
+    def places(self) -> list[int]:
+        """By partner, which of the equal parts of a buffer is its shard (see spec.partition)."""
+        places = [0]
+        for hop in self.hops:
+            places = [place * hop.count + i for i in range(hop.count) for place in places]
+        return places
 
 
 @dataclass(frozen=True)
@@ -97,6 +137,11 @@ class Levels:
             for i in range(first + 1, last + 1)
         )
         return [hop for hop in steps if hop.count > 1]
+
+    def ring(self, inner: str, outer: str) -> Ring | None:
+        """The same steps as one ring; None if there are none."""
+        hops = self.hops(inner, outer)
+        return Ring(tuple(hops)) if hops else None
 
 
 @dataclass(frozen=True)

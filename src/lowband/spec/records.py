@@ -31,12 +31,17 @@ Status = Literal["ok", "oom", "timeout", "nan", "overloaded", "error", "not run"
 
 
 class Sent(Strict):
-    """Bytes that one rank sent over one level's links for one purpose."""
+    """Bytes sent over one level's links for one purpose: by one rank, or as a mean over ranks."""
 
     level: str
     collective: str
     wire: str
-    bytes: int
+    bytes: int | float
+
+
+def mean(total: int, ranks: int) -> int | float:
+    """total / ranks, an int where it is whole. Equal quotients give equal results."""
+    return total / ranks if total % ranks else total // ranks
 
 
 class StepRecord(Strict):
@@ -57,7 +62,9 @@ class StepRecord(Strict):
     tokens: int
     loss: float
     grad_norm: float
-    sent: tuple[Sent, ...] = Field(description="of rank 0; every rank sends the same")
+    sent: tuple[Sent, ...] = Field(
+        description="mean over ranks; they send the same, but in a flat ring not over the same level's links"
+    )
     real_share: float | None = Field(
         default=None, description="where computation is paced: real over paced time, the most of all ranks"
     )
@@ -96,7 +103,7 @@ class Outcome(Strict):
     peak_reserved_bytes_max: int | None = Field(
         default=None, description="of the device's allocator, fragments included, over ranks"
     )
-    sent: tuple[Sent, ...] = Field(default=(), description="of rank 0 in the last step")
+    sent: tuple[Sent, ...] = Field(default=(), description="in the last step, mean over ranks")
     outside: tuple[Sent, ...] = Field(
         default=(), description="of rank 0 in the last warm-up step, counted from outside of the engine"
     )

@@ -10,7 +10,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Order
+from lowband.spec.step import Order, Pattern
 from lowband.spec.yaml_model import Strict
 
 Dtype = Literal["fp32", "bf16"]
@@ -42,6 +42,9 @@ class RunOptions(Strict):
     compute_dtype: Dtype = "fp32"
     reduce_dtype: Dtype = "fp32"
     overlap: bool = Field(default=True, description="communication behind the computation")
+    collectives: Pattern = Field(
+        default="hops", description="hops: one per level; flat: a ring over all ranks"
+    )
     learning_rate: PositiveFloat = 1e-3
     weight_decay: NonNegativeFloat = 0.1
     grad_clip: PositiveFloat = 1.0
@@ -86,13 +89,18 @@ class RunSpec(RunOptions):
             raise ValueError(
                 f"warmup_steps ({self.warmup_steps}) leave none of the {self.steps} steps to measure"
             )
-        if self.engine != "lowband" and (self.device == "fake" or self.checkpoint_every or not self.overlap):
+        only_ours = (
+            self.device == "fake",
+            self.checkpoint_every > 0,
+            not self.overlap,
+            self.collectives == "flat",
+            self.order == "breadth",
+        )
+        if self.engine != "lowband" and any(only_ours):
             raise ValueError(
-                f"engine {self.engine} supports neither device fake nor checkpoints here, and its overlap "
-                "cannot be turned off"
+                f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
+                "be turned off, its collectives are its own, and it accumulates depth-first"
             )
-        if self.engine != "lowband" and self.order != "depth":
-            raise ValueError(f"engine {self.engine} accumulates in order depth only")
         box = self.machine.box
         if box is not None and self.ranks > box.nodes * self.machine.node_size:
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")

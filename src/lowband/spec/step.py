@@ -17,6 +17,11 @@ Place = Literal["self", "weights", "backward", "grads", "optim", "world"]
 # Of gradient accumulation: depth: one micro-batch after the other; breadth: each unit computes all of them.
 Order = Literal["depth", "breadth"]
 
+Kind = Literal["gather", "reduce", "all_reduce"]
+
+# How collectives run: a hop per level, or one ring over all their ranks.
+Pattern = Literal["hops", "flat"]
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -33,7 +38,7 @@ class Collective:
     """
 
     name: str
-    kind: Literal["gather", "reduce", "all_reduce"]
+    kind: Kind
     inner: Place
     outer: Place
     carries: Literal["weights", "gradients"]
@@ -74,6 +79,16 @@ def passes(accumulation: T, order: Order) -> T | Literal[1]:
     accumulation: micro-batches per step
     """
     return accumulation if order == "depth" else 1
+
+
+def is_ring(pattern: Pattern, kind: Kind, is_plain: bool) -> bool:
+    """Whether a collective runs as one ring over all its ranks. The only home of this rule.
+
+    is_plain: whether its values travel unchanged
+    A reduction on any other wire never does: a ring would round its partial sums at each step. The quantized
+    reduction of ZeRO++, qgZ, is made of hops for that reason (arXiv 2306.10209, section 3.3).
+    """
+    return pattern == "flat" and (kind == "gather" or is_plain)
 
 
 def reductions(every: Literal["pass", "step"]) -> list[Collective]:

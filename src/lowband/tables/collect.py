@@ -179,6 +179,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             spec.reduce_dtype,
             spec.accumulation,
             is_clipped=spec.device != "fake",  # fake tensors have no values to clip
+            pattern=spec.collectives,
             order=spec.order,
         )
     )
@@ -212,6 +213,7 @@ def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]
         spec.reduce_dtype,
         spec.accumulation,
         Environment.read_json(folder.env).backend,
+        spec.collectives,
         spec.order,
     )
     if "start" in measured:  # runs of earlier versions did not record it

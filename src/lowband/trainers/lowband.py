@@ -31,6 +31,7 @@ class Lowband(Trainer):
             init=model.init,
             seed=spec.seed,
             device=device,
+            collectives=spec.collectives,
         )
         self.optimizer = adamw(self.model, spec)
         self._order = spec.order

@@ -1,8 +1,8 @@
 """Time that a run in a scale model (docs/scale-model.md) should take, by the rates of its box alone.
 
-Matrix products run at the paced rate, links at their stated rates, collectives hop by hop as the engine sends
-them; nothing else takes time, nothing is fitted, and all is multiplied by the scale. All schemes therefore
-have equal forward and backward computation and differ only in exposed communication.
+Matrix products run at the paced rate, links at their stated rates, collectives as the engine sends them, hop
+by hop or flat; nothing else takes time, nothing is fitted, and all is multiplied by the scale. All schemes
+therefore have equal forward and backward computation and differ only in exposed communication.
 """
 
 from dataclasses import replace
@@ -22,6 +22,7 @@ def box_step_s(spec: RunSpec) -> float | None:
         bare(spec.machine, spec.compute_dtype), spec.model, spec.scheme, spec.ranks, spec.micro_batch,
         spec.seq_len, spec.accumulation, recompute=spec.recompute, attention="plain",
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
+        collectives=spec.collectives,
     )  # fmt: skip
     if not spec.overlap:
         none = Fact(value=0, source="the run's spec")

@@ -33,7 +33,7 @@ class Meeting:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         # A separate group, so that messages of a save in the background never mix with the training's.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def agree(self, work: Callable[[], T]) -> T:
         """The result of `work`, which must be short, once it has succeeded on every rank.
@@ -71,26 +71,26 @@ class Meeting:
         """Rank 0's result of `work`, on every rank. Raises the same errors as `together`."""
         is_first = dist.get_rank() == 0
         box = [self.together(what, lambda tick: work(tick) if is_first else None)]
-        dist.broadcast_object_list(box, src=0, group=self._group)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]  # type: ignore[return-value]
 
     def everyone(self, mine: T) -> list[T]:
         """Every rank's value, by rank."""
         values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, mine, group=self._group)
+        dist.all_gather_object(values, mine, group=self.group)
         return values
 
     def collect(self, mine: T) -> list[T]:
         """Every rank's value, by rank, on rank 0; [] elsewhere."""
         values: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
-        dist.gather_object(mine, values or None, dst=0, group=self._group)
+        dist.gather_object(mine, values or None, dst=0, group=self.group)
         return values
 
     def _any_is_busy(self, what: str, running: "_Running") -> bool:
         is_busy = running.is_busy()
         is_stuck = is_busy and time.monotonic() - running.moved_at > self.timeout_s
         status = torch.tensor([is_busy, (dist.get_rank() + 1) * is_stuck])
-        dist.all_reduce(status, dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(status, dist.ReduceOp.MAX, group=self.group)
         any_busy, stuck = status.tolist()
         if stuck:
             raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self.timeout_s:g} s")
