@@ -8,7 +8,7 @@ therefore have equal forward and backward computation and differ only in exposed
 from dataclasses import replace
 
 from lowband.predict.time import step_time
-from lowband.predict.workload import Workload
+from lowband.predict.workload import workload_of
 from lowband.spec.machine import Device, Link, Machine, Stack
 from lowband.spec.run import RunSpec
 from lowband.spec.sourced import Fact
@@ -18,12 +18,7 @@ def box_step_s(spec: RunSpec) -> float | None:
     """Seconds of one optimizer step of a run of our engine in a box; None for any other run."""
     if spec.machine.box is None or spec.engine != "lowband":
         return None
-    job = Workload(
-        bare(spec.machine, spec.compute_dtype), spec.model, spec.scheme, spec.ranks, spec.micro_batch,
-        spec.seq_len, spec.accumulation, recompute=spec.recompute, attention="plain",
-        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
-        collectives=spec.collectives,
-    )  # fmt: skip
+    job = replace(workload_of(spec), machine=bare(spec.machine, spec.compute_dtype), attention="plain")
     if not spec.overlap:
         none = Fact(value=0, source="the run's spec")
         serial = Stack(name="no overlap", overlap=none)
