@@ -1,10 +1,13 @@
 """Levels, hops and who owns which slice."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
 
@@ -83,3 +86,18 @@ def test_unknown_level_names_the_known_ones() -> None:
     with pytest.raises(UserError, match="rack") as error:
         Levels.fit({"node": 2}, 4).size("rack")
     assert "self, node, world" in str(error.value)
+
+
+def test_the_attained_box_has_the_rates_that_frontiers_facts_give() -> None:
+    """Links: nominal rate x efficiency x the stack's share of it; computation: peak x efficiency."""
+    frontier, box = (Config(Path(__file__).parents[2]).machine(name) for name in ("frontier", "attained-box"))
+    assert frontier.stack is not None and box.box is not None
+    for level, scaled in zip(frontier.levels, box.levels, strict=True):
+        assert level.link is not None and level.link.efficiency is not None and scaled.link is not None
+        share = frontier.stack.efficiency.get(level.name)
+        rate = level.link.gigabytes_per_s * level.link.efficiency.value * (share.value if share else 1)
+        assert scaled.link.gigabytes_per_s == pytest.approx(rate, rel=0.01), level.name
+    device = frontier.device
+    assert device.matmul_efficiency is not None
+    reached = device.peak_tflops["bf16"] * device.matmul_efficiency.value
+    assert box.box.tflops == pytest.approx(reached, rel=0.01)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lowband.preflight.verdicts import Finding
 from lowband.run.environment import host
 from lowband.run.joining import device_type, join_job
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
-from lowband.run.ranks import Rank, from_environment
+from lowband.run.ranks import Rank, from_environment, is_first_process
 from lowband.spec.files import naming, write_whole
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import RunFolder
@@ -52,6 +53,11 @@ def preflight(spec_path: Path, links: str) -> int:
     mine = from_environment(spec.ranks)
     on = device_type(spec, is_launched=mine is not None)
     folder = RunFolder(spec_path.parent)
+    if is_first_process():
+        with suppress(OSError):  # a folder that cannot be written is a finding
+            (folder.path / RESULT).unlink(
+                missing_ok=True
+            )  # an earlier verdict says nothing about these nodes
     wrong = multiprocessing.get_context("fork").Value("i", 0)  # findings, set by rank 0
 
     def work(rank: Rank) -> None:
