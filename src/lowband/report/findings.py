@@ -85,10 +85,14 @@ def _attained(root: Path) -> dict[str, Any]:
 
 
 def _orders(root: Path) -> dict[str, float]:
-    """With 4 passes: breadth-first over depth-first for ZeRO-3, and over hier3 in depth-first order."""
+    """With 4 passes: breadth-first over depth-first for ZeRO-3, and over hier3 in depth-first order.
+
+    Two suites have measured depth-first order under this condition; its best time counts, because other work
+    on the machine only lengthens a step.
+    """
     points = box.build(read_table(root / "results" / "reference" / "box" / "runs.csv"))
-    points = points[(points["suite"] == "box-order") & (points["accumulation"] == 4)]
-    rate = points.set_index(["scheme", "order"])["model_flop_per_s_per_rank"]
+    points = points[points["suite"].isin(["box-order", "box-accumulation"]) & (points["accumulation"] == 4)]
+    rate = points.groupby(["scheme", "order"])["model_flop_per_s_per_rank"].max()
     breadth = rate["zero3", "breadth"]
     return {
         "order_gain": breadth / rate["zero3", "depth"],
