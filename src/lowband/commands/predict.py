@@ -9,6 +9,7 @@ from typing import Any
 
 from lowband.commands import at_least_one
 
+STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 RECOMPUTE = ["none", "selective", "op", "full"]
 
 
@@ -66,6 +67,7 @@ def add(commands: Any) -> None:
 
     simulate = commands.add_parser("simulate", help="collectives in closed form beside SimGrid's simulation")
     simulate.add_argument("--cluster", default="frontier", help="a folder of slurm/, or a machine file")
+    simulate.add_argument("--stack", help=STACK)
     simulate.add_argument("--model", default="gpt-20b", help="a name of config/models.yaml, or a file")
     simulate.add_argument("--scheme", nargs="+", default=["zero3", "zeropp", "hsdp", "hier3"])
     simulate.add_argument("--gpus", type=at_least_one, nargs="+", default=[16, 64, 384], help="ranks")
@@ -91,10 +93,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq", type=at_least_one, nargs="+" if several else None, help="default: the model's longest"
     )
-    parser.add_argument(
-        "--stack", choices=["machine", "engine"], default="machine",
-        help="the software that the machine file describes, or our engine with all of its overlap",
-    )  # fmt: skip
+    parser.add_argument("--stack", help=STACK)
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
 
 
@@ -122,13 +121,12 @@ def _predict(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from lowband.predict import plan_files
     from lowband.predict.plan import plan
-    from lowband.predict.request import machine_of
     from lowband.spec.config import Config
 
     config = Config(options.root)
-    model = config.given_model(options.model)
+    machine, model = config.given_machine(options.cluster), config.given_model(options.model)
     found = plan(
-        machine_of(config, options.cluster, options.stack), model, options.gpus,
+        machine, config.given_stack(options.stack, machine), model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
     )  # fmt: skip
     print(plan_files.report(found))
@@ -175,8 +173,11 @@ def _simulate(options: argparse.Namespace) -> None:
 
     config = Config(options.root)
     machine, model = config.given_machine(options.cluster), config.given_model(options.model)
+    stack = config.given_stack(options.stack, machine)
     schemes = [config.given_scheme(name) for name in options.scheme]
-    rows = [row for ranks in options.gpus for row in check(options.python, machine, model, schemes, ranks)]
+    rows = [
+        row for ranks in options.gpus for row in check(options.python, machine, stack, model, schemes, ranks)
+    ]
     write_csv(pd.DataFrame(rows), options.out / "simgrid.csv")
 
 

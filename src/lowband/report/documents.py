@@ -93,7 +93,8 @@ def _headlines(root: Path) -> list[str]:
 def _accuracy(root: Path) -> list[str]:
     accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
     cells = {
-        "source": "{source}", "rows are": "{use}", "rows": "{rows}",
+        "source": "{source}", "machine": "{cluster}", "stack": "{stack}", "rows are": "{use}",
+        "rows": "{rows}",
         "mean error (%)": "{mean_error_percent:.1f}", "largest (%)": "{max_error_percent:.1f}",
     }  # fmt: skip
     return markdown(filled(accuracy, cells))

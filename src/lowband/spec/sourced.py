@@ -32,3 +32,9 @@ class Fact(Strict):
         """The value, or one end of its interval."""
         end = getattr(self, bound)
         return self.value if end is None else float(end)
+
+
+def facts_of(place: str, part: Strict) -> dict[str, Fact]:
+    """The constants among the fields of `part`, by `<place>.<key>`."""
+    values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
+    return {key: value for key, value in values.items() if isinstance(value, Fact)}

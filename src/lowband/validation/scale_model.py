@@ -5,29 +5,26 @@ by hop or flat; nothing else takes time, nothing is fitted, and all is multiplie
 therefore have equal forward and backward computation and differ only in exposed communication.
 """
 
-from dataclasses import replace
-
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
-from lowband.spec.machine import Device, Link, Machine, Stack
+from lowband.spec.machine import Device, Link, Machine
 from lowband.spec.run import RunSpec
 from lowband.spec.sourced import Fact
+from lowband.spec.stack import OURS
 
 
 def box_step_s(spec: RunSpec) -> float | None:
     """Seconds of one optimizer step of a run of our engine in a box; None for any other run."""
     if spec.machine.box is None or spec.engine != "lowband":
         return None
+    none = Fact(value=0, source="the run's spec")
+    stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
     job = Workload(
-        bare(spec.machine, spec.compute_dtype), spec.model, spec.scheme, spec.ranks, spec.micro_batch,
+        bare(spec.machine, spec.compute_dtype), stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch,
         spec.seq_len, spec.accumulation, recompute=spec.recompute, attention="plain",
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
         collectives=spec.collectives,
     )  # fmt: skip
-    if not spec.overlap:
-        none = Fact(value=0, source="the run's spec")
-        serial = Stack(name="no overlap", overlap=none)
-        job = replace(job, machine=job.machine.model_copy(update={"stack": serial}))
     return float(step_time(job).total) * spec.machine.box.scale
 
 
@@ -42,4 +39,4 @@ def bare(machine: Machine, dtype: str) -> Machine:
         for level in machine.levels
         if level.link is not None  # a box's levels all have links
     ]
-    return machine.model_copy(update={"device": device, "levels": tuple(levels), "stack": None})
+    return machine.model_copy(update={"device": device, "levels": tuple(levels)})

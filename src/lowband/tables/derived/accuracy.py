@@ -11,7 +11,7 @@ from lowband.tables.points import EXPERIMENT
 def build(validation: pd.DataFrame) -> pd.DataFrame:
     """One row per source and use; experiment columns that do not apply are "-"."""
     df = validation.assign(error=validation["error_percent"].abs())
-    rows = df.groupby(["source", "cluster", "use"], sort=False).agg(
+    rows = df.groupby(["source", "cluster", "stack", "use"], sort=False).agg(
         rows=("row", "size"), mean_error_percent=("error", "mean"), max_error_percent=("error", "max")
     )
     out = rows.reset_index()
