@@ -13,6 +13,8 @@ from lowband.validation.validate import validate
 
 PREDICTED = ("validation", "frontier_map", "scale", "largest", "constants")  # names of the tables
 
+ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
+
 
 def write_predicted(config: Config, out: Path) -> None:
     """Write each table of PREDICTED into `out`."""
@@ -24,8 +26,9 @@ def write_predicted(config: Config, out: Path) -> None:
 
 
 def constants(config: Config) -> pd.DataFrame:
-    """Every constant of the machines and stacks that published runs are predicted for, with its source and
-    the rows it was fitted on. A machine's own constants have no stack."""
+    """Every constant of the machines and stacks that published runs are predicted for, with its source. A
+    machine's own constants have no stack. A fitted one has the rows it was fitted on, its bounds and its place:
+    inside, on a bound, outside."""
     places: dict[tuple[str, str], dict[str, Fact]] = {}
     for source in SOURCES.values():
         machine, stack = source.on(config)
@@ -41,7 +44,11 @@ def constants(config: Config) -> pd.DataFrame:
                 "low": fact.low,
                 "high": fact.high,
                 "source": fact.source,
-                "calibrated_on": " ; ".join(fact.calibrated_on),
+                "calibrated_on": ROW_SEPARATOR.join(fact.calibrated_on),
+                "lower_bound": fact.bounds and fact.bounds.low,
+                "upper_bound": fact.bounds and fact.bounds.high,
+                "bounds_source": fact.bounds and fact.bounds.source,
+                "place": fact.place,
             }
             for (cluster, stack), facts in places.items()
             for place, fact in facts.items()
