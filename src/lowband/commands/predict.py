@@ -60,8 +60,11 @@ def add(commands: Any) -> None:
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
-    calibrate = commands.add_parser("calibrate", help="fit a cluster's fitted constants again (minutes)")
-    calibrate.add_argument("cluster")
+    calibrate = commands.add_parser(
+        "calibrate", help="fit a cluster's fitted constants again, within their bounds"
+    )
+    calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
+    calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv")
     calibrate.add_argument("--root", type=Path, default=Path())
     calibrate.set_defaults(run=_calibrate)
 
@@ -181,9 +184,16 @@ def _simulate(options: argparse.Namespace) -> None:
     write_csv(pd.DataFrame(rows), options.out / "simgrid.csv")
 
 
-def _calibrate(options: argparse.Namespace) -> None:
+def _calibrate(options: argparse.Namespace) -> int:
     from lowband.spec.config import Config
-    from lowband.validation.validate import fit
+    from lowband.spec.csv_tables import write_csv
+    from lowband.validation.fit import fit, fitted_clusters, table
 
-    for place, value in fit(Config(options.root), options.cluster).items():
-        print(f"{place}: {value:g}")
+    config = Config(options.root)
+    found = [one for name in options.clusters or fitted_clusters(config) for one in fit(config, name)]
+    for one in found:
+        bounds = f"{one.lower_bound:g} to {one.upper_bound:g}"
+        print(f"{one.cluster} {one.constant}: {one.within:g} (file: {one.value:g}; {bounds}: {one.place})")
+    if options.out:
+        write_csv(table(found), options.out / "within_bounds.csv")
+    return int(any(one.place != "inside" for one in found))
