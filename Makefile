@@ -11,7 +11,7 @@
 # make page-deps   a browser, in which a test opens the page (root; installs outside this folder)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
-# CORES=8 make reproduce           more cores for the workflow's light jobs
+# CORES=8 make reproduce, make test   more cores for the workflow's light jobs, and for the tests
 
 PYTHON ?= python3
 CORES ?= 2
@@ -53,8 +53,10 @@ smoke: install
 	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
+# The tests of the box time messages and share the names of its nodes, so they run alone, one after the other.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --ignore tests/box
+	$(BIN)/python -m pytest tests/box
 
 check: install
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ _HOMES = {
     "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",
+    "accumulate": "lowband.engine.api",
     "clip_grad_norm_": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
     "no_sync": "lowband.engine.api",

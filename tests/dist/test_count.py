@@ -10,19 +10,26 @@ from lowband.cost.memory import state_bytes
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.step import Order
 
 ROOT = Path(__file__).parents[2]
 # Two layers of the 20B model: the same sizes of every message, a twentieth of the time.
-CASES = [("volume", "zeropp", 1), ("volume", "hier3", 2), ("volume", "hsdp", 1), ("volume3072", "hier3", 1)]
+CASES = [
+    ("volume", "zeropp", 1, "depth"),
+    ("volume", "hier3", 2, "depth"),
+    ("volume", "hier3", 2, "breadth"),
+    ("volume", "hsdp", 1, "depth"),
+    ("volume3072", "hier3", 1, "depth"),
+]
 
 
-@pytest.mark.parametrize(("suite", "scheme", "accumulation"), CASES)
+@pytest.mark.parametrize(("suite", "scheme", "accumulation", "order"), CASES)
 def test_counted_at_scale_equals_closed_forms(
-    tmp_path: Path, suite: str, scheme: str, accumulation: int
+    tmp_path: Path, suite: str, scheme: str, accumulation: int, order: Order
 ) -> None:
     [spec] = [spec for spec in Config(ROOT).runs([suite]) if spec.scheme.name == scheme]
     two_layers = spec.model.model_copy(update={"layers": 2})
-    spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation})
+    spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation, "order": order})
     path = tmp_path / "spec.json"
     path.write_text(RunSpec.parse(spec.model_dump(), "test").to_json())
     code, error = ended(begun(path), path)
@@ -30,8 +37,11 @@ def test_counted_at_scale_equals_closed_forms(
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
-    assert sent == sent_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False)
+    assert sent == sent_bytes(
+        units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, order=order
+    )
     held = {state.kind: state.bytes for state in outcome.states}
-    expected = state_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, "fake")
+    levels = spec.levels
+    expected = state_bytes(units, spec.scheme, levels, "bf16", "bf16", accumulation, "fake", order=order)
     assert {kind: held.get(kind, 0) for kind in expected} == expected
     assert not (tmp_path / "steps.jsonl").exists()

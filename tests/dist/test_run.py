@@ -18,9 +18,10 @@ from lowband.errors import UserError
 from lowband.run import training_loop as loop
 from lowband.run.ending import exit_code
 from lowband.run.environment import code_version
+from lowband.run.joining import _device, device_type
 from lowband.run.on_ranks import on_ranks
 from lowband.run.ranks import Rank
-from lowband.run.train import _device, device_type, train
+from lowband.run.train import train
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
 

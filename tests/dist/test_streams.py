@@ -21,18 +21,22 @@ RANK, RANKS, STEPS = 3, 8, 4
 MODULES = {
     "gpt": (lambda: GPT(SPEC, seed=7), Block, lambda step: part_of_batch(step, 0, RANK, RANKS, 1)),
     "checkpointed": (lambda: Tower(True, False), is_layer, lambda step: (inputs(step, RANK),)),
+    "breadth": (lambda: GPT(SPEC, seed=7), Block, lambda step: part_of_batch(step, 0, RANK, RANKS, 1)),
     "reentrant": (lambda: Tower(True, True), is_layer, lambda step: (inputs(step, RANK),)),
 }
 
 
 def steps(module: str, scheme: str, dtype: torch.dtype, pattern: str, collect) -> None:
-    """Accumulated with and without no_sync, clipped; an evaluation between; the whole weights at the end."""
+    """Accumulated with and without no_sync, or breadth-first, clipped; an evaluation between; the whole
+    weights at the end."""
     make, wrap, arguments = MODULES[module]
     topology = lowband.Topology(INNER)
     model = lowband.shard(make(), CONFIG.scheme(scheme), topology, wrap, dtype, collectives=pattern)
     optimizer = optimizer_of(model.parameters())
     for step in range(STEPS):
-        for is_last in (False, True):
+        if module == "breadth":
+            lowband.accumulate(model, [arguments(step)] * 3, lambda each: model(*each))
+        for is_last in (False, True) if module != "breadth" else ():
             with nullcontext() if is_last or step % 2 else lowband.no_sync(model):
                 model(*arguments(step)).backward()
         lowband.clip_grad_norm_(model, 0.5)
@@ -86,11 +90,11 @@ def look(*arguments) -> tuple[Counter[str], set[str], list[int]]:
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_two_streams_race(scheme: str, module: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16) if module == "gpt" else (torch.float32,):
+    for dtype in (torch.float32, torch.bfloat16) if module in ("gpt", "breadth") else (torch.float32,):
         [(races, _, accesses)] = on_ranks(1, look, module, scheme, dtype)
         assert races == {}
         assert len(accesses) > 1
-        assert min(accesses) > 10
+        assert min(accesses) > 5  # breadth-first under ddp: one reduction per step and unit
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "zero3", "hier3-exact"])

@@ -69,6 +69,18 @@ def test_time_items_add_up(scheme: str, pp: int) -> None:
     assert all(seconds >= -1e-12 for seconds in step.items.values())
 
 
+def test_a_runs_order_decides_how_often_its_units_are_gathered() -> None:
+    """Breadth-first, four micro-batches send what one sends, and hide more of it than depth-first."""
+    [spec, *_] = Config(ROOT).runs(["frontier"])
+    runs = [spec.model_copy(update={"accumulation": n, "order": o}) for n, o in ((1, "depth"), (4, "depth"))]
+    one, depth = (workload_of(run) for run in runs)
+    breadth = workload_of(spec.model_copy(update={"accumulation": 4, "order": "breadth"}))
+    assert (one.passes, depth.passes, breadth.passes) == (1, 4, 1)
+    assert step_time(breadth).lane == pytest.approx(step_time(one).lane)
+    assert step_time(breadth).total < step_time(depth).total
+    assert step_time(breadth).items["forward"] == step_time(depth).items["forward"]
+
+
 def test_a_ring_by_hand() -> None:
     """16 ranks on 2 nodes of Frontier, 1 GB: the package's, node's and NICs' steps, and the slowest rate."""
     network = Network(FRONTIER, ZERO, shards=False)

@@ -82,7 +82,14 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"device": "fake"}, {"checkpoint_every": 2}, {"overlap": False}, {"collectives": "flat"}]
+    "changes",
+    [
+        {"device": "fake"},
+        {"checkpoint_every": 2},
+        {"overlap": False},
+        {"collectives": "flat"},
+        {"order": "breadth"},
+    ],
 )
 def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object]) -> None:
     [spec, *_] = Config(ROOT).runs(["smoke"])

@@ -25,7 +25,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, STEP, Collective, Kind, Pattern, is_ring
+from lowband.spec.step import NORM_GATHER, STEP, Collective, Kind, Order, Pattern, is_ring, passes
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -79,10 +79,12 @@ def sent_bytes(
     is_clipped: bool,
     pattern: Pattern = "hops",
     rank: int | None = None,
+    order: Order = "depth",
 ) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes.
 
     units: elements per unit, padding included, the root's first
+    accumulation, order: micro-batches per step, and the order in which units compute them
     is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
     rank:       the bytes of this rank; None: the mean over ranks, which differs from a rank's in a flat ring
     A step includes the gather of the weights that the previous step updated.
@@ -98,7 +100,8 @@ def sent_bytes(
         for row, ours in groupby(hops, key=lambda t: t.collective):
             found = list(ours)
             by_hop = [(t.hop, t.sent_bytes) for t in found]
-            add(row.name, row.kind, found[0].wire, by_hop, accumulation if row.every == "pass" else 1)
+            times = passes(accumulation, order) if row.every == "pass" else 1
+            add(row.name, row.kind, found[0].wire, by_hop, times)
     if is_clipped:
         held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, WORLD)):

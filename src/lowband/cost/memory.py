@@ -2,11 +2,14 @@
 
     weights    b_c N / |weights|     0 where the master shard takes their place (`keeps_weights_copy`)
     secondary  b_c N / |secondary|
-    grads      4 N / |grads|         4 N / |optim| without accumulation: none kept at the grads level
+    grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
+                                     grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
                stays; 0 where the weights are not sharded
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
+    sums       4 (root + the largest block), breadth-first and with accumulation: gradients of the unit in use
+               and of the root, summed over micro-batches before they are reduced
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
                and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
@@ -21,7 +24,7 @@ from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Pattern
+from lowband.spec.step import Order, Pattern, passes
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -55,10 +58,12 @@ def state_bytes(
     accumulation: int,
     backend: str,
     pattern: Pattern = "hops",
+    order: Order = "depth",
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
     unit_numels: elements per unit, padding included, the root's first
+    accumulation, order: micro-batches per step, and the order in which units compute them
     backend:     torch.distributed's backend
     pattern:     how collectives run
     """
@@ -70,7 +75,9 @@ def state_bytes(
         secondary = b_c * numel // levels.size(scheme.secondary)
     blocks = sorted(unit_numels[1:])
     is_gathered = bool(levels.hops(SELF, scheme.weights))
-    grads = GRAD_BYTES * numel // levels.size(scheme.grads if accumulation > 1 else scheme.optim)
+    keeps_grads = passes(accumulation, order) > 1
+    grads = GRAD_BYTES * numel // levels.size(scheme.grads if keeps_grads else scheme.optim)
+    summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
         "secondary": secondary,
@@ -78,6 +85,7 @@ def state_bytes(
         "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
+        **({"sums": GRAD_BYTES * summed} if summed else {}),
     }
 
 

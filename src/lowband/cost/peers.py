@@ -31,6 +31,7 @@ def peer_sent_bytes(spec: RunSpec) -> int:
         spec.reduce_dtype,
         spec.accumulation,
         is_clipped=False,  # norms are control, counted separately
+        order=spec.order,
     )
     return sum(map(int, counts.values()))  # hop by hop they are whole
 

@@ -1,14 +1,15 @@
 """The library: shard a module in place, clip its gradients, and get the whole state back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.breadth import Breadth
 from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.initial import Init, Source
@@ -18,6 +19,8 @@ from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
+
+T = TypeVar("T")
 
 
 def shard(
@@ -99,6 +102,29 @@ def engine_of(module: nn.Module) -> Engine:
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Gradient accumulation, as DDP's no_sync: backward passes in here reduce to the grads level only."""
     return engine_of(module).no_sync()
+
+
+def accumulate(
+    module: nn.Module, micro_batches: Sequence[T], loss_of: Callable[[T], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Gradient accumulation, breadth-first: each unit computes all micro-batches in turn.
+
+    loss_of: maps a micro-batch to its loss, one number, by one call of the module. The losses are summed, not
+             averaged: for their mean, `loss_of` divides by the number of micro-batches
+
+    Runs all forward and backward passes and returns the losses, detached, in order. Gradients are averaged
+    over all ranks, as those of a loop with `no_sync`. But each unit is gathered once in the forward and once
+    in the backward, and its gradient is reduced once, after it was summed over the micro-batches in fp32. The
+    activations of all micro-batches are in memory at once. Under `no_sync` it reduces to the grads level.
+
+    Raises UserError if the module is not a chain of its units: every tensor that requires gradients and
+    enters a unit, except the first, must be an earlier unit's output. Whatever it raises, the next call
+    works; an exception has the same effect on gradients as one in a forward or in a backward.
+    Source: Lamy-Poirier, arXiv 2211.05953.
+    """
+    if not micro_batches:
+        raise UserError("no micro-batches to accumulate", where=type(module).__name__, allowed="1 or more")
+    return Breadth(engine_of(module), micro_batches, loss_of).run()
 
 
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:

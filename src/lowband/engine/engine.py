@@ -6,6 +6,8 @@ Backward, per unit:  gather from the secondary level if there is one, compute, d
                      the grads level; at an accumulation boundary reduce it further, to the optimizer's level.
 Next forward:        each unit's gather first fetches the new weights from the optimizer's level.
 
+This is the order of one micro-batch after the other; engine.breadth has the other one, unit by unit.
+
 [Note: late gradients] Reentrant activation checkpointing runs parts of the graph as separate backward passes
 (autograd's graph tasks) inside the backward. A parameter that is used both inside and outside of such a part
 gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
@@ -18,20 +20,20 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
 from lowband.engine.consistency import check_same, facts_of, is_alone
 from lowband.engine.division import Wrap, divide
+from lowband.engine.forward_pass import Pass, requiring_grad
 from lowband.engine.initial import Init, Initial, Source
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
@@ -42,36 +44,16 @@ from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import NORM_GATHER, Pattern
 
+if TYPE_CHECKING:
+    from lowband.engine.breadth import Breadth
+
 MOST_REDUCING = 2
-
-
-@dataclass
-class Pass:
-    """One forward pass of the module: the facts that its backward needs.
-
-    trains:       whether gradients were enabled when it began
-    begun, ended: owners of units, in the order in which their forwards began and ended
-    is_reentrant: whether it has layers with reentrant activation checkpointing
-    is_over:      whether it has ended without an exception
-    """
-
-    trains: bool
-    begun: list[nn.Module] = field(default_factory=list)
-    ended: list[nn.Module] = field(default_factory=list)
-    is_reentrant: bool = False
-    is_over: bool = False
-    place: int = 0  # index of the next owner in the order of the running pass, forward or backward
-
-    def after(self, owner: nn.Module, order: list[nn.Module]) -> nn.Module | None:
-        """The module after `owner` in an order, searched from the place reached so far; else None."""
-        if owner not in order[self.place :]:
-            return None
-        self.place = order.index(owner, self.place) + 1
-        return order[self.place] if self.place < len(order) else None
 
 
 class Engine:
     """The state that lowband keeps for one sharded module, and the hooks on it."""
+
+    _breadth: "Breadth | None" = None  # the running breadth-first accumulation
 
     def __init__(
         self,
@@ -122,13 +104,13 @@ class Engine:
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
         self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it exists
         self._pass = Pass(trains=False)  # the running forward, or the last one
-        self._forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
+        self.forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
         shared = topology, self.ledger, self.meter, self.device, overlap, pattern
         self.collectives = Collectives(scheme, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
-        self._units_of: dict[nn.Module, list[Unit]] = {}
+        self.units_of: dict[nn.Module, list[Unit]] = {}
         collectives = {scheme: self.collectives}
         names = {parameter: name for name, parameter in module.named_parameters()}
         for (owner, name, slots), placed in zip(groups, schemes, strict=True):
@@ -138,8 +120,8 @@ class Engine:
             unit = Unit(name, slots, named, collectives[placed], initial, compute_dtype, reduce_dtype)
             unit.grads.watch(self._grads_ready)
             self.units.append(unit)
-            self._units_of.setdefault(owner, []).append(unit)
-        for owner in self._units_of:
+            self.units_of.setdefault(owner, []).append(unit)
+        for owner in self.units_of:
             if owner is not module:
                 self._hook(owner)
         self._hook(module)
@@ -161,16 +143,19 @@ class Engine:
 
     @torch._disable_dynamo
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
-        units = self._units_of.get(owner, [])
+        units = self.units_of.get(owner, [])
+        if (breadth := self._breadth) is not None and breadth.runs_here:
+            breadth.before_forward(owner, (args, kwargs))
+            return tree_map(self._cast, args), tree_map(self._cast, kwargs)
         if owner is self.module:
             self._enter_thread()
             self.leave_broken_backward()
         if owner is self.module and not self._in_backward:
             self._pass = Pass(trains=torch.is_grad_enabled())
-        self._gather(units, backward=self._in_backward)
+        self.gather(units, backward=self._in_backward)
         if not self._in_backward:  # a forward inside a backward is activation checkpointing's recomputation
             self._pass.begun.append(owner)
-            self._prefetch(self._pass.after(owner, self._forward_order), backward=False)
+            self.prefetch(self._pass.after(owner, self.forward_order), backward=False)
         args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
         self._watch_frozen(units, (args, kwargs))
         return args, kwargs
@@ -195,15 +180,17 @@ class Engine:
         return value.to(self.compute_dtype) if is_float else value
 
     @torch._disable_dynamo
-    def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> None:
+    def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
+        if (breadth := self._breadth) is not None and breadth.runs_here:
+            return breadth.after_forward(owner, output)
         tensors = _differentiable(output)
-        units, run = self._units_of.get(owner, []), self._pass
+        units, run = self.units_of.get(owner, []), self._pass
         if tensors:
             versions = [unit.changes.version for unit in units]
             before = lambda _: self._before_backward(owner, run, versions)  # noqa: E731
             register_multi_grad_hook(tensors, before, mode="any")
         if self._in_backward:
-            return
+            return None
         is_checkpointed = run.trains and not torch.is_grad_enabled()  # reentrantly: recomputed in backward
         run.is_reentrant |= is_checkpointed
         if tensors or is_checkpointed:
@@ -215,17 +202,18 @@ class Engine:
             if not (tensors and owner is self.module):
                 unit.drop()
         if owner is self.module:
-            self._forward_order, run.place, run.is_over = run.begun, 0, True
+            self.forward_order, run.place, run.is_over = run.begun, 0, True
             for unit in self.units:  # one may have been prefetched and not used
                 if unit not in units:
                     unit.drop()
+        return None
 
     # ---- backward
 
     @torch._disable_dynamo
     def _before_backward(self, owner: nn.Module, run: Pass, versions: list[int]) -> None:
         self.leave_broken_backward()
-        units = self._units_of.get(owner, [])
+        units = self.units_of.get(owner, [])
         for unit, version in zip(units, versions, strict=True):
             self._open[unit] += 1
             if unit.changes.version != version:
@@ -234,25 +222,28 @@ class Engine:
                     allowed="the optimizer's step after the backward of every forward",
                 )
         if not self._in_backward:
-            self._in_backward = True
             if self.device.type == "cpu":  # on a GPU autograd uses its own threads
                 self._enter_thread()
-            for unit in self.units:
-                unit.grads.expect()
+            self.begin_backward()
             self._queue_end()
         if owner is self.module:
             run.place = 0
         if not (owner is self.module and run.is_reentrant):  # see [Note: late gradients]
             for unit in units:
                 unit.grads.expect_ready(torch._C._current_graph_task_id())
-        self._gather(units, backward=True)
-        self._prefetch(run.after(owner, run.ended[::-1]), backward=True)
+        self.gather(units, backward=True)
+        self.prefetch(run.after(owner, run.ended[::-1]), backward=True)
+
+    def begin_backward(self) -> None:
+        self._in_backward = True
+        for unit in self.units:
+            unit.grads.expect()
 
     def _grads_ready(self, unit: Unit) -> None:
         unit.drop()
-        self._reduce(unit)
+        self.reduce(unit)
 
-    def _reduce(self, unit: Unit) -> None:
+    def reduce(self, unit: Unit) -> None:
         """Start a unit's reduction; at most two are pending, because each holds a unit's whole gradient."""
         if len(self._reducing) == MOST_REDUCING:
             self._reducing.popleft().grads.wait_reduce()
@@ -260,16 +251,16 @@ class Engine:
         self._reducing.append(unit)
 
     def _queue_end(self) -> None:
-        """Have autograd call `_end_backward`. If the backward fails, autograd frees the callback uncalled."""
-        call = partial(self._end_backward)
+        """Have autograd call `end_backward`. If the backward fails, autograd frees the callback uncalled."""
+        call = partial(self.end_backward)
         self._ending = weakref.ref(call)
         torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
-    def _end_backward(self) -> None:
+    def end_backward(self) -> None:
         """Reduce the units that the hooks did not: those with unused parameters or with late gradients."""
         for unit in self.units:
             if unit.grads.needs_reduce:
-                self._reduce(unit)
+                self.reduce(unit)
         self._reducing.clear()
         self._drop_all()
         for unit in self.units:
@@ -287,12 +278,16 @@ class Engine:
         parameters already have stay until `zero_grad`.
         """
         runs = torch._C._current_graph_task_id() != -1 and self._ending() is not None
-        if not self._in_backward or runs:
-            return
+        if self._in_backward and not runs:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Drop all units and, in a backward, its gradients."""
         self._reducing.clear()
         self._drop_all()
-        for unit in self.units:
-            unit.grads.forget()
+        if self._in_backward:
+            for unit in self.units:
+                unit.grads.forget()
         self._open.clear()
         self._in_backward = False
 
@@ -314,9 +309,23 @@ class Engine:
             )
         self._thread = mine
 
+    @contextmanager
+    def breadth_first(self, breadth: "Breadth") -> Iterator[None]:
+        """Passes in this context go unit by unit: the hooks leave each micro-batch's forward to `breadth`."""
+        self._enter_thread()
+        self.leave_broken_backward()
+        self._breadth = breadth
+        try:
+            yield
+        except BaseException:
+            self._discard()
+            raise
+        finally:
+            self._breadth = self._thread = None
+
     def _leave_forward(self) -> None:
         """Put the shards back after a forward, also after one that ended with an exception."""
-        if not self._in_backward:
+        if not self._in_backward and self._breadth is None:
             self._thread = None
             for unit in self.units:
                 if self._pass.is_over:
@@ -349,15 +358,15 @@ class Engine:
         for unit in self.units:
             unit.put_shards()
 
-    def _gather(self, units: list[Unit], backward: bool) -> None:
+    def gather(self, units: list[Unit], backward: bool) -> None:
         for unit in units:
             unit.start_gather(backward)
         for unit in units:
             unit.finish_gather()
 
-    def _prefetch(self, owner: nn.Module | None, backward: bool) -> None:
+    def prefetch(self, owner: nn.Module | None, backward: bool) -> None:
         """Start the gathers of the next module's units."""
-        for unit in self._units_of.get(owner, []) if owner is not None else ():
+        for unit in self.units_of.get(owner, []) if owner is not None else ():
             unit.start_gather(backward)
 
     @contextmanager
@@ -374,7 +383,5 @@ class Engine:
 
 
 def _differentiable(values: Any) -> list[torch.Tensor]:
-    """The tensors in nested values that require gradients."""
-    if not torch.is_grad_enabled():
-        return []
-    return [v for v in tree_flatten(values)[0] if isinstance(v, torch.Tensor) and v.requires_grad]
+    """The tensors in nested values that require gradients; none where gradients are disabled."""
+    return requiring_grad(values) if torch.is_grad_enabled() else []

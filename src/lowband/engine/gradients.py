@@ -1,7 +1,8 @@
 """A unit's gradients: from the leaves, over the levels, to the optimizer's shards.
 
 Within a backward pass a unit's gradient is reduced to the grads level; at an accumulation boundary the sum is
-reduced further to the optimizer's level, where it is averaged over all ranks.
+reduced further to the optimizer's level, where it is averaged over all ranks. Breadth-first (engine.breadth),
+the leaves' gradients of a step's micro-batches are summed first, in fp32, and reduced once.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowband.cost.memory import GRAD_BYTES
 from lowband.engine.collectives import Call
 from lowband.engine.lane import Handle, Work
 from lowband.engine.shard_grad import ShardGrad
@@ -32,6 +34,7 @@ class Gradients:
         self._is_reduced = False  # whether this backward has submitted a reduction
         self._missing: set[torch.Tensor] = set()  # leaves still without a gradient in this backward
         self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
+        self._sum: torch.Tensor | None = None  # 1D, the whole unit, fp32: over micro-batches, breadth-first
         self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
         self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
@@ -74,19 +77,44 @@ class Gradients:
 
     # ---- over the levels
 
+    def add_to_sum(self) -> None:
+        """Move the leaves' gradients, those of one micro-batch, to their sum over the micro-batches."""
+        grads = self._take_grads()
+        if self._sum is None and any(grad is not None for grad in grads):
+            self._sum = self._meter.hold("sums", self._flatten(grads, torch.float32))
+        elif self._sum is not None:
+            ranges = zip(self._unit.layout.ranges(), grads, strict=True)
+            pairs = [(self._sum[a:b].view(grad.shape), grad) for (a, b), grad in ranges if grad is not None]
+            if pairs:
+                sums, parts = zip(*pairs, strict=True)
+                torch._foreach_add_(sums, parts)
+
     def start_reduce(self, at_boundary: bool) -> None:
-        """Submit the reduction of the leaves' gradients; at the boundary, to the optimizer's level."""
+        """Submit the reduction of the gradients; at the boundary, to the optimizer's level."""
         self.wait_reduce()  # there may be an earlier one in this backward
-        grads = [leaf.grad for leaf in self._unit.leaves]
-        for leaf in self._unit.leaves:
-            leaf.grad = None
+        grads, summed = self._take_grads(), self._take_sum()
         self._is_reduced = True
         self._reducing = self._collectives.submit(
             self._unit.name,
             self._levels_of_reduction(at_boundary),
-            partial(self._reduce, grads=grads, at_boundary=at_boundary),
-            uses=[*grads, self._accumulated],
+            partial(self._reduce, grads=grads, summed=summed, at_boundary=at_boundary),
+            uses=[*grads, *summed, self._accumulated],
         )
+
+    def _take_grads(self) -> list[torch.Tensor | None]:
+        """The leaves' gradients, which the leaves then do not have any more."""
+        grads = [leaf.grad for leaf in self._unit.leaves]
+        for leaf in self._unit.leaves:
+            leaf.grad = None
+        return grads
+
+    def _take_sum(self) -> list[torch.Tensor]:
+        """The sum over micro-batches, 1D, in the reduce dtype; empty if there is none."""
+        if self._sum is None:
+            return []
+        whole, self._sum = self._sum.to(self._dtype), None
+        self._meter.release("sums", whole.numel() * GRAD_BYTES)
+        return [whole]
 
     def wait_reduce(self) -> None:
         """Wait for the reduction. Raises, once, the error that it raised."""
@@ -98,10 +126,17 @@ class Gradients:
         rows = reductions("pass") + (reductions("step") if at_boundary else [])
         return [level for row in rows for level in self._collectives.levels_of_reduction(row, self._dtype)]
 
-    def _reduce(self, call: Call, grads: list[torch.Tensor | None], at_boundary: bool) -> Work:
+    def _reduce(
+        self,
+        call: Call,
+        grads: list[torch.Tensor | None],
+        summed: list[torch.Tensor],
+        at_boundary: bool,
+    ) -> Work:
+        """grads: of the leaves; summed: the sum over micro-batches in their place, or empty"""
         meter = self._meter
         # A list, so that only the collective refers to the gradient while it is being sent.
-        moving = [self._flatten(call, grads)]
+        moving = [call.hold(summed.pop() if summed else self._flatten(grads, self._dtype))]
         for row in reductions("pass"):
             moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
         part = moving.pop()
@@ -129,13 +164,13 @@ class Gradients:
             part /= world
         if self._boundary is None:
             self._boundary = meter.hold("grads", part)
-        else:  # a second reduction in one backward: see Engine._end_backward
+        else:  # a second reduction in one backward: see Engine.end_backward
             self._boundary += part
 
-    def _flatten(self, call: Call, grads: list[torch.Tensor | None]) -> torch.Tensor:
-        """The unit's gradient, 1D, in the reduce dtype. Empties the list, so its tensors can be freed."""
+    def _flatten(self, grads: list[torch.Tensor | None], dtype: torch.dtype) -> torch.Tensor:
+        """The unit's gradient, 1D. Empties the list, so its tensors can be freed."""
         layout = self._unit.layout
-        full = call.hold(self._unit.master.new_empty(layout.numel, dtype=self._dtype))
+        full = self._unit.master.new_empty(layout.numel, dtype=dtype)
         into, present = [], []
         for (start, stop), span, grad in zip(layout.ranges(), layout.spans(), grads, strict=True):
             if grad is not None:
@@ -178,4 +213,5 @@ class Gradients:
             leaf.grad = None
         for held in (self._accumulated, self._boundary):
             self._meter.release("grads", 0 if held is None else held.nbytes)
-        self._accumulated = self._boundary = None
+        self._meter.release("sums", 0 if self._sum is None else self._sum.nbytes)
+        self._accumulated = self._boundary = self._sum = None

@@ -9,10 +9,11 @@ import torch
 class MemoryMeter:
     """Counts tensors from the line that makes them to the line that frees them.
 
-    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), buffers (gradients being
-    reduced; send and receive buffers; the peak is the largest of one submission, because timing decides how
-    many submissions overlap). Not counted: activations and the leaves' gradients, which belong to autograd,
-    and the temporaries of encoding and decoding one piece (engine.wire).
+    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), sums (of whole units'
+    gradients over micro-batches, breadth-first), buffers (gradients being reduced; send and receive buffers;
+    the peak is the largest of one submission, because timing decides how many submissions overlap). Not
+    counted: activations and the leaves' gradients, which belong to autograd, and the temporaries of encoding
+    and decoding one piece (engine.wire).
     """
 
     def __init__(self) -> None:

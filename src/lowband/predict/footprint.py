@@ -34,13 +34,13 @@ def memory_items(job: Workload) -> dict[str, Num]:
     numels = stage_numels(job.model, levels, job.tp, job.pp)
     once, more = (
         state_bytes(
-            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, passes, "nccl",
-            job.collectives or "hops",
+            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
+            job.collectives or "hops", job.order,
         )
-        for passes in (1, 2)
+        for n in (1, 2)
     )  # fmt: skip
     items: dict[str, Num] = {
-        kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once[kind]) for kind in once
+        kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, job.tp, job.sequence_parallel, job.dropout
@@ -67,7 +67,8 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
     at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]
-    in_step = items["optim"] + items["gathered"] + np.maximum(at_loss, after)
+    at_peak = np.maximum(at_loss, after) + items.get("sums", 0)
+    in_step = items["optim"] + items["gathered"] + at_peak
     return weights + np.maximum(masters + items["start"], in_step)
 
 

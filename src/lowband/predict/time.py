@@ -18,8 +18,8 @@ collectives in proportion to their time in the lane.
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), not hidden. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
 micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
-activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all micro-batches through a
-stage in turn, so a unit is gathered and reduced once per step, not once per micro-batch.
+activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all M micro-batches through
+a unit in turn, so a unit is gathered and reduced once per step, not once per micro-batch, behind M f or M b.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -66,7 +66,8 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     numels = stage_numels(job.model, job.levels, job.tp, job.pp)
     root = _lane(job, network, computer, numels[0], is_root=True)
     block = _lane(job, network, computer, numels[1], is_root=False)
-    blocks, passes = job.model.layers // job.pp, job.accumulation
+    blocks, micro_batches = job.model.layers // job.pp, job.accumulation
+    turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
     tp_again = 2 * tp_s if job.recompute == "full" else 0.0
@@ -78,7 +79,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     def forward(every: Collection[str], times: Num) -> None:
         gathers = _names("forward", "weights", every)
         g, g_root = _sum(block, gathers), _sum(root, gathers)
-        busy = w.forward + 2 * tp_s + host
+        busy = turns * (w.forward + 2 * tp_s + host)
         exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
         _attribute(
             add,
@@ -89,8 +90,8 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     def backward(every: Collection[str], times: Num) -> None:
         gathers, reductions = (_names("backward", what, every) for what in ("weights", "gradients"))
         g, r, r_root = _sum(block, gathers), _sum(block, reductions), _sum(root, reductions)
-        busy = w.backward + w.recompute + 2 * tp_s + tp_again + host
-        exposed = join(w.head_backward, g, overlap) - w.head_backward
+        busy, head = turns * (w.backward + w.recompute + 2 * tp_s + tp_again + host), turns * w.head_backward
+        exposed = join(head, g, overlap) - head
         exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
         lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
         _attribute(add, exposed * times, lane)
@@ -98,16 +99,15 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     # The first forward of a step gathers updated weights; the last backward reduces to the optimizer level.
     forward(("pass", "step"), 1)
     backward(("pass", "step"), 1)
-    if job.schedule == "1f1b":  # breadth-first gathers and reduces a unit once per step
-        forward(("pass",), passes - 1)
-        backward(("pass",), passes - 1)
-    add("forward", passes * (blocks * w.forward + w.head_forward))
-    add("backward", passes * (blocks * w.backward + w.head_backward))
-    add("recompute", passes * blocks * w.recompute)
-    add("host", passes * blocks * 2 * host)
-    add("tensor_parallel", passes * blocks * (4 * tp_s + tp_again))
+    forward(("pass",), job.passes - 1)
+    backward(("pass",), job.passes - 1)
+    add("forward", micro_batches * (blocks * w.forward + w.head_forward))
+    add("backward", micro_batches * (blocks * w.backward + w.head_backward))
+    add("recompute", micro_batches * blocks * w.recompute)
+    add("host", micro_batches * blocks * 2 * host)
+    add("tensor_parallel", micro_batches * blocks * (4 * tp_s + tp_again))
     exchange = _exchange_s(job, other)
-    add("pipeline_exchange", passes * exchange)
+    add("pipeline_exchange", micro_batches * exchange)
     add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))
     if job.pp > 1:
         chunk = blocks * (w.forward + w.backward + w.recompute + 4 * tp_s + tp_again + 2 * host)
@@ -115,8 +115,8 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     total: Num = 0.0
     for item in items.values():
         total = total + item
-    often = {row.name: passes if row.every == "pass" and job.schedule == "1f1b" else 1 for row in STEP}
-    lane = {n: often[n] * (root.get(n, 0.0) + blocks * block.get(n, 0.0)) for n in often}
+    times = {row.name: job.passes if row.every == "pass" else 1 for row in STEP}
+    lane = {n: times[n] * (root.get(n, 0.0) + blocks * block.get(n, 0.0)) for n in times}
     return StepTime(total, items, lane)
 
 

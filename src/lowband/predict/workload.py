@@ -16,7 +16,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
-from lowband.spec.step import Pattern
+from lowband.spec.step import Order, Pattern, passes
 
 Schedule = Literal["1f1b", "breadth-first"]
 
@@ -95,6 +95,16 @@ class Workload:
         return self.mesh.levels("dp")
 
     @property
+    def order(self) -> Order:
+        """The order in which a rank's units compute a step's micro-batches."""
+        return "breadth" if self.schedule == "breadth-first" else "depth"
+
+    @property
+    def passes(self) -> Num:
+        """How often a step gathers and reduces each unit."""
+        return passes(self.accumulation, self.order)
+
+    @property
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * self.dp
@@ -104,6 +114,7 @@ def workload_of(spec: RunSpec) -> Workload:
     """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     return Workload(
         spec.machine, OURS, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
-        spec.accumulation, recompute=spec.recompute, compute_dtype=spec.compute_dtype,
+        spec.accumulation, recompute=spec.recompute,
+        schedule="breadth-first" if spec.order == "breadth" else "1f1b", compute_dtype=spec.compute_dtype,
         reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

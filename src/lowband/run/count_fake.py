@@ -82,9 +82,6 @@ def _play(spec: RunSpec, rank: int) -> Outcome:
 
 def _step(spec: RunSpec, trainer: Trainer) -> None:
     tokens = torch.zeros(spec.micro_batch, spec.seq_len, dtype=torch.long)
-    with trainer.no_sync():
-        for _ in range(spec.accumulation - 1):
-            trainer.backward(trainer.model(tokens, tokens))
-    trainer.backward(trainer.model(tokens, tokens))
+    trainer.accumulate(spec.accumulation, lambda _: trainer.model(tokens, tokens))
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()

@@ -10,6 +10,7 @@ Products of bf16 are computed in fp32 and rounded to bf16, as matrix units do; i
 units would take ten times as long. Source of the method: docs/scale-model.md.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,11 +54,17 @@ _PRODUCTS = {
 }
 
 
+class _ProcessorTime(threading.local):
+    """Each thread's processor time at its last product: threads take turns in breadth-first accumulation."""
+
+    seconds = 0.0  # a new thread has none
+
+
 class PacedDevice(TorchDispatchMode):
     """A context in which this thread's matrix products run at `flop_per_s`, forward and backward.
 
-    On a CPU, backward runs in the thread that calls it; other threads, such as the engine's lane, are not
-    paced.
+    On a CPU, backward runs in the thread that calls it. The threads of breadth-first accumulation take over
+    the context; others, such as the engine's lane, are not paced.
     """
 
     def __init__(self, flop_per_s: float) -> None:
@@ -65,11 +72,11 @@ class PacedDevice(TorchDispatchMode):
         self.flop_per_s = flop_per_s
         self._paced_s = self._real_s = 0.0
         self._ahead_s = 0.0  # how far the real computation is ahead of the paced one
-        self._cpu_s = 0.0
+        self._before = _ProcessorTime()
 
     def __enter__(self) -> "PacedDevice":
         # An optimizer step or a checkpoint since the last product is not part of the computation.
-        self._cpu_s = time.thread_time()
+        self._before.seconds = time.thread_time()
         super().__enter__()
         return self
 
@@ -80,7 +87,7 @@ class PacedDevice(TorchDispatchMode):
         op = func.overloadpacket
         if op not in _PRODUCTS:
             return func(*args, **kwargs)
-        between_s = time.thread_time() - self._cpu_s
+        between_s = time.thread_time() - self._before.seconds
         start = time.perf_counter()
         out = _as_matrix_unit(func, args, kwargs)
         product_s = time.perf_counter() - start  # including time in which other ranks had the core
@@ -95,7 +102,7 @@ class PacedDevice(TorchDispatchMode):
             start = time.perf_counter()
             time.sleep(self._ahead_s)
             self._ahead_s -= time.perf_counter() - start  # oversleep counts towards the next wait
-        self._cpu_s = time.thread_time()
+        self._before.seconds = time.thread_time()
 
     def take_real_share(self) -> float:
         """Real over paced computation time since the last call; 0 if nothing was computed."""

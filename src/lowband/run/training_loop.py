@@ -133,20 +133,17 @@ def _backward(
     spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
 ) -> torch.Tensor:
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
-    total = torch.zeros((), device=device)
-    for micro in range(spec.accumulation):
+
+    def loss_of(micro: int) -> torch.Tensor:
         # A global batch is ordered by accumulation step first, then by rank.
         first = (micro * spec.ranks + dist.get_rank()) * spec.micro_batch
         inputs, targets = batch(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
-        is_last = micro == spec.accumulation - 1
-        with nullcontext() if is_last else trainer.no_sync():
-            loss = trainer.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-            loss = loss / spec.accumulation
-            trainer.backward(loss)
-        total += loss.detach()
-    return total
+        loss = trainer.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        return loss / spec.accumulation
+
+    return sum(trainer.accumulate(spec.accumulation, loss_of), torch.zeros((), device=device))
 
 
 def _gather_record(

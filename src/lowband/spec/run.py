@@ -10,7 +10,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Pattern
+from lowband.spec.step import Order, Pattern
 from lowband.spec.yaml_model import Strict
 
 Dtype = Literal["fp32", "bf16"]
@@ -22,6 +22,9 @@ class RunOptions(Strict):
     engine: Engine = "lowband"
     ranks: PositiveInt
     accumulation: PositiveInt = Field(default=1, description="backward passes per optimizer step")
+    order: Order = Field(
+        default="depth", description="of accumulation; breadth: a unit computes all passes, gathered once"
+    )
     seq_len: PositiveInt
     steps: PositiveInt
     warmup_steps: NonNegativeInt = Field(default=2, description="first steps, left out of every time")
@@ -91,11 +94,12 @@ class RunSpec(RunOptions):
             self.checkpoint_every > 0,
             not self.overlap,
             self.collectives == "flat",
+            self.order == "breadth",
         )
         if self.engine != "lowband" and any(only_ours):
             raise ValueError(
                 f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
-                "be turned off, and its collectives are its own"
+                "be turned off, its collectives are its own, and it accumulates depth-first"
             )
         box = self.machine.box
         if box is not None and self.ranks > box.nodes * self.machine.node_size:

@@ -4,13 +4,18 @@ the rows.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.wire import Wire
 
+T = TypeVar("T")
+
 # A level of the machine, named by the state of the scheme that lies there, or `self` or `world`.
 Place = Literal["self", "weights", "backward", "grads", "optim", "world"]
+
+# Of gradient accumulation: depth: one micro-batch after the other; breadth: each unit computes all of them.
+Order = Literal["depth", "breadth"]
 
 Kind = Literal["gather", "reduce", "all_reduce"]
 
@@ -25,7 +30,8 @@ class Collective:
     kind:    gather: shards of `outer` become the shard of `inner`; reduce: the shard of `inner` becomes the
              summed shard of `outer`; all_reduce: a reduce and a gather back
     carries: weights travel in the compute dtype, gradients in the reduce dtype
-    every:   once per backward pass, or once per optimizer step (at the boundary of accumulation)
+    every:   once per pass over a unit (see `passes`), or once per optimizer step (at the boundary of
+             accumulation)
     during:  the pass whose computation can hide it
     of_root: whether the root unit takes part; it stays gathered from forward to backward
     coded:   the quantized wire that the planner tries besides native; None: native only
@@ -65,6 +71,14 @@ STEP: tuple[Collective, ...] = (
 
 # One fp64 number from each rank, for clipping by the global norm; belongs to no unit and is always native.
 NORM_GATHER = "norm_gather"
+
+
+def passes(accumulation: T, order: Order) -> T | Literal[1]:
+    """How often a step passes over each unit, and so runs its rows of `every` pass.
+
+    accumulation: micro-batches per step
+    """
+    return accumulation if order == "depth" else 1
 
 
 def is_ring(pattern: Pattern, kind: Kind, is_plain: bool) -> bool:

@@ -180,6 +180,7 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             spec.accumulation,
             is_clipped=spec.device != "fake",  # fake tensors have no values to clip
             pattern=spec.collectives,
+            order=spec.order,
         )
     )
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
@@ -213,6 +214,7 @@ def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]
         spec.accumulation,
         Environment.read_json(folder.env).backend,
         spec.collectives,
+        spec.order,
     )
     if "start" in measured:  # runs of earlier versions did not record it
         rank = 0 if spec.device == "fake" else None

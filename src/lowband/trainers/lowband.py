@@ -1,10 +1,11 @@
 """Our engine as a trainer."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 
-from lowband.engine.api import clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
+from lowband.engine.api import accumulate, clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
 from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.topology import Topology
 from lowband.engine.whole import state_digests
@@ -33,9 +34,15 @@ class Lowband(Trainer):
             collectives=spec.collectives,
         )
         self.optimizer = adamw(self.model, spec)
+        self._order = spec.order
 
     def no_sync(self) -> AbstractContextManager[None]:
         return no_sync(self.model)
+
+    def accumulate(self, passes: int, loss_of: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+        if self._order == "breadth":
+            return accumulate(self.model, range(passes), loss_of)
+        return super().accumulate(passes, loss_of)
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return clip_grad_norm_(self.model, max_norm)

@@ -2,8 +2,8 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -23,6 +23,19 @@ class Trainer(ABC):
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[None]:
         """Context for the forward and backward passes before an accumulation boundary."""
+
+    def accumulate(self, passes: int, loss_of: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+        """All forward and backward passes of a step; returns the losses, detached.
+
+        loss_of: maps a pass's number to its loss, a scalar, already divided by the number of passes
+        """
+        losses = []
+        for i in range(passes):
+            with nullcontext() if i == passes - 1 else self.no_sync():
+                loss = loss_of(i)
+                self.backward(loss)
+            losses.append(loss.detach())
+        return losses
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of a scalar loss, already divided by the step's number of backward passes."""

@@ -5,8 +5,10 @@ by hop or flat; nothing else takes time, nothing is fitted, and all is multiplie
 therefore have equal forward and backward computation and differ only in exposed communication.
 """
 
+from dataclasses import replace
+
 from lowband.predict.time import step_time
-from lowband.predict.workload import Workload
+from lowband.predict.workload import workload_of
 from lowband.spec.machine import Device, Link, Machine
 from lowband.spec.run import RunSpec
 from lowband.spec.sourced import Fact
@@ -19,12 +21,8 @@ def box_step_s(spec: RunSpec) -> float | None:
         return None
     none = Fact(value=0, source="the run's spec")
     stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
-    job = Workload(
-        bare(spec.machine, spec.compute_dtype), stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch,
-        spec.seq_len, spec.accumulation, recompute=spec.recompute, attention="plain",
-        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype,
-        collectives=spec.collectives,
-    )  # fmt: skip
+    bared = bare(spec.machine, spec.compute_dtype)
+    job = replace(workload_of(spec), machine=bared, stack=stack, attention="plain")
     return float(step_time(job).total) * spec.machine.box.scale
 
 
