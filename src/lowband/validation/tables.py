@@ -26,9 +26,11 @@ def write_predicted(config: Config, out: Path) -> None:
 
 
 def constants(config: Config) -> pd.DataFrame:
-    """Every constant of the machines and stacks that published runs are predicted for, with its source. A
-    machine's own constants have no stack. A fitted one has the rows it was fitted on, its bounds and its place
-    in them."""
+    """Every constant of the machines and stacks that published runs are predicted for, with its source.
+
+    A machine's own constants have no stack. A fitted one has the rows it was fitted on, its bounds and its
+    place in them.
+    """
     places: dict[tuple[str, str], dict[str, Fact]] = {}
     for source in SOURCES.values():
         machine, stack = source.on(config)
