@@ -63,3 +63,15 @@ def test_what_holds_without_conditions() -> None:
     for name in ("bytes", "states"):
         assert read_table(folder / f"{name}.csv")["difference_bytes"].max() == 0
     assert read_facts(ROOT)["volume"] == pytest.approx(0.25, abs=0.01)
+
+
+def test_the_attained_rates_have_the_ratios_within_ten_percent() -> None:
+    facts = read_facts(ROOT)
+    assert facts["attained_ranks"] == 32
+    assert WITHIN < facts["attained_off"] / 100 < 2 * WITHIN
+
+
+def test_the_order_matters_more_than_the_placement() -> None:
+    facts = read_facts(ROOT)
+    assert facts["order_gain"] > facts["passes_4"]
+    assert facts["order_over_hier3"] > 1

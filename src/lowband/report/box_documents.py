@@ -9,7 +9,7 @@ from lowband.spec.csv_tables import read_table
 from lowband.tables.derived import box, box_jobs, box_links
 from lowband.tables.points import same_but
 
-_CORE, _SWEEPS = ("box", "box-dgx2"), ("box-sweep", "box-accumulation")
+_CORE, _SWEEPS = ("box", "box-dgx2", "box-attained"), ("box-sweep", "box-accumulation")
 _SHOWN = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3"}
 _PAIRS = (("zeropp", "zero3"), ("hier3", "zero3"), ("hier3", "zeropp"))  # (scheme, scheme to divide by)
 _RANKS = 16  # for the table of bytes
@@ -67,6 +67,24 @@ def sweep(root: Path) -> list[str]:
             }
         )  # fmt: skip
     return markdown(pd.DataFrame(rows))
+
+
+_ORDERS = {
+    "passes": "{accumulation}", "scheme": "{scheme}", "depth-first (s)": "{step_time_s_depth:.2f}",
+    "predicted": "{predicted_step_time_s_depth:.2f}", "breadth-first (s)": "{step_time_s_breadth:.2f}",
+    " predicted": "{predicted_step_time_s_breadth:.2f}", "gain": "{over_depth_breadth:.2f}",
+    "gain predicted": "{gain:.2f}",
+}  # fmt: skip
+
+
+def order(root: Path) -> list[str]:
+    """Table of the suite in both orders of the passes, one row per scheme and number of passes."""
+    points = _points(root, ("box-order",))
+    depth, breadth = (points[points["order"] == name] for name in ("depth", "breadth"))
+    keys = [*same_but(points, "order"), "scheme"]
+    table = depth.merge(breadth, on=keys, suffixes=("_depth", "_breadth"))
+    table["gain"] = table["predicted_step_time_s_depth"] / table["predicted_step_time_s_breadth"]
+    return markdown(filled(table, _ORDERS))
 
 
 def sent(root: Path) -> list[str]:

@@ -222,6 +222,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "box": ("docs/scale-model.md", box_documents.core),
     "sent": ("docs/scale-model.md", box_documents.sent),
     "sweep": ("docs/scale-model.md", box_documents.sweep),
+    "order": ("docs/scale-model.md", box_documents.order),
     "comm": ("docs/scale-model.md", box_documents.links),
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
