@@ -67,6 +67,7 @@ def _predictions() -> str:
     draw = np.random.default_rng(15)
     clusters = sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml"))
     machines = [Config(ROOT).machine(name) for name in clusters]
+    stacks = {machine.name: Config(ROOT).given_stack(None, machine) for machine in machines}
     names = sorted(read_yaml(ROOT / "config" / "models.yaml"))
     models = [Config(ROOT).model(name) for name in names]
     schemes = [Config(ROOT).scheme(name) for name in _schemes()]
@@ -88,7 +89,9 @@ def _predictions() -> str:
             "reduce_dtype": one(["bf16", "fp32"]), "faster": {"world": float(one([1.0, 2.0, 8.0]))},
         }  # fmt: skip
         try:
-            total.update(_exact(vars(predict(Workload(**arguments)))).encode())
+            total.update(
+                _exact(vars(predict(Workload(stack=stacks[arguments["machine"].name], **arguments)))).encode()
+            )
             predicted += 1
         except UserError as error:
             refused += 1

@@ -26,6 +26,7 @@ from lowband.run.on_ranks import on_ranks  # noqa: E402
 from lowband.spec.config import Config  # noqa: E402
 from lowband.spec.mesh import Levels  # noqa: E402
 from lowband.spec.scheme import Scheme  # noqa: E402
+from lowband.spec.stack import OURS  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 RANKS, INNER = 4, {"node": 2}
@@ -55,7 +56,7 @@ def main() -> None:
     without = SCHEME.model_copy(update={"again_reduce": "native"})
     machine = Config(ROOT).machine("frontier")
     model = Config(ROOT).model("gpt-10b")
-    job = Workload(machine, model, on_frontier(SCHEME), ranks=16, micro_batch=1, seq_len=2048)
+    job = Workload(machine, OURS, model, on_frontier(SCHEME), ranks=16, micro_batch=1, seq_len=2048)
     print(
         json.dumps(
             {

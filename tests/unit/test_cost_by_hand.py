@@ -22,11 +22,12 @@ from lowband.predict.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
-from lowband.spec.machine import Machine, Stack
+from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import Sent, mean
 from lowband.spec.scheme import Scheme
+from lowband.spec.stack import OURS, Stack
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -154,7 +155,7 @@ def test_activations_of_a_gated_block(attention: Attention, recompute: Recompute
 
 def job(**changes: object) -> Workload:
     given = {"ranks": 8, "micro_batch": 1, "seq_len": 64, "accumulation": 6, "recompute": "none", **changes}
-    return Workload(MACHINE, GPT, DDP, **given)  # type: ignore[arg-type]
+    return Workload(MACHINE, OURS, GPT, DDP, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,10 @@ def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -
 def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     """Activations of 64 tokens x 32 values in 16 bits, over the node's link, both ways, twice a rank; and 2
     passes of 100 us for each of 2 blocks and 6 micro-batches."""
-    stack = Stack.model_validate({"name": "s", "collective_us": fact(30), "unit_us": fact(100)})
-    machine = MACHINE.model_copy(update={"stack": stack})
-    items = step_time(replace(job(ranks=4, pp=4, interleave=2), machine=machine)).items
+    stack = Stack.model_validate(
+        {"name": "s", "description": "d", "collective_us": fact(30), "unit_us": fact(100)}
+    )
+    items = step_time(replace(job(ranks=4, pp=4, interleave=2), stack=stack)).items
     exchange = 2 * 2 * (30e-6 + 2 * 64 * 32 / 100e9)
     assert items["pipeline_exchange"] == pytest.approx(6 * exchange, rel=1e-12)
     assert items["host"] == pytest.approx(6 * 2 * 2 * 100e-6, rel=1e-12)
@@ -327,7 +329,7 @@ def test_ranks_are_numbered_tensor_parallel_first() -> None:
     with pytest.raises(UserError, match="tp 8 does not divide level 'node' of 12"):
         node = MACHINE.levels[0].model_copy(update={"size": 12})
         machine = MACHINE.model_copy(update={"levels": (node, MACHINE.levels[1])})
-        Workload(machine, GPT, DDP, 24, 1, 64, tp=8).levels  # noqa: B018
+        Workload(machine, OURS, GPT, DDP, 24, 1, 64, tp=8).levels  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -394,26 +396,26 @@ def test_what_other_choices_cost() -> None:
 
 def test_batches_and_degrees_of_the_search() -> None:
     """Every micro-batch that divides the share of 16 sequences on 4 groups; degrees that divide the rest."""
-    found = list(jobs(MACHINE, GPT, 8, 64, 16, [2], [1]))
+    found = list(jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1]))
     for one in found:
         assert one.dp == 4
         assert list(one.micro_batch) == [1, 2, 4]
         assert list(one.accumulation) == [4, 2, 1]
     assert found
-    assert {(one.tp, one.pp) for one in jobs(MACHINE, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
+    assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
-    assert {(one.tp, one.pp) for one in jobs(MACHINE, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
-    assert not list(jobs(MACHINE, GPT, 8, 64, 12, [1], [1]))
+    assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
+    assert not list(jobs(MACHINE, OURS, GPT, 8, 64, 12, [1], [1]))
     with pytest.raises(
         UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
     ):
-        plan(MACHINE, GPT, 8, 64, 12, [1], [1])
+        plan(MACHINE, OURS, GPT, 8, 64, 12, [1], [1])
 
 
 def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
     device = MACHINE.device.model_copy(update={"memory_gib": 2 + 2e-3})
     machine = MACHINE.model_copy(update={"device": device})
-    found = plan(machine, GPT, 4, 64, 16, [1], [1])
+    found = plan(machine, OURS, GPT, 4, 64, 16, [1], [1])
     shorts = {point.short_by for point in found.candidates.values()}
     assert 0 in shorts
     assert len(shorts) > 10
@@ -433,7 +435,9 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
     scheme = ZERO3.model_copy(update={"grad_reduce": "int4"})
     machine = MACHINE.model_copy(update={"name": "local"})
     model = smoke.model.model_copy(update={"seq_len": 64})
-    batches = Workload(machine, model, scheme, 8, np.array([1, 2]), 64, np.array([6, 3]), recompute="none")
+    batches = Workload(
+        machine, OURS, model, scheme, 8, np.array([1, 2]), 64, np.array([6, 3]), recompute="none"
+    )
     best = Candidate((), batches, 2, 3, 1.0, 0.0)
     write(best, "found", Config(tmp_path))
     [spec] = Config(tmp_path).runs(["found"])

@@ -1,10 +1,11 @@
-# Published rows and machine files -> tables of predictions. Needs no run and takes seconds.
+# Published rows, machine and stack files -> tables of predictions. Needs no run and takes seconds.
 
 
 rule predict:
     input:
         reported=sorted(Path("results/reported").glob("*.csv")),
         machines=sorted(Path("slurm").glob("*/machine.yaml")),
+        stacks=sorted(Path("config/stacks").glob("*.yaml")),
         config=["config/models.yaml", "config/schemes.yaml"],
         code=sorted(
             [

@@ -25,6 +25,7 @@ def bench(root: Path) -> dict[str, Any]:
     """
     config = Config(root)
     machine, model = config.machine("frontier"), config.model("gpt-20b")
+    stack = config.given_stack(None, machine)
     schemes = [config.scheme(name) for name in SCHEMES]
     micro_batch, accumulation, faster = np.meshgrid(
         np.arange(1, 17), 2 ** np.arange(8), np.linspace(0.1, 2, 20), indexing="ij"
@@ -36,18 +37,20 @@ def bench(root: Path) -> dict[str, Any]:
         for scheme in schemes:
             for ranks in RANKS:
                 job = Workload(
-                    machine, model, scheme, ranks, micro_batch, 2048, accumulation, faster={"world": faster}
-                )
+                    machine, stack, model, scheme, ranks, micro_batch, 2048, accumulation,
+                    faster={"world": faster},
+                )  # fmt: skip
                 points += np.size(predict(job, interval=False).step_time_s)
         seconds.append(time.process_time() - start)
         wall.append(time.perf_counter() - start_wall)
-    one = Workload(machine, model, schemes[-1], 384, 1, 2048, 4)
+    one = Workload(machine, stack, model, schemes[-1], 384, 1, 2048, 4)
     start = time.process_time()
     for _ in range(200):
         predict(one, interval=False)
     single = (time.process_time() - start) / 200
     start, start_wall = time.process_time(), time.perf_counter()
-    found = plan(config.machine("selene-2021"), config.model("gpt-175b"), 512, 2048, 1024)
+    selene = config.machine("selene-2021")
+    found = plan(selene, config.given_stack(None, selene), config.model("gpt-175b"), 512, 2048, 1024)
     return {
         "provenance": "measured",
         "machine": platform.processor() or platform.machine(),

@@ -9,6 +9,7 @@ from typing import Any
 
 from lowband.commands import at_least_one
 
+STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 RECOMPUTE = ["none", "selective", "op", "full"]
 
 
@@ -59,13 +60,17 @@ def add(commands: Any) -> None:
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
-    calibrate = commands.add_parser("calibrate", help="fit a cluster's fitted constants again (minutes)")
-    calibrate.add_argument("cluster")
+    calibrate = commands.add_parser(
+        "calibrate", help="fit a cluster's fitted constants again, within their bounds"
+    )
+    calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
+    calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv")
     calibrate.add_argument("--root", type=Path, default=Path())
     calibrate.set_defaults(run=_calibrate)
 
     simulate = commands.add_parser("simulate", help="collectives in closed form beside SimGrid's simulation")
     simulate.add_argument("--cluster", default="frontier", help="a folder of slurm/, or a machine file")
+    simulate.add_argument("--stack", help=STACK)
     simulate.add_argument("--model", default="gpt-20b", help="a name of config/models.yaml, or a file")
     simulate.add_argument("--scheme", nargs="+", default=["zero3", "zeropp", "hsdp", "hier3"])
     simulate.add_argument("--gpus", type=at_least_one, nargs="+", default=[16, 64, 384], help="ranks")
@@ -91,10 +96,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq", type=at_least_one, nargs="+" if several else None, help="default: the model's longest"
     )
-    parser.add_argument(
-        "--stack", choices=["machine", "engine"], default="machine",
-        help="the software that the machine file describes, or our engine with all of its overlap",
-    )  # fmt: skip
+    parser.add_argument("--stack", help=STACK)
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
 
 
@@ -122,13 +124,12 @@ def _predict(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from lowband.predict import plan_files
     from lowband.predict.plan import plan
-    from lowband.predict.request import machine_of
     from lowband.spec.config import Config
 
     config = Config(options.root)
-    model = config.given_model(options.model)
+    machine, model = config.given_machine(options.cluster), config.given_model(options.model)
     found = plan(
-        machine_of(config, options.cluster, options.stack), model, options.gpus,
+        machine, config.given_stack(options.stack, machine), model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
     )  # fmt: skip
     print(plan_files.report(found))
@@ -175,14 +176,24 @@ def _simulate(options: argparse.Namespace) -> None:
 
     config = Config(options.root)
     machine, model = config.given_machine(options.cluster), config.given_model(options.model)
+    stack = config.given_stack(options.stack, machine)
     schemes = [config.given_scheme(name) for name in options.scheme]
-    rows = [row for ranks in options.gpus for row in check(options.python, machine, model, schemes, ranks)]
+    rows = [
+        row for ranks in options.gpus for row in check(options.python, machine, stack, model, schemes, ranks)
+    ]
     write_csv(pd.DataFrame(rows), options.out / "simgrid.csv")
 
 
-def _calibrate(options: argparse.Namespace) -> None:
+def _calibrate(options: argparse.Namespace) -> int:
     from lowband.spec.config import Config
-    from lowband.validation.validate import fit
+    from lowband.spec.csv_tables import write_csv
+    from lowband.validation.fit import fit, fitted_clusters, table
 
-    for place, value in fit(Config(options.root), options.cluster).items():
-        print(f"{place}: {value:g}")
+    config = Config(options.root)
+    found = [one for name in options.clusters or fitted_clusters(config) for one in fit(config, name)]
+    for one in found:
+        bounds = f"{one.lower_bound:g} to {one.upper_bound:g}"
+        print(f"{one.cluster} {one.constant}: {one.within:g} (file: {one.value:g}; {bounds}: {one.place})")
+    if options.out:
+        write_csv(table(found), options.out / "within_bounds.csv")
+    return int(any(one.place != "inside" for one in found))

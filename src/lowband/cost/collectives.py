@@ -23,6 +23,7 @@ from lowband.cost.numbers import Num
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop
 from lowband.spec.sourced import Bound, Fact
+from lowband.spec.stack import Stack
 from lowband.spec.step import Pattern, is_ring
 
 Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
@@ -51,15 +52,16 @@ def _between(known: Mapping[int, float], count: int) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """A machine's links, as inputs to the formulas.
+    """A machine's links under a stack, as inputs to the formulas.
 
     faster: level -> factor on the rate of its link, for a grid of what-ifs
-    shards: true for the collectives of sharding, which reach only a share of the link's rate, stated in the
-            machine's stack; false for those of tensor and pipeline parallelism, which reach the full rate
-    own:    how collectives run; None: as in the machine's stack
+    shards: true for the collectives of sharding, which reach only a share of the link's rate, stated by the
+            stack; false for those of tensor and pipeline parallelism, which reach the full rate
+    own:    how collectives run; None: as the stack runs them
     """
 
     machine: Machine
+    stack: Stack
     case: Case = "value"
     faster: Mapping[str, Num] = field(default_factory=dict)
     shards: bool = True
@@ -67,13 +69,11 @@ class Network:
 
     @property
     def base_s(self) -> float:
-        stack = self.machine.stack
-        return seconds(stack.collective_us if stack else None, self.case)
+        return seconds(self.stack.collective_us, self.case)
 
     @property
     def pattern(self) -> Pattern:
-        stack = self.machine.stack
-        return self.own or (stack.collectives if stack else "hops")
+        return self.own or self.stack.collectives
 
     def latency_s(self, level: str) -> float:
         return seconds(self.machine.link(level).latency_us, self.case)
@@ -84,8 +84,8 @@ class Network:
         own = link.gigabytes_per_s * GIGA * share(link.efficiency, self.case)
         by_cards = {cards: share(fact, self.case) for cards, fact in link.efficiency_by_cards.items()}
         own *= _between(by_cards, link.cards or 1)
-        if self.shards and self.machine.stack is not None:
-            own *= share(self.machine.stack.efficiency.get(level), self.case)
+        if self.shards:
+            own *= share(self.stack.efficiency.get(level), self.case)
         return own * self.faster.get(level, 1.0)
 
     def hop_s(self, hop: Hop, sent: Num) -> Num:

@@ -28,6 +28,7 @@ from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.stack import Stack
 from lowband.spec.step import STEP
 from lowband.spec.wire import Wire
 
@@ -88,6 +89,7 @@ def _differs_only(a: tuple[object, ...], b: tuple[object, ...], i: int) -> bool:
 
 def plan(
     machine: Machine,
+    stack: Stack,
     model: ModelSpec,
     ranks: int,
     seq_len: int,
@@ -99,7 +101,7 @@ def plan(
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
-    for job in jobs(machine, model, ranks, seq_len, global_batch, tps, pps):
+    for job in jobs(machine, stack, model, ranks, seq_len, global_batch, tps, pps):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
             peak = peak_bytes(memory_items(job), np.asarray(job.passes) > 1)
@@ -139,6 +141,7 @@ def _knobs(job: Workload, names: Sequence[str], micro_batch: int = 0) -> tuple[o
 
 def jobs(
     machine: Machine,
+    stack: Stack,
     model: ModelSpec,
     ranks: int,
     seq_len: int,
@@ -153,7 +156,7 @@ def jobs(
         share = global_batch // (ranks // (tp * pp))
         batches = np.array([b for b in range(1, share + 1) if share % b == 0])
         base = Workload(
-            machine, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
+            machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
             micro_batch=batches, seq_len=seq_len, accumulation=share // batches, tp=tp, pp=pp,
             sequence_parallel=tp > 1,
         )  # fmt: skip

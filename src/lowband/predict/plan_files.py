@@ -62,7 +62,8 @@ def write(best: Candidate, name: str, config: Config) -> tuple[Path, Path]:
     entry = {key: getattr(job.scheme, key) for key in keys}
     entry = {key: value for key, value in entry.items() if value not in (None, "native")}
     entry["known_as"] = (
-        f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}"
+        f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}, "
+        f"stack {job.stack.name}"
     )
     purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}"
     fixed = {

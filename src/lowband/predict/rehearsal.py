@@ -19,6 +19,7 @@ PRODUCTS = ("forward", "recompute", "backward")  # of the items of a step: matri
 class Rehearsed:
     """One run, without its repeats.
 
+    machine, stack: that were predicted; the stack is our engine's
     node_hours: of all repeats, as asked for; nodes, minutes, node_hours are None without a job.yaml
     steps_hours: predicted node-hours of the steps of all repeats, without start and end
     step_s, fast_s, slow_s: predicted, and the ends of the interval that the constants' sources give
@@ -28,6 +29,8 @@ class Rehearsed:
     """
 
     run: str
+    machine: str
+    stack: str
     repeats: int
     ranks: int
     nodes: int | None
@@ -66,7 +69,8 @@ def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Reh
 
 
 def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Rehearsed:
-    found = predict(workload_of(spec))
+    job = workload_of(spec)
+    found = predict(job)
     saved = _checkpoint(spec)
     asked = {} if request is None else request.resources(spec)
     nodes = int(asked["nodes"]) if asked else None
@@ -74,6 +78,8 @@ def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Reh
     hours = repeats * -(-spec.ranks // spec.machine.node_size) / 3600
     return Rehearsed(
         run=spec.run_id.removesuffix("-r1"),
+        machine=job.machine.name,
+        stack=job.stack.name,
         repeats=repeats,
         ranks=spec.ranks,
         nodes=nodes,
@@ -131,7 +137,8 @@ def text(rows: Sequence[Rehearsed]) -> str:
     too_large = sum(row.fits is False for row in rows)
     fit = "every run fits" if not too_large else f"{too_large} of {len(rows)} do not fit"
     total = f"{request}{steps:.1f} node-hours predicted for the steps alone; {fit}"
-    return "\n".join([*lines, "", total, *_checkpoints(rows)])
+    where = f"predicted for {rows[0].machine}, stack {rows[0].stack}"
+    return "\n".join([*lines, "", where, total, *_checkpoints(rows)])
 
 
 def _checkpoints(rows: Sequence[Rehearsed]) -> list[str]:

@@ -10,11 +10,10 @@ from lowband.predict.workload import Workload
 def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
     """The prediction as plain numbers. Times in seconds, memory in bytes per rank; zero items are kept."""
     p = prediction
-    stack = job.machine.stack
     return {
         "provenance": "predicted",
         "cluster": job.machine.name,
-        "stack": stack.name if stack else "lowband's engine",
+        "stack": job.stack.name,
         "model": job.model.name,
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
@@ -71,8 +70,8 @@ def text(row: dict[str, Any]) -> str:
     fast, slow = row["interval"]["step_time_s"]
     step = row["step_time_s"]
     lines = [
-        f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}",
-        f"{row['stack']}",
+        f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
+        f"stack {row['stack']}",
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",

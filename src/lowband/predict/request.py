@@ -10,13 +10,6 @@ from lowband.predict.prediction import predict
 from lowband.predict.render import record
 from lowband.predict.workload import Schedule, Workload
 from lowband.spec.config import Config
-from lowband.spec.machine import Machine
-
-
-def machine_of(config: Config, given: str, stack: str = "machine") -> Machine:
-    """The machine of a cluster's name or a machine file. stack `engine`: ours, instead of the file's."""
-    machine = config.given_machine(given)
-    return machine.model_copy(update={"stack": None}) if stack == "engine" else machine
 
 
 @dataclass(frozen=True)
@@ -36,17 +29,18 @@ class Grid:
     pp: int = 1
     interleave: int = 1
     schedule: Schedule = "1f1b"
-    stack: str = "machine"
+    stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
-        machine = machine_of(self.config, self.cluster, self.stack)
+        machine = self.config.given_machine(self.cluster)
+        stack = self.config.given_stack(self.stack, machine)
         models = [self.config.given_model(name) for name in self.model]
         schemes = [self.config.given_scheme(name) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute in product(
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute
         ):
             yield Workload(
-                machine, model, scheme, ranks, b, model.seq_len if seq is None else seq, a,
+                machine, stack, model, scheme, ranks, b, model.seq_len if seq is None else seq, a,
                 recompute=recompute, tp=self.tp, pp=self.pp, interleave=self.interleave,
                 schedule=self.schedule, sequence_parallel=self.tp > 1,
             )  # fmt: skip

@@ -53,24 +53,22 @@ class StepTime:
 
 
 def step_time(job: Workload, case: Case = "value") -> StepTime:
-    """Time of one optimizer step of `job`, with every constant of the machine taken at `case`."""
+    """Time of one optimizer step of `job`, with every constant taken at `case`."""
     network, computer = (
-        Network(job.machine, case, job.faster, own=job.collectives),
+        Network(job.machine, job.stack, case, job.faster, own=job.collectives),
         Computer(job.machine, job.compute_dtype, case),
     )
     w = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
         job.sequence_parallel, job.dropout,
     )  # fmt: skip
-    stack = job.machine.stack
-    overlap = share(stack.overlap if stack else None, case)
-    host = seconds(stack.unit_us if stack else None, case)
+    overlap, host = share(job.stack.overlap, case), seconds(job.stack.unit_us, case)
     numels = stage_numels(job.model, job.levels, job.tp, job.pp)
     root = _lane(job, network, computer, numels[0], is_root=True)
     block = _lane(job, network, computer, numels[1], is_root=False)
     blocks, micro_batches = job.model.layers // job.pp, job.accumulation
     turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
-    other = Network(job.machine, case, job.faster, shards=False)
+    other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
     tp_again = 2 * tp_s if job.recompute == "full" else 0.0
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)

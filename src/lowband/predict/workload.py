@@ -1,4 +1,4 @@
-"""The input of a prediction: a model under a scheme on a machine, with the numbers that a user varies."""
+"""The input of a prediction: model, scheme, machine and stack, with the numbers that a user varies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from lowband.spec.mesh import Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, passes
 
 Schedule = Literal["1f1b", "breadth-first"]
@@ -31,10 +32,11 @@ class Workload:
                   are a pipeline's micro-batches
     interleave:   stages per rank of a pipeline (virtual stages)
     faster:       level -> factor on its link's rate
-    collectives:  of our engine; None: those of the machine's stack
+    collectives:  of our engine; None: those of the stack
     """
 
     machine: Machine
+    stack: Stack
     model: ModelSpec
     scheme: Scheme
     ranks: int
@@ -109,10 +111,10 @@ class Workload:
 
 
 def workload_of(spec: RunSpec) -> Workload:
-    """A run of our engine on its machine at full scale; the software in the machine's file is not used."""
-    machine = spec.machine.model_copy(update={"stack": None})
+    """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     return Workload(
-        machine, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len, spec.accumulation,
-        recompute=spec.recompute, schedule="breadth-first" if spec.order == "breadth" else "1f1b",
-        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        spec.machine, OURS, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
+        spec.accumulation, recompute=spec.recompute,
+        schedule="breadth-first" if spec.order == "breadth" else "1f1b", compute_dtype=spec.compute_dtype,
+        reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

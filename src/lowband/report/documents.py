@@ -93,10 +93,23 @@ def _headlines(root: Path) -> list[str]:
 def _accuracy(root: Path) -> list[str]:
     accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
     cells = {
-        "source": "{source}", "rows are": "{use}", "rows": "{rows}",
+        "source": "{source}", "machine": "{cluster}", "stack": "{stack}", "rows are": "{use}",
+        "rows": "{rows}",
         "mean error (%)": "{mean_error_percent:.1f}", "largest (%)": "{max_error_percent:.1f}",
+        "constants per row": "{constants_per_row:.2g}", "on or outside bounds": "{beyond_bounds}",
     }  # fmt: skip
     return markdown(filled(accuracy, cells))
+
+
+def _beyond(root: Path) -> list[str]:
+    """The fitted constants that lie on or outside their bounds."""
+    constants = read_table(root / "results" / "reference" / "predicted" / "constants.csv")
+    beyond = constants[constants["place"].isin(["on a bound", "outside"])]
+    cells = {
+        "machine": "{cluster}", "stack": "{stack}", "constant": "{constant}", "value": "{value:g}",
+        "bounds": "{lower_bound:g} to {upper_bound:g}", "place": "{place}", "source": "{bounds_source}",
+    }  # fmt: skip
+    return markdown(filled(beyond.fillna({"stack": ""}), cells))
 
 
 _PEER = {
@@ -213,6 +226,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "comm": ("docs/scale-model.md", box_documents.links),
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
+    "beyond": ("docs/predictor.md", _beyond),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),

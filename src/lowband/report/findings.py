@@ -46,7 +46,7 @@ def read_facts(root: Path) -> Mapping[str, Any]:
     sent = read_table(reference / "local" / "tables" / "communication.csv")
     across = sent[(sent["level"] == "world") & (sent["ranks"] == sent["ranks"].max())]
     across = across.groupby("scheme")["counted_bytes"].sum()
-    machine = Config(root).machine("frontier").facts
+    reached = Config(root).stack_on("deepspeed-zero", "frontier").facts
     return {
         "paper_hier3": float(headline(root)["value"]),
         "paper_zeropp": paper["zeropp / zero3"],
@@ -59,8 +59,8 @@ def read_facts(root: Path) -> Mapping[str, Any]:
         "tokens": SHORT_PASS,
         "conditions": len(ratios),
         "within": 100 * WITHIN,
-        "node_percent": 100 * machine["stack.efficiency.node"].value,
-        "world_percent": 100 * machine["stack.efficiency.world"].value,
+        "node_percent": 100 * reached["stack.efficiency.node"].value,
+        "world_percent": 100 * reached["stack.efficiency.world"].value,
         "slowest": 1 / slowest["outer_link_share"],
         "hier3_slowest": slowest["hier3 / zeropp"],
         "volume": across["zeropp"] / across["zero3"],

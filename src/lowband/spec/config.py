@@ -1,4 +1,4 @@
-"""The one reader of config/ and of the cluster files: models, schemes, machines, jobs and suites by name."""
+"""The one reader of config/ and of the cluster files: models, schemes, machines, stacks, jobs, suites."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,6 +11,7 @@ from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.stack import OURS, Stack
 from lowband.spec.suites import Suite, expand
 from lowband.spec.yaml_model import Strict, parse_entry, read_yaml
 
@@ -29,6 +30,7 @@ class Config:
         self.models_file = root / "config" / "models.yaml"
         self.schemes_file = root / "config" / "schemes.yaml"
         self.suites_folder = root / "config" / "suites"
+        self.stacks_folder = root / "config" / "stacks"
         self.clusters_folder = root / "slurm"
         self._read = cache(read_yaml)
         self._entry = cache(self._read_entry)
@@ -44,6 +46,10 @@ class Config:
     @property
     def clusters(self) -> list[str]:
         return sorted(path.parent.name for path in self.clusters_folder.glob("*/machine.yaml"))
+
+    @property
+    def stacks(self) -> list[str]:
+        return [OURS.name, *sorted(path.stem for path in self.stacks_folder.glob("*.yaml"))]
 
     @property
     def suites(self) -> list[str]:
@@ -66,22 +72,24 @@ class Config:
         scheme: Scheme = self._entry(Scheme, self.schemes_file, name)
         return scheme
 
-    def machine(self, cluster: str, alike: tuple[str, ...] = ()) -> Machine:
-        """The machine of `slurm/<cluster>/machine.yaml`, completed by the machine that it is `like`.
-
-        alike: the chain of clusters that led here by `like`, each like the next
-        """
-        path = self.clusters_folder / cluster / "machine.yaml"
+    def machine(self, cluster: str) -> Machine:
+        """The machine of `slurm/<cluster>/machine.yaml`, completed by the machines that it is `like`."""
+        path = self._machine_file(cluster)
         if not path.exists():
             raise UserError(f"no cluster '{cluster}'", where=self.clusters_folder, allowed=self.clusters)
-        values = dict(self._read(path))
-        if "like" in values:
-            chain = (*alike, cluster)
-            like = str(values.pop("like"))
-            if like in chain:
-                raise UserError(f"like: {' -> '.join((*chain, like))} is circular", where=path)
-            values = self.machine(like, chain).model_dump(exclude_none=True) | values
+        values = {key: value for key, value in self._read(path).items() if key != "like"}
+        for like in self._alike(cluster)[1:2]:
+            values = self.machine(like).model_dump(exclude_none=True) | values
         return Machine.parse(values | {"name": cluster}, path)
+
+    def stack_on(self, name: str, cluster: str) -> Stack:
+        """The stack of `config/stacks/<name>.yaml`, with its constants on a cluster or its like."""
+        if name == OURS.name:
+            return OURS
+        path = self.stacks_folder / f"{name}.yaml"
+        if not path.is_file():
+            raise UserError(f"no stack '{name}'", where=self.stacks_folder, allowed=self.stacks)
+        return Stack.parse({**self._read(path), "name": name}, path).on(self._alike(cluster))
 
     def has_slurm(self, cluster: str) -> bool:
         """Whether `slurm/<cluster>/` has a job.yaml."""
@@ -124,6 +132,25 @@ class Config:
     def given_machine(self, given: str) -> Machine:
         """The machine of a cluster's name, or of a machine file."""
         return _own_file(Machine, given) or self.machine(given)
+
+    def given_stack(self, given: str | None, machine: Machine) -> Stack:
+        """The stack of a name or of a stack file, on the machine. given: None: the one that it names."""
+        own = None if given is None else _own_file(Stack, given)
+        if own is not None:
+            return own.on(self._alike(machine.name))
+        return self.stack_on(given or machine.stack, machine.name)
+
+    def _machine_file(self, cluster: str) -> Path:
+        return self.clusters_folder / cluster / "machine.yaml"
+
+    def _alike(self, cluster: str) -> list[str]:
+        """The cluster and those that it is like, each like the next."""
+        names = [cluster]
+        while (path := self._machine_file(names[-1])).exists() and "like" in self._read(path):
+            names.append(str(self._read(path)["like"]))
+            if names[-1] in names[:-1]:
+                raise UserError(f"like: {' -> '.join(names)} is circular", where=path)
+        return names
 
     def _job_file(self, cluster: str) -> Path:
         return self.clusters_folder / cluster / "job.yaml"

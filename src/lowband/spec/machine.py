@@ -1,11 +1,11 @@
-"""A machine as data: levels, links, device."""
+"""A machine's hardware as data: levels, links, device, storage. Software is a stack (spec/stack.py)."""
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.sourced import Fact
-from lowband.spec.step import Pattern
+from lowband.spec.sourced import Fact, facts_of
+from lowband.spec.stack import OURS
 from lowband.spec.yaml_model import Strict
 
 
@@ -61,28 +61,6 @@ class Device(Strict):
     )
 
 
-class Stack(Strict):
-    """The software whose runs on this machine are predicted. None: our engine, perfectly overlapped."""
-
-    name: str
-    collectives: Pattern = Field(
-        default="hops", description="hops: one per level; flat: one ring over all ranks"
-    )
-    overlap: Fact | None = Field(
-        default=None,
-        description="share of the hideable communication that is hidden behind computation; none: all",
-    )
-    collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
-    efficiency: dict[str, Fact] = Field(
-        default={},
-        description="level -> share of the link's achieved rate that the sharding's collectives achieve",
-    )
-    unit_us: Fact | None = Field(
-        default=None,
-        description="time on the host of one unit's pass (hooks, allocation) that nothing hides; none: 0",
-    )
-
-
 class Storage(Strict):
     """The file system that all nodes share, and how fast a rank prepares what it writes there."""
 
@@ -112,7 +90,10 @@ class Machine(Strict):
     box: Box | None = Field(default=None, description="none: the machine itself")
     device: Device
     levels: tuple[Level, ...] = Field(min_length=1, description="inner to outer")
-    stack: Stack | None = None
+    stack: str = Field(
+        default=OURS.name,
+        description="the stack that is predicted if none is named: a file of config/stacks/",
+    )
     storage: Storage | None = Field(default=None, description="none: its rates are not known")
 
     @field_validator("levels")
@@ -137,18 +118,15 @@ class Machine(Strict):
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """Every constant with a source, by its path: device.<key>, <level>.<key>, stack.<key>, ..."""
-        found = _facts("device", self.device)
+        """Every constant with a source, by its path: device.<key>, <level>.<key>, storage.<key>."""
+        found = facts_of("device", self.device)
         for level in self.levels:
             if level.link is not None:
-                found |= _facts(level.name, level.link)
+                found |= facts_of(level.name, level.link)
                 by_cards = level.link.efficiency_by_cards.items()
                 found |= {f"{level.name}.efficiency_by_cards.{cards}": fact for cards, fact in by_cards}
-        if self.stack is not None:
-            found |= _facts("stack", self.stack)
-            found |= {f"stack.efficiency.{level}": fact for level, fact in self.stack.efficiency.items()}
         if self.storage is not None:
-            found |= _facts("storage", self.storage)
+            found |= facts_of("storage", self.storage)
         return found
 
     @property
@@ -176,8 +154,3 @@ class Machine(Strict):
             if known.name == level and known.link is not None:
                 return known.link
         raise UserError(f"the link of level '{level}' has no rate", where=f"slurm/{self.name}/machine.yaml")
-
-
-def _facts(place: str, part: Strict) -> dict[str, Fact]:
-    values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
-    return {key: value for key, value in values.items() if isinstance(value, Fact)}

@@ -7,10 +7,33 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from lowband.spec.yaml_model import Strict
 
 Bound = Literal["low", "value", "high"]
+Place = Literal["inside", "on a bound", "outside"]
+NEAR = 0.01  # of the range between the bounds
+
+
+class Bounds(Strict):
+    """What physics allows a fitted constant to be: a fit that ends elsewhere shows a wrong model."""
+
+    low: NonNegativeFloat
+    high: NonNegativeFloat
+    source: str = Field(min_length=1, description="where both ends come from")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Bounds":
+        if not self.low < self.high:
+            raise ValueError(f"low < high does not hold: {self.low}, {self.high}")
+        return self
+
+    def place(self, value: float) -> Place:
+        """Where a value lies; within 1 % of the range it lies on a bound."""
+        if not self.low <= value <= self.high:
+            return "outside"
+        near = NEAR * (self.high - self.low)
+        return "inside" if self.low + near < value < self.high - near else "on a bound"
 
 
 class Fact(Strict):
-    """A constant with its source. A fitted one names the published rows it was fitted on."""
+    """A constant with its source. A fitted one names the published rows it was fitted on, and has bounds."""
 
     value: NonNegativeFloat
     low: NonNegativeFloat | None = Field(default=None, description="lower end of its interval; none: exact")
@@ -20,15 +43,30 @@ class Fact(Strict):
         default=(), description="ids of the rows it was fitted on; (): measured or stated elsewhere"
     )
 
+    bounds: Bounds | None = Field(default=None, description="of a fitted constant; none: it was not fitted")
+
     @model_validator(mode="after")
     def _ordered(self) -> "Fact":
+        if bool(self.calibrated_on) != (self.bounds is not None):
+            raise ValueError("a constant has bounds if it was fitted (calibrated_on), and only then")
         low = self.value if self.low is None else self.low
         high = self.value if self.high is None else self.high
         if not low <= self.value <= high:
             raise ValueError(f"low <= value <= high does not hold: {low}, {self.value}, {high}")
         return self
 
+    @property
+    def place(self) -> Place | None:
+        """Where a fitted constant lies in its bounds; None: it was not fitted."""
+        return None if self.bounds is None else self.bounds.place(self.value)
+
     def at(self, bound: Bound) -> float:
         """The value, or one end of its interval."""
         end = getattr(self, bound)
         return self.value if end is None else float(end)
+
+
+def facts_of(place: str, part: Strict) -> dict[str, Fact]:
+    """The constants among the fields of `part`, by `<place>.<key>`."""
+    values = {f"{place}.{key}": getattr(part, key) for key in type(part).model_fields}
+    return {key: value for key, value in values.items() if isinstance(value, Fact)}

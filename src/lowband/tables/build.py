@@ -31,7 +31,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "box_ratios": ("runs", "reported/01_frontier_low_bandwidth_2501.04266"),
     "box_links": ("comm",),
     "box_jobs": ("jobs",),
-    "accuracy": ("validation",),
+    "accuracy": ("validation", "constants"),
     "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
     "attention": (OF_GPUS, "reported/03_flashattention2_2307.08691"),
     "training_speed": (OF_GPUS, "reported/03_flashattention2_2307.08691"),

@@ -1,7 +1,7 @@
-"""Published runs, predicted: one file per kind of source, one entry here per machine that ran it.
+"""Published runs, predicted: one file per kind of source, one entry here per machine and stack that ran it.
 
-A source file has `rows(setting)`: the published rows, predicted on the setting's machine. Rows on which a
-constant of that machine's file was fitted are named there (`calibrated_on`); all others are held out.
+A source file has `rows(setting)`: the published rows, predicted on the setting's machine and stack. Rows on
+which a constant of either was fitted are named there (`calibrated_on`); all others are held out.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Setting:
 
     config: Config
     machine: Machine
+    stack: Stack
     reported: Any  # a pandas.DataFrame, whose rows have no static types
 
     def scheme(self, name: str) -> Scheme:
@@ -45,33 +47,41 @@ class Setting:
 
 @dataclass(frozen=True)
 class Source:
-    """kind: a file of this folder; cluster: a folder of slurm/; csv: a file of results/reported/."""
+    """kind: a file here; cluster: a folder of slurm/; stack: of config/stacks/; csv: of results/reported/."""
 
     kind: str
     cluster: str
+    stack: str
     csv: str
 
-    def rows(self, config: Config, machine: Machine) -> list[PublishedRow]:
+    def on(self, config: Config) -> tuple[Machine, Stack]:
+        """The machine and the stack that ran it."""
+        return config.machine(self.cluster), config.stack_on(self.stack, self.cluster)
+
+    def rows(self, config: Config, machine: Machine, stack: Stack) -> list[PublishedRow]:
         reported = pd.read_csv(
             config.root / "results" / "reported" / self.csv, dtype=str, keep_default_na=False
         )
         module = import_module(f"lowband.validation.{self.kind}")
-        rows: list[PublishedRow] = module.rows(Setting(config, machine, reported))
+        rows: list[PublishedRow] = module.rows(Setting(config, machine, stack, reported))
         return rows
 
 
 SOURCES: dict[str, Source] = {
-    "frontier": Source("frontier", "frontier", "01_frontier_low_bandwidth_2501.04266.csv"),
-    "zeropp": Source("zeropp", "dgx2", "02_zeropp_2306.10209.csv"),
-    "megatron": Source("megatron", "selene-2021", "07_megatron_sc21_2104.04473.csv"),
-    "seqpar": Source("seqpar", "selene-2022", "megatron_seqpar_table5_vs_calculon.csv"),
-    "megatron-h100": Source("megatron_h100", "eos-2024", "megatron_weak_scaling_h100.csv"),
-    "vtrain": Source("vtrain", "vtrain-a100", "vtrain_a100_single.csv"),
-    "llm-foundry-h100": Source("llm_foundry", "dgx-h100", "llm_foundry_fsdp.csv"),
-    "llm-foundry-a100": Source("llm_foundry", "dgx-a100", "llm_foundry_fsdp.csv"),
-    "llm-foundry-a100-40gb": Source("llm_foundry", "dgx-a100-40gb", "llm_foundry_fsdp.csv"),
-    "torchtitan-h100-memory": Source("torchtitan", "dgx-h100", "torchtitan.csv"),
-    "torchtitan-h200-memory": Source("torchtitan", "dgx-h200", "torchtitan.csv"),
-    "frontier-fsdp2": Source("fsdp2", "frontier", "frontier_and_a100_fsdp2.csv"),
-    "dash": Source("dash", "frontier", "05_frontier_3d_2312.12705.csv"),
+    name: Source(kind, cluster, stack, f"{csv}.csv")
+    for name, kind, cluster, stack, csv in (
+        ("frontier", "frontier", "frontier", "deepspeed-zero", "01_frontier_low_bandwidth_2501.04266"),
+        ("zeropp", "zeropp", "dgx2", "deepspeed-zero", "02_zeropp_2306.10209"),
+        ("megatron", "megatron", "selene-2021", "megatron-lm-2021", "07_megatron_sc21_2104.04473"),
+        ("seqpar", "seqpar", "selene-2022", "megatron-lm-2021", "megatron_seqpar_table5_vs_calculon"),
+        ("megatron-h100", "megatron_h100", "eos-2024", "megatron-lm", "megatron_weak_scaling_h100"),
+        ("vtrain", "vtrain", "vtrain-a100", "megatron-lm-2021", "vtrain_a100_single"),
+        ("llm-foundry-h100", "llm_foundry", "dgx-h100", "fsdp", "llm_foundry_fsdp"),
+        ("llm-foundry-a100", "llm_foundry", "dgx-a100", "fsdp", "llm_foundry_fsdp"),
+        ("llm-foundry-a100-40gb", "llm_foundry", "dgx-a100-40gb", "fsdp", "llm_foundry_fsdp"),
+        ("torchtitan-h100-memory", "torchtitan", "dgx-h100", "fsdp2", "torchtitan"),
+        ("torchtitan-h200-memory", "torchtitan", "dgx-h200", "fsdp2", "torchtitan"),
+        ("frontier-fsdp2", "fsdp2", "frontier", "fsdp2", "frontier_and_a100_fsdp2"),
+        ("dash", "dash", "frontier", "deepspeed-zero", "05_frontier_3d_2312.12705"),
+    )
 }

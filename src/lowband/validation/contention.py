@@ -9,15 +9,17 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from lowband.cost.bytes import Transfer, transfers, unit_numels
 from lowband.cost.collectives import Network
 from lowband.errors import UserError
-from lowband.spec.machine import Machine, Stack
+from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.stack import Stack
+from lowband.spec.step import Pattern
 
 TIME_LIMIT_S = 600
 Message = tuple[int, int, int]  # from, to, bytes
@@ -47,7 +49,7 @@ def missing(python: str) -> str:
 
 
 def check(
-    python: str, machine: Machine, model: ModelSpec, schemes: Sequence[Scheme], ranks: int
+    python: str, machine: Machine, stack: Stack, model: ModelSpec, schemes: Sequence[Scheme], ranks: int
 ) -> list[dict[str, Any]]:
     """One row per collective: seconds in closed form and simulated, and simulated over closed form.
 
@@ -59,13 +61,14 @@ def check(
     if ranks < 2:
         raise UserError(f"{ranks} ranks send nothing", allowed="2 or more")
     levels = Levels.fit(machine.sizes, ranks)
-    cases = [case for scheme in schemes for case in _cases(machine, model, scheme, levels)]
-    network = Network(_bare(machine, "hops"))
+    cases = [case for scheme in schemes for case in _cases(machine, stack, model, scheme, levels)]
+    network = _bare(machine, stack, "hops")
     rates = [0.0, *(network.rate(name) for name in levels.names[1:])]
     given = {"sizes": levels.sizes, "bytes_per_s": rates, "cases": [case.phases for case in cases]}
     return [
         {
-            "provenance": "predicted", "cluster": machine.name, "model": model.name, "ranks": ranks,
+            "provenance": "predicted", "cluster": machine.name, "stack": stack.name, "model": model.name,
+            "ranks": ranks,
             **{key: value for key, value in case._asdict().items() if key != "phases"},
             "simulated_s": simulated, "simulated_over_closed_form": simulated / case.closed_form_s,
         }
@@ -73,12 +76,14 @@ def check(
     ]  # fmt: skip
 
 
-def _cases(machine: Machine, model: ModelSpec, scheme: Scheme, levels: Levels) -> Iterator[CollectiveCase]:
+def _cases(
+    machine: Machine, stack: Stack, model: ModelSpec, scheme: Scheme, levels: Levels
+) -> Iterator[CollectiveCase]:
     numel = unit_numels(model, levels)[1]
     parts: dict[str, list[Transfer]] = {}
     for t in transfers(numel, False, scheme, levels, "bf16", "bf16"):
         parts.setdefault(t.collective.name, []).append(t)
-    hops, flat = Network(_bare(machine, "hops")), Network(_bare(machine, "flat"))
+    hops, flat = _bare(machine, stack, "hops"), _bare(machine, stack, "flat")
     for name, collective in parts.items():
         time = float(hops.collective_s(collective))
         yield CollectiveCase(
@@ -103,15 +108,14 @@ def _ring(hops: Sequence[Any], sent: int, ranks: int) -> list[Message]:
     return [(a, a // around * around + (a % around + inside) % around, sent) for a in range(ranks)]
 
 
-def _bare(machine: Machine, algorithm: Literal["hops", "flat"]) -> Machine:
-    """The machine with bandwidths only. The stack's share of each rate is kept."""
+def _bare(machine: Machine, stack: Stack, algorithm: Pattern) -> Network:
+    """The links' bandwidths only, each with the stack's share of it."""
     levels = tuple(
         level.model_copy(update={"link": level.link and level.link.model_copy(update={"latency_us": None})})
         for level in machine.levels
     )
-    kept = machine.stack.efficiency if machine.stack else {}
-    stack = Stack(name="bare", collectives=algorithm, efficiency=kept)
-    return machine.model_copy(update={"levels": levels, "stack": stack})
+    bare = Stack(name="bare", description=stack.name, collectives=algorithm, efficiency=stack.efficiency)
+    return Network(machine.model_copy(update={"levels": levels}), bare)
 
 
 def _simulate(python: str, given: dict[str, Any]) -> list[float]:

@@ -22,7 +22,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
     for row in scripts.drop_duplicates("model").itertuples():
         tp, pp, dp, micro_batch = int(row.tp), int(row.pp), int(row.dp), int(row.mbs)
         job = Workload(
-            setting.machine, setting.model(MODELS[row.model]), setting.scheme(SCHEMES[row.zero_stage]),
+            setting.machine, setting.stack, setting.model(MODELS[row.model]),
+            setting.scheme(SCHEMES[row.zero_stage]),
             tp * pp * dp, micro_batch, int(row.seq), int(row.gbs) // dp // micro_batch, tp=tp, pp=pp,
         )  # fmt: skip
 

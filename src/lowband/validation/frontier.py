@@ -22,6 +22,7 @@ def at_point(setting: Setting, scheme: str, ranks: int = RANKS) -> Workload:
     """The job with our choice of the settings that the paper leaves out."""
     return Workload(
         setting.machine,
+        setting.stack,
         setting.model(MODEL),
         setting.scheme(scheme),
         ranks,

@@ -7,7 +7,6 @@ import pandas as pd
 
 from lowband.predict.prediction import predict
 from lowband.spec.config import Config
-from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD
 from lowband.validation import SOURCES, Setting
 from lowband.validation.frontier import ACCUMULATION, at_point
@@ -34,7 +33,12 @@ MOST_LAYERS = 4096
 
 
 def _setting(config: Config) -> Setting:
-    return Setting(config, config.machine(FRONTIER.cluster), None)
+    return Setting(config, *FRONTIER.on(config), None)
+
+
+def names(setting: Setting) -> dict[str, str]:
+    """The machine and stack, as columns of a table."""
+    return {"cluster": setting.machine.name, "stack": setting.stack.name}
 
 
 def frontier_map(config: Config) -> pd.DataFrame:
@@ -45,12 +49,12 @@ def frontier_map(config: Config) -> pd.DataFrame:
     base = _setting(config)
     link = base.machine.link(WORLD)
     assert link.efficiency is not None
-    fitted = base.machine.facts["stack.efficiency.node"].value
+    fitted = base.stack.facts["stack.efficiency.node"].value
     frames = []
     for inside, node in (("fitted", fitted), ("published", 1.0)):
         for overlap in (0.0, 1.0):
             facts = {"stack.overlap": overlap, "stack.efficiency.node": node, "stack.efficiency.world": 1.0}
-            setting = replace(base, machine=with_facts(base.machine, facts))
+            setting = replace(base, stack=with_facts(base.machine, base.stack, facts)[1])
             accumulation, rate = np.meshgrid(BATCHES, NODE_GIGABYTES_PER_S, indexing="ij")
             reached = link.gigabytes_per_s * link.efficiency.value * base.machine.node_size
             tflops = {}
@@ -62,6 +66,7 @@ def frontier_map(config: Config) -> pd.DataFrame:
             frames.append(
                 pd.DataFrame(
                     {
+                        **names(base),
                         "links_in_node": inside,
                         "overlap": overlap,
                         "batch_per_gcd": accumulation.ravel(),
@@ -72,10 +77,10 @@ def frontier_map(config: Config) -> pd.DataFrame:
                 )
             )
     df = pd.concat(frames, ignore_index=True)
-    published = {row.id: row.published for row in FRONTIER.rows(config, base.machine)}
+    published = {row.id: row.published for row in FRONTIER.rows(config, base.machine, base.stack)}
     off = [(df[column] / published[row] - 1).abs() for column, row in TARGETS.items()]
     df["holds"] = (off[0] <= WITHIN) & (off[1] <= WITHIN)
-    point = base.machine.facts["stack.efficiency.world"].value * reached
+    point = base.stack.facts["stack.efficiency.world"].value * reached
     df["point_batch_per_gcd"] = ACCUMULATION
     df["point_node_gigabytes_per_s"] = point
     return df
@@ -93,6 +98,7 @@ def scale(config: Config) -> pd.DataFrame:
                 p = predict(job)
                 found.append(
                     {
+                        **names(setting),
                         "slower": slower,
                         "scheme": scheme,
                         "ranks": ranks,
@@ -126,23 +132,13 @@ def largest(config: Config) -> pd.DataFrame:
                     too_many = layers
             model = job.model.model_copy(update={"layers": fitting})
             parameters = model.parameters if fitting else 0
-            found.append({"scheme": scheme, "ranks": ranks, "layers": fitting, "parameters": parameters})
+            found.append(
+                {
+                    **names(setting),
+                    "scheme": scheme,
+                    "ranks": ranks,
+                    "layers": fitting,
+                    "parameters": parameters,
+                }
+            )
     return pd.DataFrame(found)
-
-
-def machine_facts(machine: Machine) -> pd.DataFrame:
-    """Every constant of a machine file, with its source and the rows it was fitted on."""
-    return pd.DataFrame(
-        [
-            {
-                "cluster": machine.name,
-                "constant": place,
-                "value": fact.value,
-                "low": fact.low,
-                "high": fact.high,
-                "source": fact.source,
-                "calibrated_on": " ; ".join(fact.calibrated_on),
-            }
-            for place, fact in machine.facts.items()
-        ]
-    )

@@ -1,11 +1,7 @@
-"""Llama-3 8B under FSDP2 on 64 GCDs of Frontier (eminorhan/frontier-torchtitan): tokens per second, "about".
-
-FSDP2 is not the stack of the machine file, so we take the machine's links, flat rings and full overlap.
-"""
+"""Llama-3 8B under FSDP2 on 64 GCDs of Frontier (eminorhan/frontier-torchtitan), in tokens per second."""
 
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
-from lowband.spec.machine import Stack
 from lowband.spec.model import ModelSpec
 from lowband.validation import PublishedRow, Setting
 
@@ -18,10 +14,10 @@ def rows(setting: Setting) -> list[PublishedRow]:
         biases=False, vocab=128256, seq_len=8192, positions="rotary", tied_head=False,
         source="arXiv 2407.21783",
     )  # fmt: skip
-    stack = Stack(name="FSDP2 over RCCL", collectives="flat")
-    machine = setting.machine.model_copy(update={"stack": stack})
     ranks, batch, seq_len = int(row.n_gpus), int(row.local_batch), int(row.seq_len)
-    job = Workload(machine, model, setting.scheme("zero3"), ranks, batch, seq_len, recompute="op")
+    job = Workload(
+        setting.machine, setting.stack, model, setting.scheme("zero3"), ranks, batch, seq_len, recompute="op"
+    )
     return [
         PublishedRow(
             "frontier-fsdp2: llama3-8b on 64 GCDs",

@@ -27,7 +27,7 @@ def rows(setting: Setting) -> list[PublishedRow]:
             source="llm-foundry",
         )  # fmt: skip
         job = Workload(
-            setting.machine, model,
+            setting.machine, setting.stack, model,
             setting.scheme("zero3" if row.sharding == "FULL_SHARD" else "zero2"),
             ranks, int(row.micro_batch), seq_len, accumulation=int(row.grad_accum),
             recompute="full" if row.act_ckpt == "True" else "none",

@@ -22,7 +22,7 @@ def rows(setting: Setting) -> list[PublishedRow]:
             seq_len=SEQ_LEN, source="arXiv 2104.04473, Table 1",
         )  # fmt: skip
         job = Workload(
-            setting.machine, model, setting.scheme("ddp"), ranks, micro_batch, SEQ_LEN,
+            setting.machine, setting.stack, model, setting.scheme("ddp"), ranks, micro_batch, SEQ_LEN,
             accumulation=int(row.batch) // (ranks // (tp * pp)) // micro_batch,
             attention="plain", dropout=True, tp=tp, pp=pp,
             interleave=layers // pp // VIRTUAL_STAGE.get(size, layers // pp),

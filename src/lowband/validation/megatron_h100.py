@@ -17,7 +17,7 @@ def rows(setting: Setting) -> list[PublishedRow]:
             vocab=int(row.vocab), seq_len=int(row.seq_len), source="Megatron-LM's README",
         )  # fmt: skip
         job = Workload(
-            setting.machine, model, setting.scheme("zero1"), ranks, 1, model.seq_len,
+            setting.machine, setting.stack, model, setting.scheme("zero1"), ranks, 1, model.seq_len,
             accumulation=int(row.global_batch_seqs) // int(row.dp), recompute="none", tp=tp, pp=pp,
             interleave=layers // pp if pp > 1 else 1, sequence_parallel=tp > 1,
         )  # fmt: skip

@@ -9,20 +9,20 @@ from dataclasses import replace
 
 from lowband.predict.time import step_time
 from lowband.predict.workload import workload_of
-from lowband.spec.machine import Device, Link, Machine, Stack
+from lowband.spec.machine import Device, Link, Machine
 from lowband.spec.run import RunSpec
 from lowband.spec.sourced import Fact
+from lowband.spec.stack import OURS
 
 
 def box_step_s(spec: RunSpec) -> float | None:
     """Seconds of one optimizer step of a run of our engine in a box; None for any other run."""
     if spec.machine.box is None or spec.engine != "lowband":
         return None
-    job = replace(workload_of(spec), machine=bare(spec.machine, spec.compute_dtype), attention="plain")
-    if not spec.overlap:
-        none = Fact(value=0, source="the run's spec")
-        serial = Stack(name="no overlap", overlap=none)
-        job = replace(job, machine=job.machine.model_copy(update={"stack": serial}))
+    none = Fact(value=0, source="the run's spec")
+    stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
+    bared = bare(spec.machine, spec.compute_dtype)
+    job = replace(workload_of(spec), machine=bared, stack=stack, attention="plain")
     return float(step_time(job).total) * spec.machine.box.scale
 
 
@@ -37,4 +37,4 @@ def bare(machine: Machine, dtype: str) -> Machine:
         for level in machine.levels
         if level.link is not None  # a box's levels all have links
     ]
-    return machine.model_copy(update={"device": device, "levels": tuple(levels), "stack": None})
+    return machine.model_copy(update={"device": device, "levels": tuple(levels)})

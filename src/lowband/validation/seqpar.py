@@ -40,7 +40,7 @@ def rows(setting: Setting) -> list[PublishedRow]:
             seq_len=2048, source="arXiv 2205.05198, Table 3",
         )  # fmt: skip
         job = Workload(
-            setting.machine, model, setting.scheme("ddp"), TP * run.pp, run.micro_batch, 2048,
+            setting.machine, setting.stack, model, setting.scheme("ddp"), TP * run.pp, run.micro_batch, 2048,
             accumulation=run.batch // run.micro_batch, recompute="full" if is_full else "selective",
             attention="plain", dropout=True, tp=TP, pp=run.pp, interleave=run.interleave,
             sequence_parallel=not is_full,

@@ -6,18 +6,53 @@ import pandas as pd
 
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
+from lowband.spec.sourced import Fact
 from lowband.validation import SOURCES
-from lowband.validation.frontier_maps import frontier_map, largest, machine_facts, scale
+from lowband.validation.frontier_maps import frontier_map, largest, scale
 from lowband.validation.validate import validate
 
 PREDICTED = ("validation", "frontier_map", "scale", "largest", "constants")  # names of the tables
 
+ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
+
 
 def write_predicted(config: Config, out: Path) -> None:
     """Write each table of PREDICTED into `out`."""
-    clusters = dict.fromkeys(source.cluster for source in SOURCES.values())
     write_csv(validate(config), out / "validation.csv")
     write_csv(frontier_map(config), out / "frontier_map.csv")
     write_csv(scale(config), out / "scale.csv")
     write_csv(largest(config), out / "largest.csv")
-    write_csv(pd.concat([machine_facts(config.machine(c)) for c in clusters]), out / "constants.csv")
+    write_csv(constants(config), out / "constants.csv")
+
+
+def constants(config: Config) -> pd.DataFrame:
+    """Every constant of the machines and stacks that published runs are predicted for, with its source.
+
+    A machine's own constants have no stack. A fitted one has the rows it was fitted on, its bounds and its
+    place in them.
+    """
+    places: dict[tuple[str, str], dict[str, Fact]] = {}
+    for source in SOURCES.values():
+        machine, stack = source.on(config)
+        places[machine.name, ""] = machine.facts
+        places[machine.name, stack.name] = stack.facts
+    return pd.DataFrame(
+        [
+            {
+                "cluster": cluster,
+                "stack": stack,
+                "constant": place,
+                "value": fact.value,
+                "low": fact.low,
+                "high": fact.high,
+                "source": fact.source,
+                "calibrated_on": ROW_SEPARATOR.join(fact.calibrated_on),
+                "lower_bound": fact.bounds and fact.bounds.low,
+                "upper_bound": fact.bounds and fact.bounds.high,
+                "bounds_source": fact.bounds and fact.bounds.source,
+                "place": fact.place,
+            }
+            for (cluster, stack), facts in places.items()
+            for place, fact in facts.items()
+        ]
+    )

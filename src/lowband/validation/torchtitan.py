@@ -32,7 +32,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
             source="arXiv 2407.21783",
         )  # fmt: skip
         job = Workload(
-            setting.machine, model, setting.scheme("zero1" if pp > 1 else "zero3"), int(row.n_gpus),
+            setting.machine, setting.stack, model,
+            setting.scheme("zero1" if pp > 1 else "zero3"), int(row.n_gpus),
             micro_batch=int(row.local_batch) // pp, seq_len=seq_len // cp, accumulation=pp,
             recompute="full" if row.act_ckpt == "full" else "op", tp=tp, pp=pp,
             interleave=2 if "Interleaved" in str(row.schedule) else 1, sequence_parallel=tp > 1,

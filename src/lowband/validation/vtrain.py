@@ -18,8 +18,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
         )  # fmt: skip
         micro_batch = int(row.micro_batch)
         job = Workload(
-            setting.machine, model, setting.scheme("ddp"), int(row.n_gpus), micro_batch, model.seq_len,
-            accumulation=int(row.global_batch) // int(row.dp) // micro_batch, recompute="none",
+            setting.machine, setting.stack, model, setting.scheme("ddp"), int(row.n_gpus), micro_batch,
+            model.seq_len, accumulation=int(row.global_batch) // int(row.dp) // micro_batch, recompute="none",
             attention="plain", dropout=True, tp=int(row.tp), pp=int(row.pp),
         )  # fmt: skip
 

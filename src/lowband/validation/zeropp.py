@@ -37,6 +37,7 @@ def rows(setting: Setting) -> list[PublishedRow]:
         def predicted(name: str = name, cards: int = cards, batch: int = batch) -> float:
             job = Workload(
                 with_cards(setting.machine, cards),
+                setting.stack,
                 setting.model(MODEL),
                 setting.scheme({"ZeRO-3": "zero3", "ZeRO++": "zeropp"}[name]),
                 RANKS,

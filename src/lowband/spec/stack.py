@@ -1,0 +1,60 @@
+"""A software stack as data: how its collectives run, what they reach of links, overlap, fixed times."""
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from lowband.spec.sourced import Fact, facts_of
+from lowband.spec.step import Pattern
+from lowband.spec.yaml_model import Strict
+
+
+class StackConstants(Strict):
+    """What a stack's runs have shown. A constant that is left out costs nothing."""
+
+    overlap: Fact | None = Field(
+        default=None,
+        description="share of the hideable communication that is hidden behind computation; none: all",
+    )
+    collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
+    unit_us: Fact | None = Field(
+        default=None,
+        description="time on the host of one unit's pass (hooks, allocation) that nothing hides; none: 0",
+    )
+    efficiency: dict[str, Fact] = Field(
+        default={},
+        description="level -> share of the link's achieved rate that the sharding's collectives achieve",
+    )
+
+
+class Stack(StackConstants):
+    """A file of `config/stacks/`. Its own constants hold everywhere, except where `at` states others."""
+
+    name: str
+    description: str
+    collectives: Pattern = Field(
+        default="hops", description="hops: one per level; flat: one ring over all ranks"
+    )
+    at: dict[str, StackConstants] = Field(
+        default={}, description="cluster -> constants that were measured or fitted there"
+    )
+
+    def on(self, clusters: Sequence[str]) -> "Stack":
+        """The stack with its constants on a cluster. clusters: that cluster, then those it is like."""
+        for cluster in clusters:
+            if cluster in self.at:
+                there = self.at[cluster]
+                stated = {key: getattr(there, key) for key in there.model_fields_set}
+                return self.model_copy(update={**stated, "at": {}})
+        return self.model_copy(update={"at": {}})
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """Every constant with a source, by its path: stack.<key>, stack.efficiency.<level>."""
+        by_level = {f"stack.efficiency.{level}": fact for level, fact in self.efficiency.items()}
+        return facts_of("stack", self) | by_level
+
+
+# Our engine. It has no file: predicting a run takes nothing but the run's spec, whose option `collectives`
+# decides between hops and flat rings. None of its constants was fitted.
+OURS = Stack(name="ours", description="our engine: a hop per level, a lane per level, all overlap")

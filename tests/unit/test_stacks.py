@@ -1,0 +1,86 @@
+"""Stacks apart from machines, and fitted constants inside their bounds."""
+
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.report.documents import BLOCKS
+from lowband.spec.config import Config
+from lowband.spec.sourced import Bounds, Fact
+from lowband.spec.stack import OURS
+from lowband.validation import SOURCES
+from lowband.validation.tables import constants
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
+BOUNDS = {"low": 0.2, "high": 0.7, "source": "made up"}
+
+
+@pytest.mark.parametrize("cluster", CONFIG.clusters)
+def test_every_machines_default_stack_exists(cluster: str) -> None:
+    machine = CONFIG.machine(cluster)
+    assert CONFIG.given_stack(None, machine).name == machine.stack
+    assert CONFIG.given_stack("ours", machine) is OURS
+
+
+def test_constants_of_a_machine_hold_on_machines_like_it() -> None:
+    there, alike = (CONFIG.stack_on("deepspeed-zero", name) for name in ("dgx2", "dgx2-box"))
+    assert there == alike
+    assert there.facts["stack.overlap"].calibrated_on
+    elsewhere = CONFIG.stack_on("deepspeed-zero", "dgx-a100")
+    assert elsewhere.unit_us is None
+    assert elsewhere.overlap is not None
+    assert (elsewhere.overlap.at("low"), elsewhere.overlap.at("high")) == (0, 1)
+    # What `at` leaves out holds as everywhere.
+    vtrain = CONFIG.stack_on("megatron-lm-2021", "vtrain-a100")
+    assert vtrain.facts["stack.overlap"] == CONFIG.stack_on("megatron-lm-2021", "selene-2022").overlap
+
+
+def test_a_stack_file_and_an_unknown_stack(tmp_path: Path) -> None:
+    machine = CONFIG.machine("frontier")
+    own = tmp_path / "mine.yaml"
+    own.write_text("description: mine\ncollectives: flat\nat: {frontier: {unit_us: {value: 3, source: s}}}\n")
+    found = CONFIG.given_stack(str(own), machine)
+    assert (found.name, found.collectives, found.facts["stack.unit_us"].value) == ("mine", "flat", 3)
+    with pytest.raises(UserError, match="no stack 'enginee'"):
+        CONFIG.given_stack("enginee", machine)
+
+
+def test_a_fitted_constant_without_bounds_is_refused() -> None:
+    fitted = {"value": 0.5, "source": "fitted", "calibrated_on": ["a row"]}
+    with pytest.raises(ValueError, match="has bounds if it was fitted"):
+        Fact.model_validate(fitted)
+    with pytest.raises(ValueError, match="has bounds if it was fitted"):
+        Fact.model_validate({"value": 0.5, "source": "measured", "bounds": BOUNDS})
+    with pytest.raises(ValueError, match="low < high"):
+        Bounds(low=1, high=1, source="made up")
+    assert Fact.model_validate({**fitted, "bounds": BOUNDS}).place == "inside"
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [(0.1, "outside"), (0.2, "on a bound"), (0.206, "inside"), (0.696, "on a bound"), (0.98, "outside")],
+)
+def test_on_a_bound_is_within_1_percent_of_the_range(value: float, place: str) -> None:
+    assert Bounds.model_validate(BOUNDS).place(value) == place
+
+
+def test_the_document_lists_every_constant_beyond_its_bounds() -> None:
+    """Shrinking the list takes a mechanism and a new fit; it is never edited by hand."""
+    found = constants(CONFIG)
+    beyond = found[found["place"].isin(["on a bound", "outside"])]
+    document, rows = BLOCKS["beyond"]
+    text = (ROOT / document).read_text()
+    listed = text.split("<!-- beyond:begin -->")[1].split("<!-- beyond:end -->")[0].strip().splitlines()
+    assert listed == rows(ROOT)
+    assert len(listed) - 2 == len(beyond)
+    for row, line in zip(beyond.itertuples(), listed[2:], strict=True):
+        assert f"| {row.cluster} | {row.stack}" in line
+        assert f"| {row.constant} | {row.value:g} |" in line
+
+
+def test_every_fitted_row_is_published() -> None:
+    named = {row.id for source in SOURCES.values() for row in source.rows(CONFIG, *source.on(CONFIG))}
+    fitted = constants(CONFIG)["calibrated_on"]
+    assert {row for cell in fitted if cell for row in cell.split(" ; ")} <= named
