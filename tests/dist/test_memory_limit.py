@@ -61,7 +61,7 @@ def build_whole() -> str:
 
 
 def on_fresh_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """on_ranks from a new interpreter: this process may have freed more than LIMIT, which its forks would use."""
+    """on_ranks from a new interpreter: forks of this process could use the memory that it has freed."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         return fresh.submit(on_ranks, ranks, work, *arguments, time_limit_s=900).result()
 

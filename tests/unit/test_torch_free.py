@@ -4,8 +4,11 @@ import subprocess
 import sys
 
 CODE = """
-import importlib, pkgutil, sys
-sys.modules["torch"] = None  # importing it raises
+import importlib, pkgutil
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] == "torch" else find(name, *rest)
 for name in ("errors", "spec", "cost", "report"):
     module = importlib.import_module(f"lowband.{name}")
     for inner in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
