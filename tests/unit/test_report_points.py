@@ -329,3 +329,32 @@ def test_the_order_of_a_definitions_entries_makes_no_point() -> None:
         machine = BASE.machine.model_copy(update={"device": device.model_copy(update={"peak_tflops": peak})})
         points.add(identity(BASE.model_copy(update={"machine": machine}))["point"])
     assert len(points) == 1
+
+
+def test_a_point_depends_on_the_machines_hardware_alone() -> None:
+    """A better source, another constant of the predictor or its default stack do not part a point's repeats."""
+    machine = BASE.machine
+    level = machine.levels[0]
+    assert level.link is not None
+    link = level.link.model_copy(update={"source": "elsewhere", "efficiency": None, "latency_us": None})
+    levels = (level.model_copy(update={"link": link}), *machine.levels[1:])
+    same = machine.model_copy(
+        update={"levels": levels, "stack": "fsdp2", "storage": None, "description": "the same"}
+    )
+    assert identity(BASE.model_copy(update={"machine": same})) == identity(BASE)
+    faster = link.model_copy(update={"gigabytes_per_s": 2 * link.gigabytes_per_s})
+    levels = (level.model_copy(update={"link": faster}), *machine.levels[1:])
+    other = machine.model_copy(update={"levels": levels})
+    assert identity(BASE.model_copy(update={"machine": other}))["point"] != identity(BASE)["point"]
+
+
+@pytest.mark.parametrize(
+    "folder", [path.parent.relative_to(REFERENCE) for path in sorted(REFERENCE.rglob("runs.csv"))], ids=str
+)
+def test_shipped_runs_are_those_of_their_suites(folder: Path) -> None:
+    """A new repeat of a shipped run joins its point: no option has changed since."""
+    config = Config(ROOT)
+    runs = read_table(REFERENCE / folder / "runs.csv")
+    now = {spec.run_id: identity(spec) for spec in config.runs(sorted(set(runs["suite"])))}
+    for run in runs.to_dict("records"):
+        assert run["point"] == now[run["run_id"]]["point"], run["run_id"]

@@ -1,5 +1,7 @@
 """A machine's hardware as data: levels, links, device, storage. Software is a stack (spec/stack.py)."""
 
+from typing import Any
+
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
@@ -117,6 +119,15 @@ class Machine(Strict):
         return self
 
     @property
+    def hardware(self) -> dict[str, Any]:
+        """What a run on this machine depends on: names, sizes, rates, the box.
+
+        Left out is what only a prediction or a reader needs: constants with a source of their own (Fact), the
+        stack, sentences. A better source or a new constant must not part a point's repeats.
+        """
+        return _stated(self)
+
+    @property
     def facts(self) -> dict[str, Fact]:
         """Every constant with a source, by its path: device.<key>, <level>.<key>, storage.<key>."""
         found = facts_of("device", self.device)
@@ -154,3 +165,21 @@ class Machine(Strict):
             if known.name == level and known.link is not None:
                 return known.link
         raise UserError(f"the link of level '{level}' has no rate", where=f"slurm/{self.name}/machine.yaml")
+
+
+_NOT_HARDWARE = ("description", "source", "stack")
+
+
+def _stated(part: Strict) -> dict[str, Any]:
+    found = {}
+    for key in type(part).model_fields:
+        value = getattr(part, key)
+        if key in _NOT_HARDWARE or isinstance(value, Fact):
+            continue
+        if isinstance(value, str | int | float):
+            found[key] = value
+        elif isinstance(value, tuple):
+            found[key] = [_stated(each) for each in value]
+        elif isinstance(value, Strict) and (inner := _stated(value)):
+            found[key] = inner
+    return found

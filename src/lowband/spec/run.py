@@ -112,9 +112,13 @@ class RunSpec(RunOptions):
 
     @property
     def point(self) -> dict[str, Any]:
-        """The run without its repeat: the value of each of OPTIONS, with the seed of the first repeat."""
+        """The run without its repeat: the value of each of OPTIONS, with the seed of the first repeat.
+
+        Of the machine: its hardware.
+        """
+        options = self.model_dump(mode="json", include=set(OPTIONS) - {"machine"})
         first_seed = self.seed - self.repeat + 1
-        return {**self.model_dump(mode="json", include=set(OPTIONS)), "seed": first_seed}
+        return {**options, "machine": self.machine.hardware, "seed": first_seed}
 
     def check_engine(self) -> None:
         """Raises UserError, with the reason, if the engine is a peer that has no counterpart for this run."""
