@@ -70,7 +70,7 @@ def sweep(root: Path) -> list[str]:
 
 
 _ORDERS = {
-    "passes": "{accumulation}", "scheme": "{scheme}", "depth-first (s)": "{step_time_s_depth:.2f}",
+    "suite": "{suite}", "passes": "{accumulation}", "scheme": "{scheme}", "depth-first (s)": "{step_time_s_depth:.2f}",
     "predicted": "{predicted_step_time_s_depth:.2f}", "breadth-first (s)": "{step_time_s_breadth:.2f}",
     " predicted": "{predicted_step_time_s_breadth:.2f}", "gain": "{over_depth_breadth:.2f}",
     "gain predicted": "{gain:.2f}",
@@ -78,13 +78,32 @@ _ORDERS = {
 
 
 def order(root: Path) -> list[str]:
-    """Table of the suite in both orders of the passes, one row per scheme and number of passes."""
-    points = _points(root, ("box-order",))
+    """Table of the suites in both orders of the passes, one row per scheme and number of passes."""
+    points = _points(root, ("box-order", "box-attained-order"))
     depth, breadth = (points[points["order"] == name] for name in ("depth", "breadth"))
     keys = [*same_but(points, "order"), "scheme"]
     table = depth.merge(breadth, on=keys, suffixes=("_depth", "_breadth"))
     table["gain"] = table["predicted_step_time_s_depth"] / table["predicted_step_time_s_breadth"]
     return markdown(filled(table, _ORDERS))
+
+
+_HOPS = {
+    "overlap": "{overlaps}", "scheme": "{scheme}", "flat rings (s)": "{step_time_s_flat:.2f}",
+    "predicted": "{predicted_step_time_s_flat:.2f}", "level by level (s)": "{step_time_s_hops:.2f}",
+    " predicted": "{predicted_step_time_s_hops:.2f}", "throughput, hops / rings": "{over_flat_hops:.2f}",
+    "predicted ": "{gain:.2f}",
+}  # fmt: skip
+
+
+def hops(root: Path) -> list[str]:
+    """Table of flat rings against level-by-level collectives, one row per scheme and overlap."""
+    points = _points(root, ("box-hops",))
+    flat, hops = (points[points["collectives"] == name] for name in ("flat", "hops"))
+    keys = [*same_but(points, "collectives"), "scheme"]
+    table = flat.merge(hops, on=keys, suffixes=("_flat", "_hops"))
+    table["gain"] = table["predicted_step_time_s_flat"] / table["predicted_step_time_s_hops"]
+    table["overlaps"] = table["overlap"].map({True: "yes", False: "no"})
+    return markdown(filled(table, _HOPS))
 
 
 def sent(root: Path) -> list[str]:

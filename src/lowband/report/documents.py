@@ -223,6 +223,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "sent": ("docs/scale-model.md", box_documents.sent),
     "sweep": ("docs/scale-model.md", box_documents.sweep),
     "order": ("docs/scale-model.md", box_documents.order),
+    "hops": ("docs/scale-model.md", box_documents.hops),
     "comm": ("docs/scale-model.md", box_documents.links),
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),

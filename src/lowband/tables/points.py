@@ -85,6 +85,15 @@ def beside(
     return df.merge(found.rename(columns={old: new for new, old in columns.items()}), on=keys, how="left")
 
 
+def over(df: pd.DataFrame, option: str, value: str, rate: str) -> pd.DataFrame:
+    """`df` with over_<value>: `rate` over that of the point whose `option` has this value, all else equal."""
+    if option not in df:  # it is younger than these runs
+        return df.assign(**{f"over_{value}": float("nan")})
+    df = beside(df, df[df[option] == value], option, other_rate=rate)
+    df[f"over_{value}"] = df[rate] / df.pop("other_rate")
+    return df
+
+
 def with_base(df: pd.DataFrame, rate: str) -> pd.DataFrame:
     """The points with `base_ranks` and `base_rate`: the fewest ranks on which `rate` was measured.
 

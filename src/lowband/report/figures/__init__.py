@@ -97,6 +97,13 @@ FIGURES: dict[str, Entry] = {
         "step). Measured on 2 nodes (16 ranks) of the scale model of Frontier at nominal links. Shipped "
         "measurements." + _READING,
     ),
+    "box_hops": Entry(
+        "box",
+        "Step time on flat rings and with level-by-level collectives (hops), with and without overlap. Bars: "
+        "measured, with the range of the repeats; lines: predicted, nothing fitted. 2 nodes (16 ranks) of the "
+        "scale model whose links have the rates that the paper's stack reached, one pass of 2,048 tokens per "
+        "rank and step. Shipped measurements." + _READING,
+    ),
     "box_predicted": Entry(
         "box",
         "Every point of the scale model: measured step time over the predictor's, which knows the box's "

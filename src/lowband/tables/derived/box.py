@@ -8,6 +8,7 @@ predicted_step_time_s        from the box's own rates (validation/scale_model.py
 measured_over_predicted      of the step time; prediction_error_percent: its absolute deviation from 1
 over_zero3, over_zeropp      throughput over that scheme's, all other options being equal
 over_depth                   throughput over that of depth-first order, likewise
+over_flat                    throughput over that of flat rings, likewise
 scaling                      weak: equal batch per rank; strong: equal global batch
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks among the points
                              that differ only in ranks
@@ -18,9 +19,9 @@ outer_link_share             the outer link's rate over the largest in the table
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.tables.points import beside, points, with_base
+from lowband.tables.points import over, points, with_base
 
-OVER = ("zero3", "zeropp")  # the schemes that all others are compared with
+COMPARED = {"scheme": ("zero3", "zeropp"), "order": ("depth",), "collectives": ("flat",)}
 
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:
@@ -49,16 +50,13 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
     df["model_flop_per_s_per_rank_at_scale"] = rate * df["scale"]
     df["flop_convention"] = MODEL_CONVENTION
     df["interface_over_ledger"] = df["interface_bytes"] / df["ledger_bytes"]
-    for other in OVER:
-        others = df[df["scheme"] == other]
-        df = beside(df, others, "scheme", other_rate="model_flop_per_s_per_rank")
-        df[f"over_{other}"] = df["model_flop_per_s_per_rank"] / df.pop("other_rate")
-    depth = df[df["order"] == "depth"] if "order" in df else df  # an option that is younger than some runs
-    df = beside(df, depth, "order", depth_rate="model_flop_per_s_per_rank")
-    df["over_depth"] = df["model_flop_per_s_per_rank"] / df.pop("depth_rate")
+    for option, others in COMPARED.items():
+        for other in others:
+            df = over(df, option, other, "model_flop_per_s_per_rank")
     df = with_base(df, "model_flop_per_s_per_rank")
     df["efficiency"] = df["model_flop_per_s_per_rank"] / df.pop("base_rate")
     df["outer_link_gigabytes_per_s"] = df["outer_link_bytes_per_s"] * df["scale"] / 1e9
     widest = df.groupby("cluster")["outer_link_bytes_per_s"].transform("max")
     df["outer_link_share"] = df["outer_link_bytes_per_s"] / widest
     return df
+

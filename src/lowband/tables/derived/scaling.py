@@ -6,13 +6,14 @@ scaling       weak: the points compared have the same batch per rank, so the glo
 speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
               alone
 efficiency    speedup / (ranks / base_ranks)
+over_depth    tokens_per_s over that of depth-first order, all other options being equal
 """
 
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
 from lowband.tables.derived import median_and_spread
-from lowband.tables.points import points, with_base
+from lowband.tables.points import over, points, with_base
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +35,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     df = with_base(df, "tokens_per_s")
     df["speedup"] = df["tokens_per_s"] / df.pop("base_rate")
     df["efficiency"] = df["speedup"] / (df["ranks"] / df["base_ranks"])
-    return df
+    return over(df, "order", "depth", "tokens_per_s")
 
 
 def _times(measured: pd.DataFrame) -> pd.DataFrame:
