@@ -13,6 +13,8 @@ The names below come from `lowband.engine`, which needs torch; importing lowband
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
+
 _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Safetensors": "lowband.engine.safetensors_files",
