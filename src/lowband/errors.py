@@ -1,5 +1,6 @@
-"""One exception type for everything a user can get wrong."""
+"""One exception type for everything a user can get wrong; what to install where a package is missing."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,27 @@ class UserError(Exception):
 def _rebuilt(cls: type[UserError], what: str, where: str, allowed: str) -> UserError:
     """Unpickle a UserError: ranks send each other their errors."""
     return cls(what, where=where, allowed=allowed)
+
+
+def extra_of(package: str) -> str | None:
+    """The extra of lowband that brings a package; None if no extra does."""
+    from importlib.metadata import PackageNotFoundError, requires  # slow to import, and rarely needed
+
+    try:
+        needed = requires("lowband") or []
+    except PackageNotFoundError:  # a tree that is not installed
+        return None
+    of_an_extra = (re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line) for line in needed)
+    return next((found[2] for found in of_an_extra if found and found[1].lower() == package.lower()), None)
+
+
+def with_hint(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+    """The error in one line that names the extra to install; unchanged if no extra brings the package.
+
+    what: needs the package
+    """
+    package = (error.name or "").partition(".")[0]
+    extra = extra_of(package)
+    if extra is None:
+        return error
+    return ModuleNotFoundError(f"{what} needs {package}: pip install 'lowband[{extra}]'", name=error.name)
