@@ -39,7 +39,7 @@ def shard(
     """Shard a module in place, as `fully_shard` does, and return it.
 
     module:        whole on every rank, with the same values (rank 0's values are not broadcast)
-    scheme:        a Scheme, or the name of one: in `config/schemes.yaml` under the working directory, or built in
+    scheme:        a Scheme, or a name: in `config/schemes.yaml` of the working directory, or built in
     wrap:          class, tuple of classes or predicate that selects the modules to gather one at a time
                    (the transformer block); the other parameters are gathered as one unit
     compute_dtype: dtype of weights and activations; floating-point inputs of each unit are cast to it

@@ -17,15 +17,15 @@ from lowband.spec.yaml_model import Strict, parse_entry, read_yaml
 
 T = TypeVar("T", bound=Strict)
 
-BUILT_IN = Path(__file__).parents[1] / "builtin"  # config/ and slurm/: links to the repository's, copies in a wheel
+BUILT_IN = Path(__file__).parents[1] / "builtin"  # config/ and slurm/: links here, copies in a wheel
 
 
 class Config:
     """The configuration under `root`, the folder that holds config/ and slurm/.
 
-    A model, scheme, stack or cluster that `root` does not have is the built-in one of that name; suites are not
-    built in. A file is read on first use and then kept; a file that changes later needs a new Config. An
-    unknown name raises UserError with the file or folder and the allowed names.
+    A model, scheme, stack or cluster that `root` does not have is the built-in one of that name. There are no
+    built-in suites. A file is read on first use and then kept; a file that changes later needs a new Config.
+    An unknown name raises UserError with the file or folder and the allowed names.
     """
 
     def __init__(self, root: Path = Path()) -> None:
