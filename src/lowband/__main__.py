@@ -52,7 +52,8 @@ def _bad_input(line: str) -> int:
     return 2
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def command_line() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each verb."""
     parser = argparse.ArgumentParser(
         prog="lowband", usage="lowband VERB ...", add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -66,8 +67,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for module in MODULES:
         module.add(verbs)
     parser.description = _overview(verbs.choices)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs.choices:
-        near = get_close_matches(arguments[0], verbs.choices, n=1)
+    return parser, verbs.choices
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser, verbs = command_line()
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
+        near = get_close_matches(arguments[0], verbs, n=1)
         raise UserError(
             f"no verb '{arguments[0]}'" + "".join(f"; did you mean '{name}'?" for name in near),
             allowed="" if near else "those of lowband --help",

@@ -32,16 +32,17 @@ def _rebuilt(cls: type[UserError], what: str, where: str, allowed: str) -> UserE
     return cls(what, where=where, allowed=allowed)
 
 
-def extra_of(package: str) -> str | None:
-    """The extra of lowband that brings a package; None if no extra does."""
+def install(package: str) -> str:
+    """The command that installs lowband's extra with a package; empty if no extra has it."""
     from importlib.metadata import PackageNotFoundError, requires  # slow to import, and rarely needed
 
     try:
         needed = requires("lowband") or []
     except PackageNotFoundError:  # a tree that is not installed
-        return None
+        return ""
     of_an_extra = (re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line) for line in needed)
-    return next((found[2] for found in of_an_extra if found and found[1].lower() == package.lower()), None)
+    extras = [found[2] for found in of_an_extra if found and found[1].lower() == package.lower()]
+    return f"pip install 'lowband[{extras[0]}]'" if extras else ""
 
 
 def with_hint(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
@@ -50,7 +51,5 @@ def with_hint(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
     what: needs the package
     """
     package = (error.name or "").partition(".")[0]
-    extra = extra_of(package)
-    if extra is None:
-        return error
-    return ModuleNotFoundError(f"{what} needs {package}: pip install 'lowband[{extra}]'", name=error.name)
+    command = install(package)
+    return ModuleNotFoundError(f"{what} needs {package}: {command}", name=error.name) if command else error

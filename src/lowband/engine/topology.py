@@ -89,7 +89,7 @@ class Topology:
 
     @classmethod
     def from_cluster(cls, name: str, root: Path = Path()) -> "Topology":
-        """The levels of `slurm/<name>/machine.yaml` in `root` (default: the working directory), or built in."""
+        """The levels of `slurm/<name>/machine.yaml` in `root` (default: working directory), or built in."""
         return cls(Config(root).machine(name).sizes)
 
     def hops(self, inner: str, outer: str) -> list[BoundHop]:
