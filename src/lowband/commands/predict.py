@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     predict.set_defaults(run=_predict)
 
     plan = add_verb(
-        commands, "plan", "find the fastest placement, wires, batches and degrees that fit",
+        commands, "plan", "the fastest placement, wires, batches and degrees that fit",
         "--cluster frontier --model gpt-20b --gpus 384",
     )  # fmt: skip
     _add_job(plan)

@@ -12,7 +12,7 @@ from lowband.errors import UserError
 
 def add(commands: Any) -> None:
     spec = add_verb(
-        commands, "spec", "the spec.json of every run of a suite; schemes to and from peers",
+        commands, "spec", "spec.json of every run of a suite; schemes to and from peers",
         "--suite smoke --out results/smoke/runs",
         "Also converts a scheme to a peer's configuration (--scheme, --to) or from it (--from).",
     )  # fmt: skip
