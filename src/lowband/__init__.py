@@ -20,6 +20,7 @@ __version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
 
 _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
+    "Matrices": "lowband.engine.matrices",
     "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",
