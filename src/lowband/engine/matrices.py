@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.api import engine_of
+from lowband.engine.call import Call
 from lowband.engine.changes import mark_whole
-from lowband.engine.collectives import Call
 from lowband.engine.lane import Work
 from lowband.engine.shard import ShardOf, Unit
 from lowband.engine.topology import BoundHop
