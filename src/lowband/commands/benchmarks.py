@@ -21,9 +21,10 @@ def add(commands: Any) -> None:
     start.add_argument("--out", type=Path, required=True, help="folder of start.csv, read.csv, env.json")
     start.add_argument("--root", type=Path, default=Path())
     start.set_defaults(run=_bench_start)
-    optimizers = commands.add_parser(
-        "bench-optimizers", help="time steps with AdamW on shards and Muon on whole matrices (five minutes)"
-    )
+    optimizers = add_verb(
+        commands, "bench-optimizers", "time steps: AdamW on shards, Muon on whole matrices",
+        "--out results/optimizers", "Takes five minutes.",
+    )  # fmt: skip
     optimizers.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
     optimizers.add_argument("--root", type=Path, default=Path())
     optimizers.set_defaults(run=_bench_optimizers)
