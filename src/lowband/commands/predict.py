@@ -31,9 +31,17 @@ def add(commands: Any) -> None:
     out.add_argument("--csv", action="store_true")
     predict.set_defaults(run=_predict)
 
-    plan = commands.add_parser("plan", help="find the fastest placement, wires, batches and degrees that fit")
+    plan = commands.add_parser(
+        "plan", help="find the fastest placement, wires, batches, order and degrees that fit"
+    )
     _add_job(plan)
     plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
+    plan.add_argument(
+        "--micro-batch", nargs="+", type=at_least_one, help="to try (default: all that divide the batch)"
+    )
+    plan.add_argument(
+        "--recompute", nargs="+", choices=["none", "full"], default=["none", "full"], help="to try"
+    )
     plan.add_argument(
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
@@ -131,6 +139,7 @@ def _plan(options: argparse.Namespace) -> None:
     found = plan(
         machine, config.given_stack(options.stack, machine), model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
+        options.micro_batch, options.recompute,
     )  # fmt: skip
     print(plan_files.report(found))
     if options.write:
