@@ -150,8 +150,8 @@ FIGURES: dict[str, Entry] = {
         "to the paper's ratios, no overlap; right: published rates, full overlap. On the Pareto line, "
         "breadth-first: level of the weights / of secondary weights. Take the planner's best in "
         "breadth-first order: on the left the fastest, 27 % over hier3 depth-first; on the right level with "
-        "the fastest, but there the choice is worth 1 %. With less memory, keep its secondary weights in the package "
-        "(32 GiB, 27 %) or none (13 GiB, 16 %). Predicted, not measured." + _READING,
+        "the fastest, but there the choice is worth 1 %. With less memory, keep its secondary weights in the "
+        "package (32 GiB, 27 %) or none (13 GiB, 16 %). Predicted, not measured." + _READING,
     ),
 }
 

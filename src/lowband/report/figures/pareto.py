@@ -53,10 +53,10 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
             markerfacecolor="0.2" if filled else "white", markeredgewidth=0.5, label=f"{order}-first",
         )  # fmt: skip
     for scheme, look in looks(NAMED).items():
-        found = rows[rows["scheme"] == scheme].set_index("order")
         for order, filled in (("depth", False), ("breadth", True)):
+            found = rows[(rows["scheme"] == scheme) & (rows["order"] == order)]
             axes.plot(
-                found.loc[order, "gib"], found.loc[order, "tflops_per_gpu"], linestyle="", markersize=6.5,
+                found["gib"], found["tflops_per_gpu"], linestyle="", markersize=6.5,
                 color=look.color, marker=look.marker, markerfacecolor=look.color if filled else "white",
                 label=NAMED[scheme] if filled else None, zorder=3,
             )  # fmt: skip
