@@ -15,7 +15,7 @@ from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
-from lowband.predict.plan import Candidate, Plan, jobs, plan
+from lowband.predict.plan import KNOBS, Candidate, Plan, jobs, plan
 from lowband.predict.plan_files import report, write
 from lowband.predict.prediction import predict
 from lowband.predict.render import flat, record, short_by
@@ -399,9 +399,14 @@ def test_batches_and_degrees_of_the_search() -> None:
     found = list(jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1]))
     for one in found:
         assert one.dp == 4
-        assert list(one.micro_batch) == [1, 2, 4]
-        assert list(one.accumulation) == [4, 2, 1]
-    assert found
+        batches = {"depth": [1, 2, 4], "breadth": [1, 2]}[one.order]  # a lone micro-batch has no order
+        assert list(one.micro_batch) == batches
+        assert list(one.accumulation) == [4 // b for b in batches]
+    assert {one.order for one in found} == {"depth", "breadth"}
+    few = jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1], micro_batches=[3, 4], recompute=["full"])
+    assert {(*one.micro_batch, *one.accumulation, one.order, one.recompute) for one in few} == {
+        (4, 1, "depth", "full")
+    }
     assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
     assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
@@ -410,6 +415,8 @@ def test_batches_and_degrees_of_the_search() -> None:
         UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
     ):
         plan(MACHINE, OURS, GPT, 8, 64, 12, [1], [1])
+    with pytest.raises(UserError, match=r"not divisible by .* of 8 ranks x micro-batch 3 or 5"):
+        plan(MACHINE, OURS, GPT, 8, 64, 16, [1], [1], micro_batches=[3, 5])
 
 
 def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
@@ -436,17 +443,27 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
     machine = MACHINE.model_copy(update={"name": "local"})
     model = smoke.model.model_copy(update={"seq_len": 64})
     batches = Workload(
-        machine, OURS, model, scheme, 8, np.array([1, 2]), 64, np.array([6, 3]), recompute="none"
+        machine,
+        OURS,
+        model,
+        scheme,
+        8,
+        np.array([1, 2]),
+        64,
+        np.array([6, 3]),
+        recompute="none",
+        schedule="breadth-first",
     )
     best = Candidate((), batches, 2, 3, 1.0, 0.0)
     write(best, "found", Config(tmp_path))
     [spec] = Config(tmp_path).runs(["found"])
-    assert (spec.ranks, spec.micro_batch, spec.accumulation, spec.seq_len) == (8, 2, 3, 64)
+    assert (spec.ranks, spec.micro_batch, spec.accumulation, spec.order) == (8, 2, 3, "breadth")
+    assert (spec.seq_len, spec.recompute) == (64, "none")
     assert spec.scheme.model_copy(update={"name": "zero3", "known_as": scheme.known_as}) == scheme
     assert (spec.steps, spec.warmup_steps, spec.compute_dtype) == (20, 2, "bf16")
     for taken in ("found", "zero3"):
         with pytest.raises(UserError, match=f"'{taken}' is taken"):
             write(best, taken, Config(tmp_path))
-    shown = replace(best, knobs=("world",) * 12)
+    shown = replace(best, knobs=("world",) * len(KNOBS))
     text = report(Plan([shown], {shown.knobs: shown}))
-    assert "grad_reduce int4; micro-batch 2 x 3, recompute none, tp 1, pp 1" in text
+    assert "grad_reduce int4; micro-batch 2 x 3, order breadth, recompute none, tp 1, pp 1" in text

@@ -199,6 +199,25 @@ def test_the_planner_equals_brute_force() -> None:
     assert {c.knobs[KNOBS.index("recompute")] for c in found.ranked} == set(RECOMPUTE)
 
 
+@pytest.mark.parametrize("stack", [OURS, ZERO], ids=lambda stack: stack.name)
+def test_each_row_of_a_plan_is_what_is_predicted_in_its_order(stack: Stack) -> None:
+    model = Config(ROOT).model("gpt-1m")
+    found = plan(FRONTIER, stack, model, 16, 128, 64, [1], [1], recompute=["full"])
+    schedules = {"depth": "1f1b", "breadth": "breadth-first"}
+    orders = set()
+    for one in found.ranked:
+        knobs = dict(zip(KNOBS, one.knobs, strict=True))
+        direct = Workload(
+            FRONTIER, stack, model, one.job.scheme, 16, knobs["micro_batch"], 128, 4 // knobs["micro_batch"],
+            schedule=schedules[knobs["order"]],
+        )  # fmt: skip
+        p = predict(direct, interval=False)
+        assert one.step_time_s == pytest.approx(float(p.step_time_s), rel=1e-12)
+        assert p.peak_memory_bytes == predict(one.job, interval=False).peak_memory_bytes
+        orders.add((knobs["order"], one.accumulation))
+    assert orders == {("depth", 1), ("depth", 2), ("depth", 4), ("breadth", 2), ("breadth", 4)}
+
+
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     text = (ROOT / "slurm" / "frontier" / "machine.yaml").read_text()
     for good, bad, words in (

@@ -36,11 +36,17 @@ def add(commands: Any) -> None:
     predict.set_defaults(run=_predict)
 
     plan = add_verb(
-        commands, "plan", "the fastest placement, wires, batches and degrees that fit",
+        commands, "plan", "the fastest placement, wires, batches, order, degrees that fit",
         "--cluster frontier --model gpt-20b --gpus 384",
     )  # fmt: skip
     _add_job(plan)
     plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
+    plan.add_argument(
+        "--micro-batch", nargs="+", type=at_least_one, help="to try (default: all that divide the batch)"
+    )
+    plan.add_argument(
+        "--recompute", nargs="+", choices=["none", "full"], default=["none", "full"], help="to try"
+    )
     plan.add_argument(
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
@@ -144,6 +150,7 @@ def _plan(options: argparse.Namespace) -> None:
     found = plan(
         machine, config.given_stack(options.stack, machine), model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
+        options.micro_batch, options.recompute,
     )  # fmt: skip
     print(plan_files.report(found))
     if options.write:

@@ -74,13 +74,13 @@ def with_options(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside(
-    df: pd.DataFrame, others: pd.DataFrame, option: str, on: tuple[str, ...] = (), **columns: str
+    df: pd.DataFrame, others: pd.DataFrame, *options: str, on: tuple[str, ...] = (), **columns: str
 ) -> pd.DataFrame:
-    """`df` with columns (new name = old name) of the row of `others` that differs only in `option`.
+    """`df` with columns (new name = old name) of the row of `others` that differs only in `options`.
 
     Empty if there are none or several, as with two schemes of one name. on: further columns that must agree
     """
-    keys = [*same_but(df, option), *on]
+    keys = [*same_but(df, *options), *on]
     found = others[[*keys, *columns.values()]].drop_duplicates(keys, keep=False)
     return df.merge(found.rename(columns={old: new for new, old in columns.items()}), on=keys, how="left")
 

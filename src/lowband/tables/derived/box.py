@@ -8,6 +8,7 @@ predicted_step_time_s        from the box's own rates (validation/scale_model.py
 measured_over_predicted      of the step time; prediction_error_percent: its absolute deviation from 1
 over_zero3, over_zeropp      throughput over that scheme's, all other options being equal
 over_depth                   throughput over that of depth-first order, likewise
+over_hier3_depth             throughput over that of hier3 in depth-first order, likewise
 scaling                      weak: equal batch per rank; strong: equal global batch
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks among the points
                              that differ only in ranks
@@ -56,6 +57,9 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
     depth = df[df["order"] == "depth"] if "order" in df else df  # an option that is younger than some runs
     df = beside(df, depth, "order", depth_rate="model_flop_per_s_per_rank")
     df["over_depth"] = df["model_flop_per_s_per_rank"] / df.pop("depth_rate")
+    hier3 = depth[depth["scheme"] == "hier3"]
+    df = beside(df, hier3, "scheme", "order", hier3_rate="model_flop_per_s_per_rank")
+    df["over_hier3_depth"] = df["model_flop_per_s_per_rank"] / df.pop("hier3_rate")
     df = with_base(df, "model_flop_per_s_per_rank")
     df["efficiency"] = df["model_flop_per_s_per_rank"] / df.pop("base_rate")
     df["outer_link_gigabytes_per_s"] = df["outer_link_bytes_per_s"] * df["scale"] / 1e9
