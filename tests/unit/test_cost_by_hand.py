@@ -217,6 +217,20 @@ def test_the_host_hides_behind_the_device_or_makes_it_wait() -> None:
     assert step_time(replace(one, stack=hidden)).items["host"] == 0
 
 
+def test_a_stack_hides_tensor_parallel_collectives() -> None:
+    """Behind a block's computation, all of the shorter but a quarter."""
+    whole, hiding = (
+        replace(job(ranks=4, tp=4), stack=Stack.model_validate({"name": "s", "description": "d", **constants}))
+        for constants in ({}, {"tensor_overlap": fact(0.75)})
+    )
+    w = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash", tp=4)
+    two = 2 * (2 * 3 / 4 * 2 * 64 * 32 / 100e9)  # all-reduces of 64 tokens x 32 values in 16 bits
+    assert two < w.forward
+    passes = 8 * whole.accumulation
+    assert step_time(whole).items["tensor_parallel"] == pytest.approx(passes * 2 * two)
+    assert step_time(hiding).items["tensor_parallel"] == pytest.approx(passes * 2 * two / 4)
+
+
 def test_a_stack_cuts_a_blocks_collectives() -> None:
     """On 4 ranks each piece of a block's two gathers takes a base of 30 us, each of its reductions too; the
     root's stay whole."""

@@ -17,7 +17,7 @@ optimizer level and over replicas. Time beyond a pass's computation is exposed c
 collectives in proportion to their time in the lane.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
-recomputation), not hidden. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
+recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
 micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
 activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all M micro-batches through
 a unit in turn, so a unit is gathered and reduced once per step, not once per micro-batch, behind M f or M b.
@@ -73,9 +73,10 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
-    tp_again = 2 * tp_s if job.recompute == "full" else 0.0
-    forward_s = w.forward + 2 * tp_s  # of one block and micro-batch, on the device
-    backward_s = w.backward + w.recompute + 2 * tp_s + tp_again
+    tp_hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
+    computed_s = w.backward + w.recompute  # of one block and micro-batch, as below
+    forward_s = join(w.forward, 2 * tp_s, tp_hidden)
+    backward_s = join(computed_s, (4 if job.recompute == "full" else 2) * tp_s, tp_hidden)
     forward_host_s = wait + np.maximum(launch - forward_s, 0)
     backward_host_s = wait + np.maximum(launch - backward_s, 0)
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
@@ -112,7 +113,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     add("backward", micro_batches * (blocks * w.backward + w.head_backward))
     add("recompute", micro_batches * blocks * w.recompute)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    add("tensor_parallel", micro_batches * blocks * (4 * tp_s + tp_again))
+    add("tensor_parallel", micro_batches * blocks * (forward_s + backward_s - w.forward - computed_s))
     exchange = _exchange_s(job, other)
     add("pipeline_exchange", micro_batches * exchange)
     add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))

@@ -16,6 +16,11 @@ class StackConstants(Strict):
         default=None,
         description="share of the hideable communication that is hidden behind computation; none: all",
     )
+    tensor_overlap: Fact | None = Field(
+        default=None,
+        description="the same of tensor parallelism's collectives, behind the products of their block; none: "
+        "nothing is hidden",
+    )
     collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
     unit_us: Fact | None = Field(
         default=None,
