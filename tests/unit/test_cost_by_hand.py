@@ -213,6 +213,8 @@ def test_the_host_hides_behind_the_device_or_makes_it_wait() -> None:
         host = step_time(replace(one, stack=stack, scheme=scheme)).items["host"]
         assert host == pytest.approx(passes * by_hand * 1e-6), (constant, scheme.name)
     less = fact(float(w.forward) * 0.9e6)
+    again = replace(one, stack=stack, scheme=ZERO3, recompute="full")  # the forward's hooks run a third time
+    assert step_time(again).items["host"] == pytest.approx(passes * 3 * longer * 1e-6)
     hidden = Stack.model_validate({"name": "s", "description": "d", "launch_us": less})
     assert step_time(replace(one, stack=hidden)).items["host"] == 0
 

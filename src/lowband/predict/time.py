@@ -78,7 +78,8 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     forward_s = join(w.forward, 2 * tp_s, tp_hidden)
     backward_s = join(computed_s, (4 if job.recompute == "full" else 2) * tp_s, tp_hidden)
     forward_host_s = wait + np.maximum(launch - forward_s, 0)
-    backward_host_s = wait + np.maximum(launch - backward_s, 0)
+    runs_again = job.recompute == "full"  # and its hooks with it
+    backward_host_s = (2 if runs_again else 1) * wait + np.maximum(launch - backward_s, 0)
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
 
     def add(name: str, time: Num) -> None:
