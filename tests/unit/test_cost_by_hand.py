@@ -222,7 +222,9 @@ def test_the_host_hides_behind_the_device_or_makes_it_wait() -> None:
 def test_a_stack_hides_tensor_parallel_collectives() -> None:
     """Behind a block's computation, all of the shorter but a quarter."""
     whole, hiding = (
-        replace(job(ranks=4, tp=4), stack=Stack.model_validate({"name": "s", "description": "d", **constants}))
+        replace(
+            job(ranks=4, tp=4), stack=Stack.model_validate({"name": "s", "description": "d", **constants})
+        )
         for constants in ({}, {"tensor_overlap": fact(0.75)})
     )
     w = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash", tp=4)

@@ -139,7 +139,8 @@ def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_ro
         "gradients": number(job.stack.reductions, network.case),
     }
     return {
-        name: network.collective_s(hops, 1 if is_root else cut[hops[0].collective.carries]) + computer.quantize_s(sum(hop.quantized_values for hop in hops))
+        name: network.collective_s(hops, 1 if is_root else cut[hops[0].collective.carries])
+        + computer.quantize_s(sum(hop.quantized_values for hop in hops))
         for name, hops in parts.items()
     }
 
