@@ -15,6 +15,7 @@ from typing import Any
 
 _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
+    "Matrices": "lowband.engine.matrices",
     "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",

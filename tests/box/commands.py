@@ -9,7 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "results/reported", "results/reference")
+PARTS = (
+    "Snakefile", "workflow", "config", "envs", "slurm", "src", "examples", "results/reported",
+    "results/reference",
+)  # fmt: skip
 
 # Four nodes of two ranks; a step takes some seconds: long enough for all faults.
 MACHINE = """

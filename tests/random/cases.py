@@ -10,6 +10,7 @@ from typing import Literal
 
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Pattern
 
 Kind = Literal["mlp", "norm", "scale", "branch", "aux"]
 Checkpoint = Literal["none", "reentrant", "plain"]
@@ -138,6 +139,7 @@ class Case:
     overlap: bool
     optimizers: tuple[str, ...]  # parameters are dealt out to them in turn
     program: tuple[Action, ...]
+    collectives: Pattern
     slow: Literal["nothing", "lane", "computation"]  # what sleeps at random, on the odd ranks
 
     @property
@@ -148,7 +150,9 @@ class Case:
     def is_exact(self) -> bool:
         """Whether the order of all sums is known."""
         outer = [net.checkpoint for net in self.nets]
-        return not gets_gradients_in_pieces([net.parts for net in self.nets], outer, self.again, self.program)
+        return self.collectives == "hops" and not gets_gradients_in_pieces(
+            [net.parts for net in self.nets], outer, self.again, self.program
+        )
 
     @property
     def is_plain(self) -> bool:

@@ -1,9 +1,11 @@
 """The generator: a seed to a case. Pure; the same seed gives the same case on any machine."""
 
+from dataclasses import replace
 from random import Random
 
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import STEP
 from tests.random.cases import Case, Kind, Net, Part, gets_gradients_in_pieces
 from tests.random.programs import program_of
 
@@ -39,6 +41,7 @@ FEATURES = {
     "own-topologies": 0.5,
     "carried": 0.15,
 }
+FLAT = 0.15  # of cases run on flat rings; drawn last, so that the others are what they were before
 NOT_PLAIN = {
     "two",
     "flights",
@@ -86,9 +89,15 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
         returns = "tensor" if outer[i] == "reentrant" else returns  # torch takes no other
         scheme = _scheme(random, has, Levels.fit(dict(inner), ranks))
         nets.append(Net(features, _stem(random, has, chain), chain, returns, scheme, outer[i]))
+    slow = random.choice(("lane", "computation")) if "slow" in has else "nothing"
+    is_flat = random.random() < FLAT and "flat" not in without
+    if is_flat:  # a ring adds up in its own order: compared within a bound too
+        has = (has - {"bf16", "bf16-sums", "wires", "quantized"}) | {"flat"}
+        optimizers = ("sgd",) * len(optimizers)
+        nets = [replace(net, scheme=_plain(net.scheme)) for net in nets]
     return Case(
         seed=seed,
-        features=tuple(name for name in FEATURES if name in has),
+        features=tuple(name for name in (*FEATURES, "flat") if name in has),
         ranks=ranks,
         inner=inner,
         nets=tuple(nets),
@@ -99,8 +108,14 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
         overlap="no-overlap" not in has,
         optimizers=optimizers,
         program=program,
-        slow=random.choice(("lane", "computation")) if "slow" in has else "nothing",
+        slow=slow,
+        collectives="flat" if is_flat else "hops",
     )
+
+
+def _plain(scheme: Scheme) -> Scheme:
+    """The scheme with every wire native."""
+    return scheme.model_copy(update={row.name: "native" for row in STEP})
 
 
 def _compatible(has: set[str]) -> set[str]:

@@ -77,6 +77,7 @@ class _Run:
                 compute,
                 sums,
                 case.overlap,
+                collectives=case.collectives,
             )
             for index, chain in enumerate(nets_of(case, self.fuse))
         ]

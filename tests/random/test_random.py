@@ -31,13 +31,13 @@ def test_a_seed_gives_one_case_and_cases_have_all_features() -> None:
     drawn = [case(seed) for seed in range(200)]
     assert drawn == [case(seed) for seed in range(200)]
     assert len(set(drawn)) == 200
-    assert {feature for c in drawn for feature in c.features} == set(FEATURES)
+    assert {feature for c in drawn for feature in c.features} == {*FEATURES, "flat"}
     assert not {f for seed in range(100) for f in case(seed, frozenset({"two"})).features} & {"two"}
 
 
 def two_ranks(count: int) -> list[Case]:
     """Plain cases that round nothing away."""
-    drawn = (case(seed, frozenset({"wires", "bf16", "bf16-sums"})) for seed in range(300))
+    drawn = (case(seed, frozenset({"wires", "bf16", "bf16-sums", "flat"})) for seed in range(300))
     return [c for c in drawn if c.ranks == 2 and c.is_plain][:count]
 
 

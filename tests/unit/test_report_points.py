@@ -332,7 +332,7 @@ def test_the_order_of_a_definitions_entries_makes_no_point() -> None:
 
 
 def test_a_point_depends_on_the_machines_hardware_alone() -> None:
-    """A better source, another constant of the predictor or its default stack do not part a point's repeats."""
+    """A better source, another constant of the predictor or its default stack parts no repeats."""
     machine = BASE.machine
     level = machine.levels[0]
     assert level.link is not None

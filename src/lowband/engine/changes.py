@@ -25,6 +25,7 @@ from lowband.errors import UserError
 _NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon"}
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
 _REPLACED = "_lowband_replaced"  # attribute of a parameter that sharding has replaced: its name
+_WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 
 
@@ -96,6 +97,11 @@ def mark_replaced(parameter: nn.Parameter, name: str) -> None:
     setattr(parameter, _REPLACED, name)
 
 
+def mark_whole(shard: nn.Parameter) -> None:
+    """Mark a shard that lowband.Matrices updates."""
+    setattr(shard, _WHOLE, True)
+
+
 def check_unsharded(module: nn.Module) -> None:
     """Raises UserError if some of the module's parameters are already sharded."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -121,12 +127,18 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
                     where=type(optimizer).__name__,
                     allowed="an optimizer made from module.parameters() after lowband.shard",
                 )
+            if hasattr(parameter, _WHOLE):
+                raise UserError(
+                    f"holds '{parameter.shard_of.name}', which lowband.Matrices updates",
+                    where=type(optimizer).__name__,
+                    allowed="matrices.others()",
+                )
     are_ours = any(hasattr(parameter, _CHANGES) for parameters in groups for parameter in parameters)
     if are_ours and type(optimizer).__name__ in _NOT_BY_ELEMENT:
         raise UserError(
             "needs whole parameters, and each rank holds flat pieces of them",
             where=type(optimizer).__name__,
-            allowed="optimizers that work element by element",
+            allowed="lowband.Matrices; optimizers that work element by element",
         )
     if are_ours and not all(groups):
         raise UserError(

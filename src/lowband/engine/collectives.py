@@ -14,13 +14,13 @@ Collectives are generators that lanes run: see engine.lane, [Note: order].
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
 
 import torch
 import torch.distributed as dist
 
+from lowband.engine.call import Call
 from lowband.engine.lane import Handle, Work
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
@@ -33,37 +33,12 @@ from lowband.spec.step import STEP, Collective, Kind, Pattern, is_ring
 from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 Moves = Generator[tuple[str, Sequence[torch.Tensor]], None, None]  # see engine.lane.Work
 Reduction = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
-
-
-@dataclass
-class Call:
-    """One submission to the lanes: one or more collectives of a unit.
-
-    number:  the submission's number on its topology
-    unit:    name of the unit whose parameters are sent
-    buffers: bytes of its send and receive buffers, now and at the peak
-    """
-
-    number: int
-    unit: str
-    buffers: MemoryMeter = field(default_factory=MemoryMeter)
-
-    def name(self, collective: str) -> str:
-        return f"{collective} of '{self.unit}' (collective {self.number})"
-
-    def hold(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a buffer from now on; returns it."""
-        return self.buffers.hold("buffers", tensor)
-
-    def release(self, tensor: torch.Tensor) -> None:
-        """Stop counting a buffer, which is about to be freed."""
-        self.buffers.release("buffers", tensor.nbytes)
 
 
 class Collectives:
@@ -201,11 +176,11 @@ class Collectives:
         elif bound.reorders is not None:
             ordered = in_rank_order(parts, bound.reorders)
             gathered = call.hold(parts.new_empty(ordered.shape))
-            _all_gather(gathered.view(-1), mine, group=bound.group)
+            all_gather(gathered.view(-1), mine, group=bound.group)
             ordered.copy_(gathered)
             call.release(gathered)
         else:
-            _all_gather(parts.view(-1), mine, group=bound.group)
+            all_gather(parts.view(-1), mine, group=bound.group)
 
     def reduce_scatter(self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """This rank's shard of `outer`, summed over the ranks of `outer`, from their shards of `inner`.
@@ -272,7 +247,7 @@ class Collectives:
     def _native_hop(self, call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
         """One hop by the back end's own reduce-scatter."""
         out = call.hold(torch.empty_like(rows[0]))
-        _reduce_scatter(out, rows.view(-1), group=bound.group)
+        reduce_scatter(out, rows.view(-1), group=bound.group)
         call.release(rows)
         self._count(bound, name, "native", (bound.hop.count - 1) * out.nbytes)
         return out

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.cost.memory import GRAD_BYTES
-from lowband.engine.collectives import Call
+from lowband.engine.call import Call
 from lowband.engine.lane import Handle, Work
 from lowband.engine.shard_grad import ShardGrad
 from lowband.spec.partition import intersect

@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
+from lowband.engine.call import Call
 from lowband.engine.changes import Changes, mark_replaced
-from lowband.engine.collectives import Call, Collectives
+from lowband.engine.collectives import Collectives
 from lowband.engine.gradients import Gradients
 from lowband.engine.initial import Initial
 from lowband.engine.lane import Handle, Work

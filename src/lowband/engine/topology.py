@@ -44,7 +44,9 @@ class BoundHop:
         is_reordered = self.ring is not None and self.back is None and len(self.ring.hops) > 1
         return self.ring if is_reordered else None
 
-    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], name: str) -> None:
+    def exchange(
+        self, sent: Sequence[torch.Tensor | None], received: Sequence[torch.Tensor | None], name: str
+    ) -> None:
         """On gloo: send sent[i] to partner i and receive received[i] from it. See engine.gloo.exchange."""
         assert self.back is not None
         exchange(sent, received, self.hop.partners(dist.get_rank()), (self.group, self.back), name)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lowband.engine.checkpoint.meeting import Meeting
+from lowband.engine.collectives import all_gather
 from lowband.engine.gloo import exchange
 from lowband.engine.topology import BoundHop, Topology
 from lowband.spec.mesh import SELF, WORLD
@@ -17,8 +18,6 @@ SECONDS = 1.0  # target duration of one level's messages
 PROBE = 16  # a first, shorter measurement takes 1/16 of it at the expected rate
 MOST_BYTES = 2**28  # of a rank's buffer
 GUESS = 1e8  # bytes per second, for the probe of a link whose rate is not stated
-
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
 class LevelRate(NamedTuple):
@@ -87,7 +86,7 @@ def pair_rates(
 def _gather(bound: BoundHop, mine: torch.Tensor, out: torch.Tensor, rounds: int) -> None:
     for i in range(rounds):
         if bound.back is None:
-            _all_gather(out.view(-1), mine, group=bound.group)
+            all_gather(out.view(-1), mine, group=bound.group)
         else:
             bound.exchange([mine] * len(out), list(out), f"preflight of {bound.hop.level}, round {i}")
 

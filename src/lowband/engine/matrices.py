@@ -1,0 +1,305 @@
+"""Whole matrices for optimizers that need them, such as Muon and Shampoo.
+
+The ranks that share a parameter agree on its owner. Before a step, pieces of its gradient travel from all of
+them to the owner; after it, pieces of its new value travel back: each way 4 (P - own) bytes for a matrix of
+P elements, of which the owner's shard has `own`. Matrices are dealt out by their cost, so that each rank
+computes for about as long (arXiv 2309.06497, section 3.1).
+
+[Note: values at the owner] The owner keeps the values of its matrices, in fp32. They are fetched again where
+a shard has changed between two steps (a checkpoint was loaded). A checksum finds that out, because all shards
+of a unit share one version counter; the ranks exchange what they found, as only some may see a change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.api import engine_of
+from lowband.engine.call import Call
+from lowband.engine.changes import mark_whole
+from lowband.engine.lane import Work
+from lowband.engine.shard import ShardOf, Unit
+from lowband.engine.topology import BoundHop
+from lowband.errors import UserError
+from lowband.spec.mesh import SELF
+from lowband.spec.partition import intersect, shard_range
+
+GATHER, RETURN = "matrix_gather", "matrix_return"
+
+
+def newton_schulz(shape: tuple[int, ...]) -> float:
+    """Relative cost of Muon's orthogonalization: products a x b by b x a, a x a by a x a, a x a by a x b."""
+    a, b = sorted(shape)
+    return 2.0 * a * a * b + a**3
+
+
+def in_blocks(name: str, shape: tuple[int, ...]) -> bool:
+    """Matrices with a number in their name, as those of a ModuleList of blocks; not embeddings and heads."""
+    return len(shape) == 2 and any(part.isdigit() for part in name.split("."))
+
+
+class Matrices:
+    """The whole matrices of a sharded module that this rank owns.
+
+        matrices = lowband.Matrices(model)
+        muon = torch.optim.Muon(matrices.parameters(), lr=0.02)
+        adamw = torch.optim.AdamW(matrices.others(), lr=3e-4)
+        ...
+        loss.backward(); lowband.clip_grad_norm_(model, 1.0)
+        with matrices:  # gradients come in, new values go out
+            muon.step()
+        adamw.step(); adamw.zero_grad()
+
+    select: maps a parameter's name and shape to whether it is updated as a whole matrix; default: those with
+            two dimensions and a number in their name
+    cost:   of the update of a shape, in any unit, by which matrices are dealt out; default: Muon's
+
+    Every rank must make one, and enter it before each step. Entering takes the gradients away from the
+    shards. Owners keep fp32 values and, inside, gradients of their matrices. Where the optimizer's level is
+    `self`, every rank owns all. An optimizer's state belongs to its rank: save `muon.state_dict()` on each,
+    and load it on as many ranks under the same scheme. Raises UserError if nothing is selected.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        select: Callable[[str, tuple[int, ...]], bool] = in_blocks,
+        cost: Callable[[tuple[int, ...]], float] = newton_schulz,
+    ) -> None:
+        self._engine = engine_of(module)
+        found = [
+            _Matrix(unit, i, shard.shard_of)  # type: ignore[attr-defined]
+            for unit in self._engine.units if unit.requires_grad
+            for i, shard in enumerate(unit.shards)
+            if select(shard.shard_of.name, tuple(shard.shard_of.shape))  # type: ignore[attr-defined]
+        ]  # fmt: skip
+        if not found:
+            raise UserError(
+                "no matrices are selected", where="Matrices", allowed="select=, on name and shape"
+            )
+        _deal(found, cost)
+        self._shares = [_Share(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
+        self._shares = [share for share in self._shares if share.matrices]
+        self._owned = [matrix.whole for matrix in found if matrix.is_owned]
+        for matrix in found:
+            mark_whole(matrix.shard)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The matrices that this rank owns; on a rank that owns none, an empty one that has no gradient."""
+        device = self._engine.device
+        return self._owned or [nn.Parameter(torch.empty(0, 0, device=device))]
+
+    def others(self) -> list[nn.Parameter]:
+        """The shards of all other parameters, for an optimizer that works element by element."""
+        taken = {matrix.shard for share in self._shares for matrix in share.matrices}
+        return [p for unit in self._engine.units for p in unit.shards if p not in taken]
+
+    def __enter__(self) -> "Matrices":
+        self._engine.put_shards()
+        self._moved = [share for share in self._shares if share.has_gradients]
+        for share in self._moved:
+            share.begin()
+        for handle in [share.submit(GATHER, share.fetch) for share in self._moved]:
+            handle.wait()
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        moved, self._moved = self._moved, []
+        if error is not None:  # the other ranks fail within the timeout
+            return
+        for handle in [share.submit(RETURN, share.give_back) for share in moved]:
+            handle.wait()
+        for share in moved:
+            share.finish()
+
+
+@dataclass
+class _Matrix:
+    """A selected parameter; on its owner, with its whole value."""
+
+    unit: Unit
+    index: int
+    of: ShardOf
+    owner: int = 0
+    whole: nn.Parameter = field(init=False)
+
+    @property
+    def shard(self) -> nn.Parameter:
+        return self.unit.shards[self.index]
+
+    @property
+    def piece(self) -> torch.Tensor:
+        """This rank's values, 1D, without padding."""
+        return self.shard.detach()[: self.of.stop - self.of.start]
+
+    @property
+    def is_owned(self) -> bool:
+        return self.owner == self.unit.rank
+
+    def own(self, rank: int) -> None:
+        self.owner = rank
+        if self.is_owned:
+            empty = torch.zeros(self.of.shape, dtype=torch.float32, device=self.unit.master.device)
+            self.whole = nn.Parameter(self.unit.meter.hold("optim", empty))
+
+    def range_of(self, rank: int) -> slice:
+        """The range of the flattened matrix that a rank holds."""
+        layout, levels = self.unit.layout, self.unit.levels
+        place = layout.ranges()[self.index]
+        a, b = intersect(place, shard_range(layout.numel, levels, self.unit.scheme.optim, rank))
+        return slice(a - place[0], b - place[0])
+
+
+class _Share:
+    """The matrices of one unit, and their way to the owners and back."""
+
+    def __init__(self, unit: Unit, matrices: list[_Matrix]) -> None:
+        """Every rank must do this at the same time, because it may create process groups."""
+        self.unit, self.matrices = unit, matrices
+        ring = unit.collectives.topology.ring(SELF, unit.scheme.optim)
+        self._bound: BoundHop | None = ring[0] if ring else None
+        self._ranks = self._bound.hop.partners(unit.rank) if self._bound else [unit.rank]
+        self._gradients: list[torch.Tensor] = []  # this rank's pieces, inside a step
+        self._seen: int | None = None  # checksum of the shards that the owners' values agree with
+
+    @property
+    def has_gradients(self) -> bool:
+        return all(matrix.shard.grad is not None for matrix in self.matrices)
+
+    def begin(self) -> None:
+        """Take the gradients from the shards, and make room for them at the owners."""
+        self._gradients = [self._gradient(matrix) for matrix in self.matrices]
+        for matrix in self.matrices:
+            matrix.shard.grad = None
+        for matrix in self._mine():
+            matrix.whole.grad = self.unit.meter.hold("grads", torch.empty_like(matrix.whole))
+
+    def submit(self, name: str, work: Callable[[Call, str], Work]) -> Any:
+        levels = [self._bound.hop.level] if self._bound else []
+        work = partial(work, name=name)
+        return self.unit.collectives.submit(self.unit.name, levels, work, uses=self._gradients)
+
+    def fetch(self, call: Call, name: str) -> Work:
+        """Bring gradients, and values that have changed, to the owners."""
+        yield from ()
+        if self._agree(call, self._checksum() != self._seen):
+            self._bring(call, name, [matrix.piece for matrix in self.matrices], lambda whole: whole.data)
+        self._bring(call, name, self._gradients, lambda whole: whole.grad)
+
+    def give_back(self, call: Call, name: str) -> Work:
+        """Bring the new values back to the shards."""
+        yield from ()
+        sent = [self._flat(self._mine(), rank) for rank in self._ranks]
+        back = [self._empty([m for m in self.matrices if m.owner == rank]) for rank in self._ranks]
+        self._swap(call, name, sent, back)
+        for rank, values in zip(self._ranks, back, strict=True):
+            source = self._flat(self._mine(), rank) if rank == self.unit.rank else values
+            theirs = [matrix for matrix in self.matrices if matrix.owner == rank]
+            for matrix, part in zip(theirs, _cut(source, theirs, self.unit.rank), strict=True):
+                matrix.piece.copy_(part)
+
+    def finish(self) -> None:
+        """Free the owners' gradients; the values are now those of the shards."""
+        for matrix in self._mine():
+            self.unit.meter.release("grads", matrix.whole.nbytes)
+            matrix.whole.grad = None
+        self._gradients = []
+        self._seen = self._checksum()
+
+    def _mine(self) -> list[_Matrix]:
+        return [matrix for matrix in self.matrices if matrix.is_owned]
+
+    def _checksum(self) -> int:
+        """Of the bits of this rank's pieces."""
+        return sum(int(matrix.piece.view(torch.int32).sum()) for matrix in self.matrices)
+
+    def _gradient(self, matrix: _Matrix) -> torch.Tensor:
+        gradient = matrix.shard.grad
+        assert gradient is not None
+        return gradient.as_subclass(torch.Tensor)[: matrix.of.stop - matrix.of.start]
+
+    def _bring(
+        self, call: Call, name: str, pieces: Sequence[torch.Tensor],
+        into: Callable[[nn.Parameter], torch.Tensor | None],
+    ) -> None:  # fmt: skip
+        """Fill the owners' whole tensors from all ranks' pieces, which are given by matrix."""
+        by_owner: dict[int, list[torch.Tensor]] = {rank: [] for rank in self._ranks}
+        for matrix, piece in zip(self.matrices, pieces, strict=True):
+            by_owner[matrix.owner].append(piece)
+        sent = [torch.cat(parts) if parts else self._empty([]) for parts in by_owner.values()]
+        received = [self._empty(self._mine(), rank) for rank in self._ranks]
+        self._swap(call, name, sent, received)
+        for rank, out, arrived in zip(self._ranks, sent, received, strict=True):
+            parts = _cut(out if rank == self.unit.rank else arrived, self._mine(), rank)
+            for matrix, part in zip(self._mine(), parts, strict=True):
+                whole = into(matrix.whole)
+                assert whole is not None
+                whole.view(-1)[matrix.range_of(rank)] = part
+
+    def _flat(self, matrices: list[_Matrix], rank: int) -> torch.Tensor:
+        """The pieces that a rank holds of whole matrices."""
+        parts = [matrix.whole.detach().view(-1)[matrix.range_of(rank)] for matrix in matrices]
+        return torch.cat(parts) if parts else self._empty([])
+
+    def _empty(self, matrices: list[_Matrix], rank: int | None = None) -> torch.Tensor:
+        """Room for the pieces of `matrices` that a rank holds, by default this one."""
+        numel = sum(_length(matrix, self.unit.rank if rank is None else rank) for matrix in matrices)
+        return self.unit.master.new_empty(numel)
+
+    def _agree(self, call: Call, changed: bool) -> bool:
+        """Whether any of the ranks has `changed`. See [Note: values at the owner]."""
+        flag = torch.tensor([changed], dtype=torch.uint8, device=self.unit.master.device)
+        flags = [torch.zeros_like(flag) for _ in self._ranks]
+        self._swap(call, "matrix_changed", [flag] * len(self._ranks), flags)
+        return changed or any(bool(each) for each in flags)
+
+    def _swap(self, call: Call, name: str, sent: list[torch.Tensor], received: list[torch.Tensor]) -> None:
+        """Send sent[i] to the i-th rank and receive received[i] from it; this rank's own are not moved."""
+        bound, here = self._bound, self._ranks.index(self.unit.rank)
+        if bound is None:
+            return
+        for tensor in (*sent, *received):
+            call.hold(tensor)
+        if bound.back is not None:
+            messages = [[each if each.numel() else None for each in tensors] for tensors in (sent, received)]
+            bound.exchange(*messages, call.name(name))
+        else:
+            own = sent[here].new_empty(0)
+            sent, received = ([*t[:here], own, *t[here + 1 :]] for t in (sent, received))
+            dist.all_to_all(received, sent, group=bound.group)
+        for rank, tensor in zip(self._ranks, sent, strict=True):
+            if rank != self.unit.rank:
+                self._count(rank, name, tensor.nbytes)
+        for tensor in (*sent, *received):
+            call.release(tensor)
+
+    def _count(self, rank: int, name: str, sent_bytes: int) -> None:
+        levels = self.unit.levels
+        pairs = zip(levels.names, levels.sizes, strict=True)
+        level = next(level for level, size in pairs if rank // size == self.unit.rank // size)
+        self.unit.collectives.ledger.add(level, name, "fp32", sent_bytes)
+
+
+def _length(matrix: _Matrix, rank: int) -> int:
+    held = matrix.range_of(rank)
+    return int(held.stop - held.start)
+
+
+def _cut(flat: torch.Tensor, matrices: list[_Matrix], rank: int) -> Iterator[torch.Tensor]:
+    """A message's parts: the pieces that a rank holds of the matrices."""
+    return iter(flat.split([_length(matrix, rank) for matrix in matrices]))
+
+
+def _deal(matrices: list[_Matrix], cost: Callable[[tuple[int, ...]], float]) -> None:
+    """Choose owners: the dearest matrix first, each to the rank with the least to do."""
+    load: dict[int, float] = {}
+    costs = {id(matrix): cost(tuple(matrix.of.shape)) for matrix in matrices}
+    for matrix in sorted(matrices, key=lambda m: -costs[id(m)]):
+        owner = min(matrix.of.ranks, key=lambda rank: (load.get(rank, 0.0), rank))
+        load[owner] = load.get(owner, 0.0) + costs[id(matrix)]
+        matrix.own(owner)

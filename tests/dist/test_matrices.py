@@ -1,0 +1,237 @@
+"""Whole-matrix optimizers on sharded modules, against the same optimizer on whole parameters."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_parity import CONFIG, INNER
+from torch import nn
+
+import lowband
+from lowband.engine.api import engine_of
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+
+STEPS = 4
+
+
+class Block(nn.Module):
+    """Matrices smaller and larger than a shard, a bias, and a matrix that is not square."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 3 * width)
+        self.down = nn.Linear(3 * width, width, bias=False)
+        self.tiny = nn.Linear(width, 3, bias=False)
+        self.back = nn.Linear(3, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x))) + self.back(self.tiny(x))
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 17, blocks: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, 11)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), (tokens + 1).flatten() % 11)
+
+
+def tokens_of(step: int) -> torch.Tensor:
+    return torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(step))  # on all ranks the same
+
+
+def muon(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Muon(parameters, lr=0.05, weight_decay=0.1)
+
+
+def train_whole(steps: int = STEPS) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Model()
+    named = dict(model.named_parameters())
+    inside = [p for name, p in named.items() if name.startswith("blocks") and p.ndim == 2]
+    others = [p for name, p in named.items() if not (name.startswith("blocks") and p.ndim == 2)]
+    optimizers = muon(inside), torch.optim.AdamW(others, lr=1e-2)
+    for step in range(steps):
+        model(tokens_of(step)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
+def train(scheme: str, act: Callable[..., Any] = lambda *_: None, **options: Any) -> Any:
+    """Trained on all ranks, on the same data; `act` is called with step, model, matrices before each step."""
+    torch.manual_seed(0)
+    model = lowband.shard(
+        Model(), CONFIG.scheme(scheme), lowband.Topology(INNER), Block, torch.float32, **options
+    )
+    matrices = lowband.Matrices(model)
+    optimizer, adamw = muon(matrices.parameters()), torch.optim.AdamW(matrices.others(), lr=1e-2)
+    sent = []
+    for step in range(STEPS):
+        model(tokens_of(step)).backward()
+        engine_of(model).ledger.take()
+        act(step, model, matrices)
+        with matrices:
+            optimizer.step()
+        sent.append([each for each in engine_of(model).ledger.take() if each.collective.startswith("matrix")])
+        adamw.step()
+        adamw.zero_grad()
+    state = lowband.full_state_dict(model)
+    shapes = [tuple(p.shape) for p in matrices.parameters()]
+    return state, sent, shapes, len(model._lowband.units)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("scheme", ["zero3", "hier3-exact", "hsdp", "ddp", "zero1"])
+def test_as_on_whole_parameters(ranks: int, scheme: str) -> None:
+    """The gradients are sums of equal numbers, in another order: differences are of rounding."""
+    [reference] = on_ranks(1, train_whole)
+    state = on_ranks(ranks, train, scheme)[0][0]
+    assert state.keys() == reference.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(
+            state[name], value, rtol=2e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_bytes_are_those_of_the_closed_form_and_every_rank_owns_its_share() -> None:
+    """Each element that a matrix's owner does not hold travels there as a gradient, and back as a value."""
+    results = on_ranks(4, train, "zero3")
+    numel = sum(p.numel() for n, p in Model().named_parameters() if n.startswith("blocks") and p.ndim == 2)
+    owned = [sum(a * b for a, b in shapes) for _, _, shapes, _ in results]
+    assert sum(owned) == numel
+    assert min(owned) > 0
+    by_step = [
+        {
+            name: sum(each.bytes for r in results for each in r[1][step] if each.collective == name)
+            for name in NAMES
+        }
+        for step in range(STEPS)
+    ]
+    first, *later = by_step
+    assert first["matrix_gather"] == 2 * later[0]["matrix_gather"]  # the values too, the first time
+    for sent in later:
+        assert sent["matrix_gather"] == sent["matrix_return"]
+        assert sent["matrix_changed"] == 4 * 3 * 3  # a byte to each other rank, for each unit with matrices
+    assert later[0]["matrix_return"] == sum(on_ranks(4, moved_bytes, "zero3"))
+
+
+NAMES = ("matrix_gather", "matrix_return", "matrix_changed")
+
+
+def moved_bytes(scheme: str) -> int:
+    """4 bytes for each element of this rank's shards whose owner is another rank, from public facts alone."""
+    model = lowband.shard(Model(), CONFIG.scheme(scheme), lowband.Topology(INNER), Block, torch.float32)
+    matrices = lowband.Matrices(model)
+    own = {id(p) for p in matrices.others()}
+    mine = [p.shard_of for p in model.parameters() if id(p) not in own]
+    held = sum(shard.stop - shard.start for shard in mine)
+    kept = 0
+    for share in matrices._shares:
+        for matrix in share.matrices:
+            if matrix.is_owned:
+                kept += matrix.of.stop - matrix.of.start
+    return 4 * (held - kept)
+
+
+def load_in_between(step: int, model: nn.Module, matrices: lowband.Matrices) -> None:
+    if step == 2:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+
+
+def train_whole_changed() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Model()
+    named = dict(model.named_parameters())
+    inside = [p for name, p in named.items() if name.startswith("blocks") and p.ndim == 2]
+    optimizers = (
+        muon(inside),
+        torch.optim.AdamW([p for p in named.values() if all(p is not q for q in inside)], 1e-2),
+    )
+    for step in range(STEPS):
+        model(tokens_of(step)).backward()
+        load_in_between(step, model, None)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
+def test_values_that_changed_between_two_steps_reach_the_owner() -> None:
+    [reference] = on_ranks(1, train_whole_changed)
+    state = on_ranks(4, train, "hier3-exact", load_in_between)[0][0]
+    for name, value in reference.items():
+        torch.testing.assert_close(state[name], value, rtol=2e-4, atol=2e-5)
+
+
+def misused(how: str) -> str:
+    model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+    try:
+        if how == "selects nothing":
+            lowband.Matrices(model, select=lambda name, shape: False)
+        lowband.Matrices(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(tokens_of(0)).backward()
+        optimizer.step()
+    except UserError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [("selects nothing", "no matrices are selected"), ("all to AdamW", "which lowband.Matrices updates")],
+)
+def test_misuse_is_refused(how: str, text: str) -> None:
+    assert all(text in message for message in on_ranks(2, misused, how))
+
+
+def accumulate_and_skip() -> list[bool]:
+    """Without gradients there is nothing to move, and Muon leaves the values alone."""
+    model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+    matrices = lowband.Matrices(model)
+    optimizer = muon(matrices.parameters())
+    before = lowband.full_state_dict(model)
+    with matrices:
+        optimizer.step()
+    after = lowband.full_state_dict(model)
+    with lowband.no_sync(model):
+        model(tokens_of(0)).backward()
+    model(tokens_of(1)).backward()
+    with matrices:
+        optimizer.step()
+    moved = lowband.full_state_dict(model)
+    name = "blocks.0.up.weight"
+    return [torch.equal(before[name], after[name]), torch.equal(after[name], moved[name])] if before else []
+
+
+def test_a_step_without_gradients_changes_nothing() -> None:
+    assert on_ranks(2, accumulate_and_skip)[0] == [True, False]
+
+
+def run_example(text: str) -> bool:
+    torch.manual_seed(0)
+    model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+    before = lowband.full_state_dict(model)
+    exec(text, {"torch": torch, "lowband": lowband, "model": model, "x": tokens_of(0)})
+    after = lowband.full_state_dict(model)
+    return any(not torch.equal(before[name], after[name]) for name in before) or not before
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "library.md"
+    [_, example] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert on_ranks(2, run_example, example) == [True, True]
