@@ -4,13 +4,13 @@
     flat   pieces (base + sum over levels of steps(level) latency(level))
            + all bytes / min(rate(level) x ranks inside)
 
-pieces: into how many collectives the stack cuts one (DeepSpeed gathers weight by weight). An all-reduce is two
-rounds of a ring, so it takes its steps twice. rate is the link's rate x its efficiency. A flat ring crosses a level's
-boundary once per inner group, so it can use the cards of all ranks of that group: its rate there is their
-combined rate. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x product of the counts
-outside. Message size enters through the latency: half the rate is reached at latency x rate bytes per
-step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and Gropp 2005); the
-latencies by level are those of NCCL's and RCCL's own tuners.
+pieces: into how many collectives the stack cuts one (DeepSpeed gathers weight by weight). An all-reduce is
+two rounds of a ring, so it takes its steps twice. rate is the link's rate x its efficiency. A flat ring
+crosses a level's boundary once per inner group, so it can use the cards of all ranks of that group: its
+rate there is their combined rate. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x
+product of the counts outside. Message size enters through the latency: half the rate is reached at latency
+x rate bytes per step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and
+Gropp 2005); the latencies by level are those of NCCL's and RCCL's own tuners.
 """
 
 import math

@@ -18,19 +18,19 @@ class StackConstants(Strict):
     )
     tensor_overlap: Fact | None = Field(
         default=None,
-        description="the same of tensor parallelism's collectives, behind the products of their block; none: "
-        "nothing is hidden",
+        description="the same of tensor parallelism's collectives, behind the products of their block; "
+        "none: nothing is hidden",
     )
     collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
     unit_us: Fact | None = Field(
         default=None,
-        description="time of one unit's pass in which the device waits for the host (hooks that synchronise), "
+        description="time of one unit's pass in which the device waits for the host (synchronising hooks), "
         "where gradients are sharded; none: 0",
     )
     launch_us: Fact | None = Field(
         default=None,
-        description="time in which the host launches one unit's pass; it hides behind the device's computation "
-        "where that takes longer; none: 0",
+        description="time in which the host launches one unit's pass; it hides behind the device's "
+        "computation where that takes longer; none: 0",
     )
     gathers: Fact | None = Field(
         default=None, description="collectives into which the gather of a block's weights is cut; none: 1"
