@@ -1,10 +1,16 @@
 """Which commit a record names, as far as git tells."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lowband.run.environment import code_version
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,33 @@ def test_commit_and_whether_files_differ(
     assert code_version.__wrapped__() == expected
     monkeypatch.setenv("LOWBAND_COMMIT", "copied")  # of a copy of the tree, whatever its own git is of
     assert code_version.__wrapped__() == ("copied", False)
+
+
+@pytest.mark.parametrize(
+    "changed", ["src/lowband/engine/lane.py", "src/lowband/new.py", "config/models.yaml"]
+)
+def test_a_change_anywhere_in_the_package_or_in_config_counts(changed: str, tmp_path: Path) -> None:
+    for part in ("src/lowband", "config"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / ".gitignore").write_text("__pycache__\n")
+    code = "from lowband.run.environment import code_version; print(code_version()[1])"
+    env = {key: value for key, value in os.environ.items() if key != "LOWBAND_COMMIT"}
+
+    def differs() -> str:
+        command = [sys.executable, "-c", code]
+        found = subprocess.run(
+            command,
+            env={**env, "PYTHONPATH": str(tmp_path / "src")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return found.stdout.strip()
+
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert differs() == "False"
+    with (tmp_path / changed).open("a") as file:
+        file.write("\n")
+    assert differs() == "True"

@@ -4,21 +4,30 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.commands import add_verb
 from lowband.spec.benchmarks import BENCHMARKS
 
 
 def add(commands: Any) -> None:
     for name, benchmark in BENCHMARKS.items():
         files = ", ".join([*(f"{table}.csv" for table in benchmark.tables), f"{name}_env.json"])
-        bench = commands.add_parser(f"bench-{name}", help=benchmark.help)
+        bench = add_verb(commands, f"bench-{name}", benchmark.help, f"--out results/{name}")
         bench.add_argument("--out", type=Path, required=True, help=f"folder of {files}")
         bench.set_defaults(run=_bench, name=name)
-    start = commands.add_parser(
-        "bench-start", help="time starting 8 to 64 ranks and reading a checkpoint of 1 GiB (two minutes)"
-    )
+    start = add_verb(
+        commands, "bench-start", "time starting 8 to 64 ranks, and reading a checkpoint of 1 GiB",
+        "--out results/start", "Takes two minutes.",
+    )  # fmt: skip
     start.add_argument("--out", type=Path, required=True, help="folder of start.csv, read.csv, env.json")
     start.add_argument("--root", type=Path, default=Path())
     start.set_defaults(run=_bench_start)
+    optimizers = add_verb(
+        commands, "bench-optimizers", "time steps: AdamW on shards, Muon on whole matrices",
+        "--out results/optimizers", "Takes five minutes.",
+    )  # fmt: skip
+    optimizers.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
+    optimizers.add_argument("--root", type=Path, default=Path())
+    optimizers.set_defaults(run=_bench_optimizers)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -43,12 +52,9 @@ def _bench_start(options: argparse.Namespace) -> None:
     import tempfile
 
     import pandas as pd
-    import torch
 
     from lowband.bench.start import read, start
-    from lowband.run.environment import describe, host
     from lowband.spec.csv_tables import write_csv
-    from lowband.spec.files import write_whole
 
     options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
     starts = pd.DataFrame(start(options.root))
@@ -56,7 +62,30 @@ def _bench_start(options: argparse.Namespace) -> None:
         reads = pd.DataFrame(read(Path(folder)))
     write_csv(starts, options.out / "start.csv")
     write_csv(reads, options.out / "read.csv")
-    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none"}, "loopback")
-    write_whole(options.out / "env.json", environment.to_json())
+    _write_environment(options.out)
     print(starts.groupby("ranks")[["sharded_s", "cpu_s"]].median().to_string(float_format="%.2f"))
     print(reads.groupby("what")["bytes_per_s"].median().to_string(float_format="%.3g"))
+
+
+def _bench_optimizers(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.bench.optimizers import bench
+    from lowband.spec.csv_tables import write_csv
+
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
+    steps = pd.DataFrame(bench(options.root))
+    write_csv(steps, options.out / "steps.csv")
+    _write_environment(options.out)
+    times = ["passes_s", "exchange_s", "update_s"]
+    print(steps.groupby(["ranks", "optimizer"])[times].median().to_string(float_format="%.3f"))
+
+
+def _write_environment(out: Path) -> None:
+    import torch
+
+    from lowband.run.environment import describe, host
+    from lowband.spec.files import write_whole
+
+    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none"}, "loopback")
+    write_whole(out / "env.json", environment.to_json())

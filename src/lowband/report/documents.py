@@ -194,6 +194,18 @@ def _start(root: Path) -> list[str]:
     return [*markdown(filled(rows, cells)), "", sentence]
 
 
+def _optimizers(root: Path) -> list[str]:
+    """By ranks: medians of a step's parts with AdamW and with Muon."""
+    steps = read_table(root / "results/reference/optimizers/steps.csv")
+    parts = ["passes_s", "exchange_s", "update_s"]
+    rows = steps.groupby(["ranks", "tokens_per_rank", "optimizer"], sort=False)[parts].median().reset_index()
+    cells = {
+        "ranks": "{ranks}", "tokens per rank": "{tokens_per_rank}", "optimizer": "{optimizer}",
+        "passes (s)": "{passes_s:.2f}", "exchange (s)": "{exchange_s:.2f}", "update (s)": "{update_s:.2f}",
+    }  # fmt: skip
+    return markdown(filled(rows, cells))
+
+
 def _mutants(root: Path) -> list[str]:
     """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
@@ -231,6 +243,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),
     "start": ("docs/benchmarks.md", _start),
+    "optimizers": ("docs/benchmarks.md", _optimizers),
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),

@@ -56,7 +56,7 @@ def code_version() -> tuple[str, bool]:
     named = os.environ.get("LOWBAND_COMMIT")
     if named:
         return named, False
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]  # the package
     try:
         commit = _git(here, "rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):

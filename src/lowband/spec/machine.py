@@ -171,7 +171,7 @@ _NOT_HARDWARE = ("description", "source", "stack")
 
 
 def _stated(part: Strict) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for key in type(part).model_fields:
         value = getattr(part, key)
         if key in _NOT_HARDWARE or isinstance(value, Fact):

@@ -1,0 +1,111 @@
+"""A step with Muon on whole matrices (engine.matrices) against one with AdamW on shards, in turns."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import lowband
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+
+MACHINE, MODEL, SCHEME = "local", "gpt-5m", "zero3"
+RANKS = (4, 8)
+SEQUENCES, SEQ_LEN = 8, 128  # per rank
+WARMUP, STEPS = 1, 4
+TIME_LIMIT_S = 900
+
+
+class Step(NamedTuple):
+    """One step, of the slowest rank.
+
+    passes_s:   forward and backward
+    exchange_s: gradients to the owners and new values back; 0 for AdamW
+    update_s:   in the optimizers
+    """
+
+    ranks: int
+    tokens_per_rank: int
+    optimizer: str
+    step: int
+    passes_s: float
+    exchange_s: float
+    update_s: float
+
+
+def bench(root: Path) -> list[Step]:
+    """Steps of both optimizers, for each of RANKS."""
+    config = Config(root)
+    sizes, scheme, spec = config.machine(MACHINE).sizes, config.scheme(SCHEME), config.model(MODEL)
+    rows = []
+    for ranks in RANKS:
+        by_rank = on_ranks(ranks, _train, sizes, scheme, spec, time_limit_s=TIME_LIMIT_S)
+        for optimizer in by_rank[0]:
+            for step, times in enumerate(zip(*(found[optimizer] for found in by_rank), strict=True), 1):
+                slowest = [max(each) for each in zip(*times, strict=True)]
+                rows.append(Step(ranks, SEQUENCES * SEQ_LEN, optimizer, step, *slowest))
+    return rows
+
+
+def _train(sizes: dict[str, int], scheme: Scheme, spec: ModelSpec) -> dict[str, list[tuple[float, ...]]]:
+    """Per optimizer, the times of each step after WARMUP on this rank: passes, exchange, update."""
+    topology = lowband.Topology(sizes)
+    trained = {}
+    for name, update_of in {"adamw": _adamw, "muon": _muon}.items():
+        with torch.device("meta"):
+            model = GPT(spec)
+        lowband.shard(model, scheme, topology, Block, torch.float32, init=model.init, seed=1)
+        trained[name] = model, update_of(model)
+    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in trained}
+    tokens = torch.randint(spec.vocab, (SEQUENCES, SEQ_LEN), generator=torch.Generator().manual_seed(1))
+    for step in range(WARMUP + STEPS):
+        for name, (model, update) in trained.items():
+            dist.barrier()
+            begun = time.perf_counter()
+            model(tokens, tokens).backward()
+            passes_s = time.perf_counter() - begun
+            if step >= WARMUP:
+                times[name].append((passes_s, *update()))
+            else:
+                update()
+    return times
+
+
+def _adamw(model: nn.Module) -> Callable[[], tuple[float, float]]:
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def update() -> tuple[float, float]:
+        begun = time.perf_counter()
+        adamw.step()
+        adamw.zero_grad()
+        return 0.0, time.perf_counter() - begun
+
+    return update
+
+
+def _muon(model: nn.Module) -> Callable[[], tuple[float, float]]:
+    matrices = lowband.Matrices(model)
+    muon = torch.optim.Muon(matrices.parameters(), lr=0.02)
+    adamw = torch.optim.AdamW(matrices.others(), lr=1e-3)
+
+    def update() -> tuple[float, float]:
+        begun = time.perf_counter()
+        with matrices:
+            arrived = time.perf_counter()
+            muon.step()
+            dist.barrier()  # the slowest owner's update is no part of the way back
+            updated = time.perf_counter()
+        returned = time.perf_counter()
+        adamw.step()
+        adamw.zero_grad()
+        exchange_s = arrived - begun + returned - updated
+        return exchange_s, time.perf_counter() - begun - exchange_s
+
+    return update
