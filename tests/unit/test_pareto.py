@@ -1,4 +1,4 @@
-"""Placements and orders at the Frontier point: rows against direct predictions, and the planner's best."""
+"""Placements and orders at the Frontier point: rows against direct predictions, and the planner's choice."""
 
 from pathlib import Path
 
@@ -9,13 +9,15 @@ from lowband.predict.plan import plan
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
 from lowband.validation.frontier import ACCUMULATION, MICRO_BATCH, MODEL, RANKS, SEQ_LEN
-from lowband.validation.frontier_pareto import STACKS, STATES, WIRES, pareto
+from lowband.validation.frontier_pareto import STATES, WIRES, pareto
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)
 FRONTIER = CONFIG.machine("frontier")
+WITHIN = 0.06  # of the fastest: the model's mean error
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +62,23 @@ def test_nothing_with_as_little_memory_is_faster_than_the_line(table: pd.DataFra
                 assert row["tflops_per_gpu"] <= line * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_planned_is_the_planners_best(stack: str, table: pd.DataFrame) -> None:
+def test_planned_takes_the_least_memory_of_those_within_the_models_error(table: pd.DataFrame) -> None:
+    """Of all wires, not only the table's; the error is that of held-out rows on the same stack."""
+    stack = "deepspeed-zero"
+    accuracy = read_table(ROOT / "results" / "reference" / "predicted" / "accuracy.csv")
+    held_out = accuracy[(accuracy["source"] == "zeropp") & (accuracy["use"] == "held out")]
+    assert held_out["mean_error_percent"].item() == pytest.approx(100 * WITHIN, abs=0.5)
+    rows = table[(table["stack"] == stack) & table["fits"]]
+    near = rows[rows["tflops_per_gpu"] >= (1 - WITHIN) * rows["tflops_per_gpu"].max()]
+    least = near.sort_values("peak_memory_bytes").iloc[0]
+    assert (least["scheme"], least["order"]) == ("planned", "breadth")
     found = plan(
         FRONTIER, CONFIG.given_stack(stack, FRONTIER), CONFIG.model(MODEL), RANKS, SEQ_LEN,
         MICRO_BATCH * ACCUMULATION * RANKS, [1], [1], [MICRO_BATCH], ["full"],
     )  # fmt: skip
-    best = found.ranked[0]
-    rates = table[table["stack"] == stack].set_index(["scheme", "order"])["tflops_per_gpu"]
-    rate = float(predict(best.job, interval=False).tflops_per_gpu)
-    assert rate == pytest.approx(rates["planned", "breadth"], rel=1e-9)  # on `ours`, among several
-    if stack == "deepspeed-zero":
-        planned = CONFIG.scheme("planned")
-        assert best.job.order == "breadth"
-        assert best.job.scheme == planned.model_copy(update={"name": "plan", "known_as": ""})
+    assert float(predict(found.ranked[0].job, interval=False).tflops_per_gpu) == pytest.approx(
+        rows["tflops_per_gpu"].max(), rel=1e-9
+    )
 
 
 def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:
@@ -81,16 +86,13 @@ def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:
     rows = table.set_index(["stack", "scheme", "order"])
     gain, memory = rows["over_hier3_depth"], rows["peak_memory_bytes"] / 2**30
     planned = ("deepspeed-zero", "planned", "breadth")
-    assert gain[planned] == pytest.approx(1.27, abs=0.005)
-    assert gain[planned] / gain["deepspeed-zero", "hier3", "breadth"] == pytest.approx(1.10, abs=0.005)
-    assert gain["ours", "planned", "breadth"] == pytest.approx(1.007, abs=0.0005)
-    assert memory[planned] == pytest.approx(52, abs=0.5)
+    assert gain[planned] == pytest.approx(1.23, abs=0.005)
+    assert gain[planned] / gain["deepspeed-zero", "hier3", "breadth"] == pytest.approx(1.08, abs=0.005)
+    assert gain["ours", "planned", "breadth"] == pytest.approx(1.0, abs=0.01)
+    assert memory[planned] == pytest.approx(32, abs=0.5)
     line = table[table["pareto"] & (table["stack"] == "deepspeed-zero") & (table["order"] == "breadth")]
-    by_secondary = line.fillna({"secondary": "none"}).set_index("secondary")
-    assert set(by_secondary["weights"]) == {"world"}
-    assert list(by_secondary.loc[["package", "none"], "over_hier3_depth"]) == pytest.approx(
-        [1.265, 1.16], abs=0.001
-    )
-    assert list(by_secondary.loc[["package", "none"], "peak_memory_bytes"] / 2**30) == pytest.approx(
-        [32, 13], abs=0.5
-    )
+    fastest = line.sort_values("tflops_per_gpu").iloc[-1]
+    assert (fastest["weights"], fastest["peak_memory_bytes"] / 2**30) == ("self", pytest.approx(49, abs=0.5))
+    [whole] = line[(line["weights"] == "world") & line["secondary"].isna()].to_dict("records")
+    assert whole["over_hier3_depth"] == pytest.approx(1.13, abs=0.005)
+    assert whole["peak_memory_bytes"] / 2**30 == pytest.approx(13, abs=0.5)

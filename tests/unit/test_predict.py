@@ -89,6 +89,8 @@ def test_a_ring_by_hand() -> None:
     slowest = min(200e9 * 0.737, 50e9 * 0.78 * 2, 12.5e9 * 0.75 * 8)
     steps = 8 * 1 * 3.6e-6 + 2 * 3 * 3.6e-6 + 1 * 19.8e-6
     assert network.ring_s(hops, sent) == pytest.approx(17e-6 + steps + sent / slowest)
+    assert network.ring_s(hops, sent, pieces=4) == pytest.approx(4 * (17e-6 + steps) + sent / slowest)
+    assert network.ring_s(hops, sent, rounds=2) == pytest.approx(17e-6 + 2 * steps + sent / slowest)
 
 
 @pytest.mark.parametrize("box", [True, False])

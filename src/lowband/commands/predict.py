@@ -216,4 +216,4 @@ def _calibrate(options: argparse.Namespace) -> int:
         print(f"{one.cluster} {one.constant}: {one.within:g} (file: {one.value:g}; {bounds}: {one.place})")
     if options.out:
         write_csv(table(found), options.out / "within_bounds.csv")
-    return int(any(one.place != "inside" for one in found))
+    return int(any((one.value_place, one.place) != ("inside", "inside") for one in found))

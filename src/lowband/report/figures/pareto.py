@@ -11,7 +11,7 @@ PANELS = {
     "deepspeed-zero": "collectives as ZeRO's reached, none hidden",
     "ours": "published link rates, all hidden that can be",
 }
-NAMED = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3", "planned": "the planner's best"}
+NAMED = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3", "planned": "the planner's choice"}
 TICKS = (8, 16, 32, 64, 128, 256)
 
 
