@@ -7,11 +7,16 @@
     loss = model(x); loss.backward(); lowband.clip_grad_norm_(model, 1.0); opt.step(); opt.zero_grad()
     lowband.full_state_dict(model)  # logical fp32 tensors, on rank 0
 
-The names below come from `lowband.engine`, which needs torch; importing lowband alone does not.
+Each name of the interface is imported when it is first used. Those that train need torch; `import lowband`,
+`Scheme`, and the packages `lowband.spec`, `lowband.cost` and `lowband.predict` do not.
 """
 
 from importlib import import_module
 from typing import Any
+
+from lowband.errors import with_hint
+
+__version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
 
 _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
@@ -32,4 +37,11 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'lowband' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise with_hint(error, f"lowband.{name}") from None
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,19 +1,28 @@
-"""The command line: dispatch to the sub-commands. `lowband COMMAND --help` lists the options of each."""
+"""The command line: dispatch to the verbs. `lowband VERB --help` lists the options of each."""
 
 import argparse
 import os
 import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
 
+from lowband import __version__
 from lowband.commands import benchmarks, box, doctor, kernels, peers, predict, report, runs, tables
-from lowband.errors import UserError
+from lowband.errors import UserError, with_hint
 
-GROUPS = (runs, tables, box, peers, predict, benchmarks, kernels, report, doctor)  # in the order of --help
+MODULES = (runs, tables, report, box, peers, predict, benchmarks, kernels, doctor)  # the order of --help
+# The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.
+USERS = (
+    "doctor", "predict", "plan", "rehearse", "spec", "preflight", "train", "status", "box", "import-log",
+    "bench-comm", "bench-kernel", "bench-softmax",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a sub-command; returns the exit code (2 for bad input, reported in one line)."""
-    options = _parser().parse_args(arguments)
+    """Run a verb; returns the exit code (2 for bad input, reported in one line)."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
+        options = _parse(given)
         code = int(options.run(options) or 0)
         sys.stdout.flush()  # here, where a closed pipe can be caught
         return code
@@ -25,19 +34,64 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"lowband: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        return _bad_input(f"{error.filename}: {error.strerror}")
     except UserError as error:
-        print(f"lowband: {error}", file=sys.stderr)
-        return 2
+        return _bad_input(str(error))
+    except ModuleNotFoundError as error:
+        hint = with_hint(error, f"lowband {given[0]}")
+        if hint is error:
+            raise
+        return _bad_input(str(hint))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lowband", description="Partitioned LLM training, measured.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in GROUPS:
-        group.add(commands)
-    return parser
+def _bad_input(line: str) -> int:
+    from lowband.run.ranks import wait_for_first_process
+
+    wait_for_first_process()  # which has found the same, as a rule
+    print(f"lowband: {line}", file=sys.stderr)
+    return 2
+
+
+def command_line() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each verb."""
+    parser = argparse.ArgumentParser(
+        prog="lowband", usage="lowband VERB ...", add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="lowband VERB --help: its options and an example; lowband --version",
+    )  # fmt: skip
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--version", action="version", version=f"lowband {__version__}", help=argparse.SUPPRESS
+    )
+    verbs = parser.add_subparsers(metavar="VERB", prog="lowband", required=True, help=argparse.SUPPRESS)
+    for module in MODULES:
+        module.add(verbs)
+    parser.description = _overview(verbs.choices)
+    return parser, verbs.choices
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser, verbs = command_line()
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
+        near = get_close_matches(arguments[0], verbs, n=1)
+        raise UserError(
+            f"no verb '{arguments[0]}'" + "".join(f"; did you mean '{name}'?" for name in near),
+            allowed="" if near else "those of lowband --help",
+        )
+    return parser.parse_args(arguments)
+
+
+def _overview(verbs: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The verbs in two groups, each with the first line of its description."""
+    line_of = {name: (verb.description or "").partition("\n")[0] for name, verb in verbs.items()}
+    groups = {
+        "predict, train and measure:": USERS,
+        "reproduce and keep the results of lowband's repository:": [v for v in verbs if v not in USERS],
+    }
+    return "\n\n".join(
+        "\n".join([heading, *(f"  {name:<13}  {line_of[name]}" for name in names)])
+        for heading, names in groups.items()
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""One exception type for everything a user can get wrong."""
+"""One exception type for everything a user can get wrong; what to install where a package is missing."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,26 @@ class UserError(Exception):
 def _rebuilt(cls: type[UserError], what: str, where: str, allowed: str) -> UserError:
     """Unpickle a UserError: ranks send each other their errors."""
     return cls(what, where=where, allowed=allowed)
+
+
+def install(package: str) -> str:
+    """The command that installs lowband's extra with a package; empty if no extra has it."""
+    from importlib.metadata import PackageNotFoundError, requires  # slow to import, and rarely needed
+
+    try:
+        needed = requires("lowband") or []
+    except PackageNotFoundError:  # a tree that is not installed
+        return ""
+    of_an_extra = (re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line) for line in needed)
+    extras = [found[2] for found in of_an_extra if found and found[1].lower() == package.lower()]
+    return f"pip install 'lowband[{extras[0]}]'" if extras else ""
+
+
+def with_hint(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+    """The error in one line that names the extra to install; unchanged if no extra brings the package.
+
+    what: needs the package
+    """
+    package = (error.name or "").partition(".")[0]
+    command = install(package)
+    return ModuleNotFoundError(f"{what} needs {package}: {command}", name=error.name) if command else error

@@ -35,8 +35,8 @@ def run_example() -> tuple[list[str], bool]:
     return list(state), all(not torch.equal(state[name], before[name]) for name in state)
 
 
-def test_example(monkeypatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_example(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the scheme is built in
     (names, has_changed), *others = on_ranks(4, run_example)
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert has_changed

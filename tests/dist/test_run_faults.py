@@ -14,6 +14,7 @@ import torch.distributed as dist
 from started import begun, both_ended, ended, killed, launched, spec_file, wait_for
 
 from lowband.errors import UserError
+from lowband.run import train as module
 from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
@@ -182,6 +183,24 @@ def test_all_launched_ranks_end_when_one_is_out_of_memory(tmp_path: Path) -> Non
     outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
     assert (outcome.status, outcome.cause) == ("oom", "rank 1: RuntimeError: NCCL error")
     assert "rank 0 ends because another rank failed: rank 1: RuntimeError: NCCL error" in errors[0]
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise UserError("refused on every rank")
+
+
+def test_bad_input_that_every_rank_finds_is_printed_once(tmp_path: Path) -> None:
+    def prepare() -> None:
+        module.train_rank = refuse
+
+    path = spec_file(tmp_path, ranks=2)
+    codes, errors = both_ended(launched(path, 29578, prepare), path)
+    assert codes == [1, 1], errors
+    assert "".join(errors).splitlines() == ["lowband: rank 0: UserError: refused on every rank"]
+    code, error = ended(begun(path, prepare), path)
+    assert code == 1
+    assert error.count("refused on every rank") == 1
+    assert "Traceback" not in error
 
 
 def test_launched_ranks_leave_another_jobs_folder_alone(tmp_path: Path) -> None:

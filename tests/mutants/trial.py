@@ -49,7 +49,7 @@ class Tree:
         )  # fmt: skip
         for name in filter(None, listed.stdout.split("\0")):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, self.path / name)
+            shutil.copy(root / name, self.path / name, follow_symlinks=False)  # links to folders are tracked
         # Compiled files are checked by their source's sum: a mutant may have the original's time and size.
         command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
         subprocess.run(command, cwd=self.path, check=True)

@@ -1,6 +1,7 @@
 """Bad input on the command line: one line, exit code 2, nothing written."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 import yaml
 from report_runs import ROOT
 
-from lowband.__main__ import main
+import lowband
+from lowband.__main__ import USERS, command_line, main
 from lowband.box import links, network
 from lowband.errors import UserError
 from lowband.spec.config import Config
@@ -46,6 +48,50 @@ def test_counts_are_one_or_more(
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert "allowed: 1 or more" in told(arguments, capsys)
+
+
+def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert tuple(listed[: len(USERS)]) == USERS
+    assert sorted(listed) == sorted(command_line()[1])
+
+
+@pytest.mark.parametrize("verb", command_line()[1])
+def test_each_verb_s_help_has_an_example_that_is_accepted(verb: str) -> None:
+    parser, verbs = command_line()
+    lines = verbs[verb].format_help().splitlines()
+    program, *example = shlex.split(lines[lines.index("example:") + 1])
+    assert (program, example[0]) == ("lowband", verb)
+    assert parser.parse_args(example).run
+
+
+def test_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(["predcit"], capsys) == "lowband: no verb 'predcit'; did you mean 'predict'?"
+    assert told(["xyz"], capsys) == "lowband: no verb 'xyz' (allowed: those of lowband --help)"
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"lowband {lowband.__version__}\n"
+
+
+def test_bad_input_of_all_ranks_is_printed_once(tmp_path: Path) -> None:
+    """torchrun ends the other ranks once the first has printed it."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+        "-m", "lowband", "train", str(tmp_path / "none.json"),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert done.stderr.count("lowband: ") == 1, done.stderr
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,17 +6,22 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.spec.config import Config
+from lowband.spec.stack import OURS
 from lowband.validation.contention import check, missing
 
 ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
+FRONTIER = CONFIG.machine("frontier")
 PYTHON = "/usr/bin/python3"
 
 
 @pytest.mark.skipif(bool(missing(PYTHON)), reason=missing(PYTHON))
 @pytest.mark.parametrize(("cluster", "ranks"), [("frontier", 64), ("dgx2", 64), ("dgx-h100", 32)])
 def test_simgrid_agrees(cluster: str, ranks: int) -> None:
-    schemes = [Config(ROOT).scheme(name) for name in ("zero3", "zeropp", "hsdp")]
-    rows = check(PYTHON, Config(ROOT).machine(cluster), Config(ROOT).model("gpt-20b"), schemes, ranks)
+    schemes = [CONFIG.scheme(name) for name in ("zero3", "zeropp", "hsdp")]
+    machine = CONFIG.machine(cluster)
+    stack = CONFIG.given_stack(None, machine)
+    rows = check(PYTHON, machine, stack, CONFIG.model("gpt-20b"), schemes, ranks)
     assert {row["algorithm"] for row in rows} == {"hops", "flat ring"}
     for row in rows:
         assert row["simulated_s"] == pytest.approx(row["closed_form_s"], rel=1e-3), row
@@ -24,7 +29,7 @@ def test_simgrid_agrees(cluster: str, ranks: int) -> None:
 
 def test_a_python_without_simgrid_is_told_in_one_line() -> None:
     with pytest.raises(UserError, match="/no/python: No such file or directory"):
-        check("/no/python", Config(ROOT).machine("frontier"), Config(ROOT).model("gpt-20b"), [], 16)
+        check("/no/python", FRONTIER, OURS, CONFIG.model("gpt-20b"), [], 16)
 
 
 def test_a_python_that_has_no_simgrid(tmp_path: Path) -> None:
@@ -33,8 +38,8 @@ def test_a_python_that_has_no_simgrid(tmp_path: Path) -> None:
     python.chmod(0o755)
     assert missing(str(python)) == f"{python} has no simgrid (Debian: python3-simgrid)"
     with pytest.raises(UserError, match="has no simgrid"):
-        check(str(python), Config(ROOT).machine("frontier"), Config(ROOT).model("gpt-20b"), [], 16)
+        check(str(python), FRONTIER, OURS, CONFIG.model("gpt-20b"), [], 16)
     python.write_text("#!/bin/sh\nexit 0\n")
     assert missing(str(python)) == ""
     with pytest.raises(UserError, match="1 ranks send nothing"):
-        check(str(python), Config(ROOT).machine("frontier"), Config(ROOT).model("gpt-20b"), [], 1)
+        check(str(python), FRONTIER, OURS, CONFIG.model("gpt-20b"), [], 1)

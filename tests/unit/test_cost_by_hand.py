@@ -15,7 +15,7 @@ from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
-from lowband.predict.plan import Candidate, Plan, jobs, plan
+from lowband.predict.plan import KNOBS, Candidate, Plan, jobs, plan
 from lowband.predict.plan_files import report, write
 from lowband.predict.prediction import predict
 from lowband.predict.render import flat, record, short_by
@@ -72,8 +72,9 @@ SCORES = 4 * 16 * 32
 def test_a_block_with_plain_attention(recompute: Recompute, again: float) -> None:
     """64 tokens on 2 ranks of tensor parallelism, with dropout."""
     found = work(Computer(MACHINE, "bf16"), LLAMA, 2, 32, recompute, "plain", tp=2, dropout=True)
-    products, core = 64 * MATRICES / 2 / 50e12, 64 * SCORES / 2 / 50e12
-    scores = 64 * 13 * 4 * 32 / 2 / 800e9
+    products = 64 * MATRICES / 2 / 50e12
+    core = max(64 * SCORES / 2 / 50e12, 64 * 4 * 4 * 32 / 2 / 800e9)  # 4 bytes a score in the products
+    scores = 64 * 9 * 4 * 32 / 2 / 800e9
     rest = 64 * ((8 + 14) * 16 + (4 * (16 + 2 * 8) + 8 * 24) / 2) / 800e9
     kernels = 18 * 10e-6
     forward = products + core + scores + rest + kernels
@@ -185,7 +186,7 @@ def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     stack = Stack.model_validate(
         {"name": "s", "description": "d", "collective_us": fact(30), "unit_us": fact(100)}
     )
-    items = step_time(replace(job(ranks=4, pp=4, interleave=2), stack=stack)).items
+    items = step_time(replace(job(ranks=4, pp=4, interleave=2), stack=stack, scheme=ZERO3)).items
     exchange = 2 * 2 * (30e-6 + 2 * 64 * 32 / 100e9)
     assert items["pipeline_exchange"] == pytest.approx(6 * exchange, rel=1e-12)
     assert items["host"] == pytest.approx(6 * 2 * 2 * 100e-6, rel=1e-12)
@@ -193,6 +194,61 @@ def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     head = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash")
     busy = blocks / 6 - head.head_forward - head.head_backward
     assert items["bubble"] == pytest.approx(3 / 2 * (busy + exchange), rel=1e-12)
+
+
+def test_the_host_hides_behind_the_device_or_makes_it_wait() -> None:
+    """Of launching, what takes longer than a block's 4 passes of computation adds up; of waiting, everything,
+    but only where hooks shard the gradients."""
+    one = replace(job(ranks=4), scheme=ZERO3)
+    w = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash")
+    passes = 8 * one.accumulation
+    longer = float(w.backward) * 1e6 + 50
+    for constant, scheme, by_hand in (
+        ("launch_us", ZERO3, 2 * longer - (w.forward + w.backward) * 1e6),
+        ("launch_us", DDP, 2 * longer - (w.forward + w.backward) * 1e6),
+        ("unit_us", ZERO3, 2 * longer),
+        ("unit_us", DDP, 0),
+    ):
+        stack = Stack.model_validate({"name": "s", "description": "d", constant: fact(longer)})
+        host = step_time(replace(one, stack=stack, scheme=scheme)).items["host"]
+        assert host == pytest.approx(passes * by_hand * 1e-6), (constant, scheme.name)
+    less = fact(float(w.forward) * 0.9e6)
+    again = replace(one, stack=stack, scheme=ZERO3, recompute="full")  # the forward's hooks run a third time
+    assert step_time(again).items["host"] == pytest.approx(passes * 3 * longer * 1e-6)
+    hidden = Stack.model_validate({"name": "s", "description": "d", "launch_us": less})
+    assert step_time(replace(one, stack=hidden)).items["host"] == 0
+
+
+def test_a_stack_hides_tensor_parallel_collectives() -> None:
+    """Behind a block's computation, all of the shorter but a quarter."""
+    whole, hiding = (
+        replace(
+            job(ranks=4, tp=4), stack=Stack.model_validate({"name": "s", "description": "d", **constants})
+        )
+        for constants in ({}, {"tensor_overlap": fact(0.75)})
+    )
+    w = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash", tp=4)
+    two = 2 * (2 * 3 / 4 * 2 * 64 * 32 / 100e9)  # all-reduces of 64 tokens x 32 values in 16 bits
+    assert two < w.forward
+    passes = 8 * whole.accumulation
+    assert step_time(whole).items["tensor_parallel"] == pytest.approx(passes * 2 * two)
+    assert step_time(hiding).items["tensor_parallel"] == pytest.approx(passes * 2 * two / 4)
+
+
+def test_a_stack_cuts_a_blocks_collectives() -> None:
+    """On 4 ranks each piece of a block's two gathers takes a base of 30 us, each of its reductions too; the
+    root's stay whole."""
+    whole = {"name": "s", "description": "d", "collective_us": fact(30)}
+    cut = {**whole, "gathers": fact(4), "reductions": fact(2)}
+    lanes = [
+        step_time(replace(job(ranks=4), scheme=ZERO3, stack=Stack.model_validate(stack))).lane
+        for stack in (whole, cut)
+    ]
+    more = {name: lanes[1][name] - lanes[0][name] for name in lanes[0]}
+    passes = 8 * job(ranks=4).accumulation
+    assert more["forward_gather"] == pytest.approx(passes * 3 * 30e-6)
+    assert more["backward_gather"] == pytest.approx(passes * 3 * 30e-6)
+    assert more["grad_reduce"] == pytest.approx(passes * 1 * 30e-6)
 
 
 def test_what_is_encoded_and_decoded_around_each_hop() -> None:
@@ -399,9 +455,14 @@ def test_batches_and_degrees_of_the_search() -> None:
     found = list(jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1]))
     for one in found:
         assert one.dp == 4
-        assert list(one.micro_batch) == [1, 2, 4]
-        assert list(one.accumulation) == [4, 2, 1]
-    assert found
+        batches = {"depth": [1, 2, 4], "breadth": [1, 2]}[one.order]  # a lone micro-batch has no order
+        assert list(one.micro_batch) == batches
+        assert list(one.accumulation) == [4 // b for b in batches]
+    assert {one.order for one in found} == {"depth", "breadth"}
+    few = jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1], micro_batches=[3, 4], recompute=["full"])
+    assert {(*one.micro_batch, *one.accumulation, one.order, one.recompute) for one in few} == {
+        (4, 1, "depth", "full")
+    }
     assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
     assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
@@ -410,6 +471,8 @@ def test_batches_and_degrees_of_the_search() -> None:
         UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
     ):
         plan(MACHINE, OURS, GPT, 8, 64, 12, [1], [1])
+    with pytest.raises(UserError, match=r"not divisible by .* of 8 ranks x micro-batch 3 or 5"):
+        plan(MACHINE, OURS, GPT, 8, 64, 16, [1], [1], micro_batches=[3, 5])
 
 
 def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
@@ -436,17 +499,27 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
     machine = MACHINE.model_copy(update={"name": "local"})
     model = smoke.model.model_copy(update={"seq_len": 64})
     batches = Workload(
-        machine, OURS, model, scheme, 8, np.array([1, 2]), 64, np.array([6, 3]), recompute="none"
+        machine,
+        OURS,
+        model,
+        scheme,
+        8,
+        np.array([1, 2]),
+        64,
+        np.array([6, 3]),
+        recompute="none",
+        schedule="breadth-first",
     )
     best = Candidate((), batches, 2, 3, 1.0, 0.0)
     write(best, "found", Config(tmp_path))
     [spec] = Config(tmp_path).runs(["found"])
-    assert (spec.ranks, spec.micro_batch, spec.accumulation, spec.seq_len) == (8, 2, 3, 64)
+    assert (spec.ranks, spec.micro_batch, spec.accumulation, spec.order) == (8, 2, 3, "breadth")
+    assert (spec.seq_len, spec.recompute) == (64, "none")
     assert spec.scheme.model_copy(update={"name": "zero3", "known_as": scheme.known_as}) == scheme
     assert (spec.steps, spec.warmup_steps, spec.compute_dtype) == (20, 2, "bf16")
     for taken in ("found", "zero3"):
         with pytest.raises(UserError, match=f"'{taken}' is taken"):
             write(best, taken, Config(tmp_path))
-    shown = replace(best, knobs=("world",) * 12)
+    shown = replace(best, knobs=("world",) * len(KNOBS))
     text = report(Plan([shown], {shown.knobs: shown}))
-    assert "grad_reduce int4; micro-batch 2 x 3, recompute none, tp 1, pp 1" in text
+    assert "grad_reduce int4; micro-batch 2 x 3, order breadth, recompute none, tp 1, pp 1" in text

@@ -1,5 +1,6 @@
 """`lowband calibrate`: least squares within bounds."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.validation.fit import fit
+from lowband.validation.tables import constants
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -21,11 +23,37 @@ def test_a_fit_inside_its_bounds_finds_the_files_values() -> None:
         assert one.within_held_out_error_percent == pytest.approx(one.held_out_error_percent, abs=0.1)
 
 
-def test_a_fit_that_ends_on_a_bound_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "selene-2021", "--root", str(CONFIG.root), "--out", str(tmp_path)]) == 1
-    printed = capsys.readouterr().out
-    assert "selene-2021 device.memory_efficiency: 0.9 (file: 0.931; 0.22 to 0.9: on a bound)" in printed
-    assert "on a bound" in (tmp_path / "within_bounds.csv").read_text()
+def test_every_shipped_constant_is_inside_its_bounds() -> None:
+    """A fit that ends on a bound is a wrong model: it takes a mechanism with a source, not a wider bound."""
+    places = constants(CONFIG)[["cluster", "stack", "constant", "place"]]
+    beyond = places[places["place"].isin(["on a bound", "outside"])]
+    assert beyond.empty, beyond.to_string()
+
+
+def test_calibrate_passes_on_what_is_shipped(tmp_path: Path) -> None:
+    assert main(["calibrate", "selene-2021", "--root", str(CONFIG.root), "--out", str(tmp_path)]) == 0
+    assert "on a bound" not in (tmp_path / "within_bounds.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "printed"),
+    [
+        (0.769, "{low: 0.22, high: 0.7", "0.7 (file: 0.769; 0.22 to 0.7: on a bound)"),
+        (0.95, "{low: 0.22, high: 0.9", "0.769 (file: 0.95; 0.22 to 0.9: inside)"),
+    ],
+)
+def test_calibrate_fails_beyond_a_bound(
+    value: float, bounds: str, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the fit ends there, and where the file's own value lies there."""
+    for folder in ("config", "slurm", "results/reported"):
+        shutil.copytree(CONFIG.root / folder, tmp_path / folder)
+    path = tmp_path / "slurm" / "selene-2021" / "machine.yaml"
+    text = path.read_text()
+    text = text.replace("memory_efficiency: {value: 0.769", f"memory_efficiency: {{value: {value}")
+    path.write_text(text.replace("{low: 0.22, high: 0.9", bounds))
+    assert main(["calibrate", "selene-2021", "--root", str(tmp_path)]) == 1
+    assert f"selene-2021 device.memory_efficiency: {printed}" in capsys.readouterr().out
 
 
 def test_a_cluster_without_fitted_constants_is_refused() -> None:

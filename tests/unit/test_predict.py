@@ -89,6 +89,8 @@ def test_a_ring_by_hand() -> None:
     slowest = min(200e9 * 0.737, 50e9 * 0.78 * 2, 12.5e9 * 0.75 * 8)
     steps = 8 * 1 * 3.6e-6 + 2 * 3 * 3.6e-6 + 1 * 19.8e-6
     assert network.ring_s(hops, sent) == pytest.approx(17e-6 + steps + sent / slowest)
+    assert network.ring_s(hops, sent, pieces=4) == pytest.approx(4 * (17e-6 + steps) + sent / slowest)
+    assert network.ring_s(hops, sent, rounds=2) == pytest.approx(17e-6 + 2 * steps + sent / slowest)
 
 
 @pytest.mark.parametrize("box", [True, False])
@@ -197,6 +199,25 @@ def test_the_planner_equals_brute_force() -> None:
         for inner in (None, *names[:i])
     }
     assert {c.knobs[KNOBS.index("recompute")] for c in found.ranked} == set(RECOMPUTE)
+
+
+@pytest.mark.parametrize("stack", [OURS, ZERO], ids=lambda stack: stack.name)
+def test_each_row_of_a_plan_is_what_is_predicted_in_its_order(stack: Stack) -> None:
+    model = Config(ROOT).model("gpt-1m")
+    found = plan(FRONTIER, stack, model, 16, 128, 64, [1], [1], recompute=["full"])
+    schedules = {"depth": "1f1b", "breadth": "breadth-first"}
+    orders = set()
+    for one in found.ranked:
+        knobs = dict(zip(KNOBS, one.knobs, strict=True))
+        direct = Workload(
+            FRONTIER, stack, model, one.job.scheme, 16, knobs["micro_batch"], 128, 4 // knobs["micro_batch"],
+            schedule=schedules[knobs["order"]],
+        )  # fmt: skip
+        p = predict(direct, interval=False)
+        assert one.step_time_s == pytest.approx(float(p.step_time_s), rel=1e-12)
+        assert p.peak_memory_bytes == predict(one.job, interval=False).peak_memory_bytes
+        orders.add((knobs["order"], one.accumulation))
+    assert orders == {("depth", 1), ("depth", 2), ("depth", 4), ("breadth", 2), ("breadth", 4)}
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_a_point_is_the_median_of_its_repeats() -> None:
     assert points.loc[("zeropp", 8), "repeats"] == 1
 
 
+def test_orders_are_compared_with_depth_first_and_with_hier3_in_it() -> None:
+    times = {("hier3", "depth"): 4.0, ("hier3", "breadth"): 3.0, ("planned", "breadth"): 2.0}
+    runs = [run(scheme, 16, time, order=order) for (scheme, order), time in times.items()]
+    points = box.build(frame(runs)).set_index(["scheme", "order"])
+    assert points.loc[("hier3", "breadth"), "over_depth"] == pytest.approx(4 / 3)
+    assert pd.isna(points.loc[("planned", "breadth"), "over_depth"])
+    assert points.loc[("planned", "breadth"), "over_hier3_depth"] == 2
+    assert points.loc[("hier3", "depth"), "over_hier3_depth"] == 1
+
+
 def test_schemes_are_compared_under_the_same_condition() -> None:
     runs = [
         run(scheme, 16, time, accumulation=passes, outer_link_bytes_per_s=link)

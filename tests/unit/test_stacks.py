@@ -29,7 +29,7 @@ def test_constants_of_a_machine_hold_on_machines_like_it() -> None:
     assert there == alike
     assert there.facts["stack.overlap"].calibrated_on
     elsewhere = CONFIG.stack_on("deepspeed-zero", "dgx-a100")
-    assert elsewhere.unit_us is None
+    assert elsewhere.unit_us == there.unit_us
     assert elsewhere.overlap is not None
     assert (elsewhere.overlap.at("low"), elsewhere.overlap.at("high")) == (0, 1)
     # What `at` leaves out holds as everywhere.

@@ -1,4 +1,4 @@
-"""Specs, closed forms, the report and `lowband doctor` work where torch is not installed."""
+"""Specs, closed forms, predictions, the report and `lowband doctor` work where torch is not installed."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] == "torch" else find(name, *rest)
-for name in ("errors", "spec", "cost", "report"):
+for name in ("errors", "spec", "cost", "predict", "report"):
     module = importlib.import_module(f"lowband.{name}")
     for inner in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
         importlib.import_module(inner.name)
@@ -23,4 +23,4 @@ def test_no_torch_is_needed() -> None:
     result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "lowband.report.figures.scaling" in result.stdout
-    assert "no training here; tables and figures work without it" in result.stdout
+    assert "no training here; predictions, tables and figures work" in result.stdout

@@ -1,6 +1,25 @@
-"""One file per group of sub-commands: parsing only. The implementation is imported when a command is run."""
+"""One file per group of verbs: parsing only. The implementation is imported when a verb is run."""
 
 import argparse
+import textwrap
+from typing import Any
+
+
+def add_verb(
+    commands: Any, name: str, summary: str, example: str, details: str = ""
+) -> argparse.ArgumentParser:
+    """Add a verb to the command line.
+
+    summary: its line in `lowband --help`, at most 63 characters
+    example: its arguments in a call that its own help shows
+    details: what its own help says besides
+    """
+    description = "\n\n".join(filter(None, [summary, textwrap.fill(details, 80)]))
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, description=description, epilog=f"example:\n  lowband {name} {example}".rstrip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    return parser
 
 
 def at_least_one(text: str) -> int:

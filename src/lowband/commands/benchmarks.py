@@ -4,24 +4,27 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.commands import add_verb
 from lowband.spec.benchmarks import BENCHMARKS
 
 
 def add(commands: Any) -> None:
     for name, benchmark in BENCHMARKS.items():
         files = ", ".join([*(f"{table}.csv" for table in benchmark.tables), f"{name}_env.json"])
-        bench = commands.add_parser(f"bench-{name}", help=benchmark.help)
+        bench = add_verb(commands, f"bench-{name}", benchmark.help, f"--out results/{name}")
         bench.add_argument("--out", type=Path, required=True, help=f"folder of {files}")
         bench.set_defaults(run=_bench, name=name)
-    start = commands.add_parser(
-        "bench-start", help="time starting 8 to 64 ranks and reading a checkpoint of 1 GiB (two minutes)"
-    )
+    start = add_verb(
+        commands, "bench-start", "time starting 8 to 64 ranks, and reading a checkpoint of 1 GiB",
+        "--out results/start", "Takes two minutes.",
+    )  # fmt: skip
     start.add_argument("--out", type=Path, required=True, help="folder of start.csv, read.csv, env.json")
     start.add_argument("--root", type=Path, default=Path())
     start.set_defaults(run=_bench_start)
-    optimizers = commands.add_parser(
-        "bench-optimizers", help="time steps with AdamW on shards and Muon on whole matrices (five minutes)"
-    )
+    optimizers = add_verb(
+        commands, "bench-optimizers", "time steps: AdamW on shards, Muon on whole matrices",
+        "--out results/optimizers", "Takes five minutes.",
+    )  # fmt: skip
     optimizers.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
     optimizers.add_argument("--root", type=Path, default=Path())
     optimizers.set_defaults(run=_bench_optimizers)

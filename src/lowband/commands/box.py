@@ -4,11 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import at_least_one
+from lowband.commands import add_verb, at_least_one
 
 
 def add(commands: Any) -> None:
-    box = commands.add_parser("box", help="a scale model of a machine: a Slurm cluster on shaped links")
+    box = add_verb(
+        commands, "box", "a scale model of a machine: a Slurm cluster on shaped links",
+        "run --cluster frontier-box -- srun --nodes 2 hostname",
+    )  # fmt: skip
     verbs = box.add_subparsers(metavar="VERB", required=True)
     for verb, text in (
         ("up", "bring up a box that stays (root)"),
@@ -27,7 +30,10 @@ def add(commands: Any) -> None:
             parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
         parsed.set_defaults(run=_box, verb=verb)
 
-    bench = commands.add_parser("bench-comm", help="time the engine's collectives on a box's links")
+    bench = add_verb(
+        commands, "bench-comm", "time the engine's collectives on a box's links",
+        "--cluster frontier-box --ranks 16 --out results/comm",
+    )  # fmt: skip
     bench.add_argument("--cluster", default="frontier-box", help="a folder of slurm/ that describes a box")
     bench.add_argument("--ranks", type=at_least_one, required=True)
     bench.add_argument(

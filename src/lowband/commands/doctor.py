@@ -3,9 +3,11 @@
 import argparse
 from typing import Any
 
+from lowband.commands import add_verb
+
 
 def add(commands: Any) -> None:
-    doctor = commands.add_parser("doctor", help="check this machine's equipment and what it allows")
+    doctor = add_verb(commands, "doctor", "what this machine has, and what that allows", "")
     doctor.set_defaults(run=_doctor)
 
 

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from lowband.bench.kernels import PARTS
+from lowband.commands import add_verb
 from lowband.errors import UserError
 
 
 def add(commands: Any) -> None:
-    bench = commands.add_parser(
-        "bench-kernel",
-        help="check every kernel and time it against torch's; or compile all for other devices",
-    )
+    bench = add_verb(
+        commands, "bench-kernel", "check every kernel and time it against torch's, or compile all",
+        "--out results/kernels --only block_quant",
+        "--compile compiles all kernels for devices that are not present.",
+    )  # fmt: skip
     bench.add_argument("--out", type=Path, required=True, help="folder of kernels.csv or compiled.csv")
     bench.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, to try out the program"

@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import at_least_one
+from lowband.commands import add_verb, at_least_one
 
 
 def add(commands: Any) -> None:
-    log = commands.add_parser("import-log", help="another project's log -> a tidy CSV")
+    log = add_verb(
+        commands, "import-log", "another project's log -> a tidy CSV",
+        "train.log --format torchtitan --model gpt-10b --seq-len 2048 --ranks 64 --out steps.csv",
+    )  # fmt: skip
     log.add_argument("log", type=Path)
     log.add_argument(
         "--format",
@@ -24,7 +27,9 @@ def add(commands: Any) -> None:
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
     log.set_defaults(run=_import_log)
 
-    faults = commands.add_parser("faults", help="run the experiments that demonstrate peers' faults")
+    faults = add_verb(
+        commands, "faults", "run the experiments that demonstrate peers' faults", "--out results/faults"
+    )
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
     faults.set_defaults(run=_faults)
 

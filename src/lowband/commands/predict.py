@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import at_least_one
+from lowband.commands import add_verb, at_least_one
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 RECOMPUTE = ["none", "selective", "op", "full"]
 
 
 def add(commands: Any) -> None:
-    predict = commands.add_parser("predict", help="time and memory of a scheme on a cluster, item by item")
+    predict = add_verb(
+        commands, "predict", "time and memory of a scheme on a cluster, item by item",
+        "--cluster frontier --model gpt-20b --scheme zero3 hier3 --gpus 384",
+        "Options that take several values make a grid.",
+    )  # fmt: skip
     _add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
     predict.add_argument(
@@ -31,9 +35,18 @@ def add(commands: Any) -> None:
     out.add_argument("--csv", action="store_true")
     predict.set_defaults(run=_predict)
 
-    plan = commands.add_parser("plan", help="find the fastest placement, wires, batches and degrees that fit")
+    plan = add_verb(
+        commands, "plan", "the fastest placement, wires, batches, order, degrees that fit",
+        "--cluster frontier --model gpt-20b --gpus 384",
+    )  # fmt: skip
     _add_job(plan)
     plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
+    plan.add_argument(
+        "--micro-batch", nargs="+", type=at_least_one, help="to try (default: all that divide the batch)"
+    )
+    plan.add_argument(
+        "--recompute", nargs="+", choices=["none", "full"], default=["none", "full"], help="to try"
+    )
     plan.add_argument(
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
@@ -43,32 +56,38 @@ def add(commands: Any) -> None:
     )
     plan.set_defaults(run=_plan)
 
-    rehearse = commands.add_parser(
-        "rehearse", help="every run of a suite before it is started: node-hours, memory, step time, bound"
-    )
+    rehearse = add_verb(
+        commands, "rehearse", "a suite before it runs: node-hours, memory, step time, bound",
+        "--suite frontier",
+    )  # fmt: skip
     rehearse.add_argument("--suite", required=True, help="a name in config/suites/, of a real cluster")
     rehearse.add_argument("--json", action="store_true")
     rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     rehearse.set_defaults(run=_rehearse)
 
-    bench = commands.add_parser("bench-predict", help="how fast the predictor is here, as JSON")
+    bench = add_verb(commands, "bench-predict", "how fast the predictor is here, as JSON", "")
     bench.add_argument("--root", type=Path, default=Path())
     bench.set_defaults(run=_bench_predict)
 
-    validate = commands.add_parser("validate", help="published runs beside their predictions -> tables")
+    validate = add_verb(
+        commands, "validate", "published runs beside their predictions -> tables", "--out results/mine/tables"
+    )
     validate.add_argument("--out", type=Path, required=True)
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
-    calibrate = commands.add_parser(
-        "calibrate", help="fit a cluster's fitted constants again, within their bounds"
+    calibrate = add_verb(
+        commands, "calibrate", "fit a cluster's fitted constants again, within their bounds", "frontier"
     )
     calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
     calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv")
     calibrate.add_argument("--root", type=Path, default=Path())
     calibrate.set_defaults(run=_calibrate)
 
-    simulate = commands.add_parser("simulate", help="collectives in closed form beside SimGrid's simulation")
+    simulate = add_verb(
+        commands, "simulate", "collectives in closed form beside SimGrid's simulation",
+        "--gpus 16 64 --out results/simgrid",
+    )  # fmt: skip
     simulate.add_argument("--cluster", default="frontier", help="a folder of slurm/, or a machine file")
     simulate.add_argument("--stack", help=STACK)
     simulate.add_argument("--model", default="gpt-20b", help="a name of config/models.yaml, or a file")
@@ -131,6 +150,7 @@ def _plan(options: argparse.Namespace) -> None:
     found = plan(
         machine, config.given_stack(options.stack, machine), model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
+        options.micro_batch, options.recompute,
     )  # fmt: skip
     print(plan_files.report(found))
     if options.write:
@@ -196,4 +216,4 @@ def _calibrate(options: argparse.Namespace) -> int:
         print(f"{one.cluster} {one.constant}: {one.within:g} (file: {one.value:g}; {bounds}: {one.place})")
     if options.out:
         write_csv(table(found), options.out / "within_bounds.csv")
-    return int(any(one.place != "inside" for one in found))
+    return int(any((one.value_place, one.place) != ("inside", "inside") for one in found))

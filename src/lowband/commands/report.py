@@ -4,51 +4,67 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.commands import add_verb
+
 
 def add(commands: Any) -> None:
-    claims = commands.add_parser("claims", help="grade the claims against the tables")
+    claims = add_verb(
+        commands, "claims", "grade the claims against the tables", "--tables results/local/tables"
+    )
     claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
     claims.add_argument("--tables", type=Path, required=True)
     claims.add_argument("--only", nargs="+", default=[], metavar="ID", help="only these claims")
     claims.add_argument("--out", type=Path, help="folder of claims.{csv,md,tex,html} (default: --tables)")
     claims.set_defaults(run=_claims)
 
-    summary = commands.add_parser("summary", help="which claims hold, and where tables and figures are")
+    summary = add_verb(
+        commands, "summary", "which claims hold, and where tables and figures are",
+        "--tables results/local/tables --figures figures/local",
+    )  # fmt: skip
     summary.add_argument("--tables", type=Path, required=True)
     summary.add_argument("--claims", type=Path, help="the graded claims.csv (default: that in --tables)")
     summary.add_argument("--figures", type=Path, help="default: no figures were drawn")
     summary.set_defaults(run=_summary)
 
-    appendix = commands.add_parser("appendix", help="graded claims -> artifact appendices (LaTeX)")
+    appendix = add_verb(
+        commands, "appendix", "graded claims -> artifact appendices (LaTeX)",
+        "--claims results/local/tables/claims.csv --out results/local",
+    )  # fmt: skip
     appendix.add_argument("--claims", type=Path, required=True, help="the graded claims.csv")
     appendix.add_argument("--config", type=Path, default=Path("config"), help="folder of experiments.yaml")
     appendix.add_argument("--out", type=Path, required=True)
     appendix.set_defaults(run=_appendix)
 
-    page = commands.add_parser("page", help="tables and figures -> one self-contained HTML page")
+    page = add_verb(
+        commands, "page", "tables and figures -> one self-contained HTML page",
+        "--tables results/local/tables --figures figures/local --out page.html",
+    )  # fmt: skip
     page.add_argument("--tables", type=Path, required=True)
     page.add_argument("--figures", type=Path, required=True)
     page.add_argument("--out", type=Path, required=True, help="the page")
     page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     page.set_defaults(run=_page)
 
-    documents = commands.add_parser("documents", help="update the results quoted in docs/")
+    documents = add_verb(commands, "documents", "update the results quoted in docs/", "")
     documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
     documents.set_defaults(run=_documents)
 
-    provenance = commands.add_parser("provenance", help="a finished reproduction -> an RO-Crate, one zip")
+    provenance = add_verb(
+        commands, "provenance", "a finished reproduction -> an RO-Crate, one zip",
+        "--results local --out crate.zip",
+    )  # fmt: skip
     provenance.add_argument("--results", required=True, help="its folder under results/")
     provenance.add_argument("--out", type=Path, required=True, help="the zip")
     provenance.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
     provenance.set_defaults(run=_provenance)
 
-    verify = commands.add_parser("verify", help="check the shipped data against SHA256SUMS")
+    verify = add_verb(commands, "verify", "check the shipped data against SHA256SUMS", "")
     verify.add_argument("--write", action="store_true", help="write a new SHA256SUMS")
     verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
     verify.set_defaults(run=_verify)
 
-    status = commands.add_parser(
-        "status", help="which runs of a reproduction are done, running, failed; time left"
+    status = add_verb(
+        commands, "status", "which runs are done, running or failed; time left", "--results local --follow"
     )
     status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
     status.add_argument(

@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import at_least_one
+from lowband.commands import add_verb, at_least_one
 from lowband.errors import UserError
 
 
 def add(commands: Any) -> None:
-    spec = commands.add_parser(
-        "spec",
-        help="write the spec.json of every run of suites; convert a scheme to or from a peer's configuration",
-    )
+    spec = add_verb(
+        commands, "spec", "spec.json of every run of a suite; schemes to and from peers",
+        "--suite smoke --out results/smoke/runs",
+        "Also converts a scheme to a peer's configuration (--scheme, --to) or from it (--from).",
+    )  # fmt: skip
     what = spec.add_mutually_exclusive_group(required=True)
     what.add_argument("--suite", nargs="+", help="names in config/suites/; their runs go to --out")
     what.add_argument(
@@ -28,10 +29,11 @@ def add(commands: Any) -> None:
     spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     spec.set_defaults(run=_spec)
 
-    train = commands.add_parser(
-        "train",
-        help="train the run of a spec.json, in its folder; a rank under torchrun or srun, else locally",
-    )
+    train = add_verb(
+        commands, "train", "train the run of a spec.json, in its folder",
+        "results/smoke/runs/gpt-200k-zero3/spec.json",
+        "Under torchrun or srun this process is one rank, or a node's; else it starts all ranks.",
+    )  # fmt: skip
     train.add_argument("spec", type=Path)
     train.add_argument(
         "--links",
@@ -43,10 +45,10 @@ def add(commands: Any) -> None:
     )
     train.set_defaults(run=_train)
 
-    preflight = commands.add_parser(
-        "preflight",
-        help="measure on a run's nodes what would go wrong with it, in two minutes at most",
-    )
+    preflight = add_verb(
+        commands, "preflight", "measure on a run's nodes what would go wrong, in two minutes",
+        "results/mine/runs/RUN/spec.json",
+    )  # fmt: skip
     preflight.add_argument(
         "spec", type=Path, help="the run's spec.json; start it as the run, by srun or torchrun"
     )

@@ -4,20 +4,29 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lowband.commands import add_verb
+
 
 def add(commands: Any) -> None:
-    collect = commands.add_parser("collect", help="run folders -> raw tables")
+    collect = add_verb(
+        commands, "collect", "run folders -> raw tables", "results/local/runs/* --out results/local/tables"
+    )
     collect.add_argument("runs", type=Path, nargs="+")
     collect.add_argument("--out", type=Path, required=True)
     collect.set_defaults(run=_collect)
 
-    table = commands.add_parser("table", help="raw tables -> a derived table")
+    table = add_verb(
+        commands, "table", "raw tables -> a derived table", "scaling --tables results/local/tables"
+    )
     table.add_argument("name")
     table.add_argument("--tables", type=Path, required=True, help="folder of the tables it is made from")
     table.add_argument("--out", type=Path, help="folder to write it to (default: --tables)")
     table.set_defaults(run=_table)
 
-    figure = commands.add_parser("figure", help="a table -> a figure (PDF, PNG, CSV)")
+    figure = add_verb(
+        commands, "figure", "a table -> a figure (PDF, PNG, CSV)",
+        "scaling --tables results/local/tables --out figures/local",
+    )  # fmt: skip
     figure.add_argument("name")
     figure.add_argument("--tables", type=Path, required=True)
     figure.add_argument("--out", type=Path, required=True)

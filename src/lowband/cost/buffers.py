@@ -41,7 +41,7 @@ def buffer_bytes(
     pattern:     how collectives run
     """
     peak = 0
-    for numel in unit_numels:
+    for numel in set(unit_numels):  # blocks are alike
         unit = _UnitBuffers(scheme, levels, numel, backend, pattern)
         for row in STEP:
             dtype = row.dtype(compute_dtype, reduce_dtype)

@@ -1,14 +1,16 @@
 """Seconds of a collective: base + steps x latency + bytes / rate, hop by hop or as one flat ring.
 
-    hops   sum over hops of   base + (n - 1) latency(level) + bytes / rate(level)
-    flat   base + sum over levels of steps(level) latency(level) + all bytes / min(rate(level) x ranks inside)
+    hops   sum over hops of   pieces (base + (n - 1) latency(level)) + bytes / rate(level)
+    flat   pieces (base + sum over levels of steps(level) latency(level))
+           + all bytes / min(rate(level) x ranks inside)
 
-rate is the link's rate x its efficiency. A flat ring crosses a level's
-boundary once per inner group, so it can use the cards of all ranks of that group: its rate there is their
-combined rate. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x product of the counts
-outside. Message size enters through the latency: half the rate is reached at latency x rate bytes per
-step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and Gropp 2005); the
-latencies by level are those of NCCL's and RCCL's own tuners.
+pieces: into how many collectives the stack cuts one (DeepSpeed gathers weight by weight). An all-reduce is
+two rounds of a ring, so it takes its steps twice. rate is the link's rate x its efficiency. A flat ring
+crosses a level's boundary once per inner group, so it can use the cards of all ranks of that group: its
+rate there is their combined rate. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x
+product of the counts outside. Message size enters through the latency: half the rate is reached at latency
+x rate bytes per step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and
+Gropp 2005); the latencies by level are those of NCCL's and RCCL's own tuners.
 """
 
 import math
@@ -33,6 +35,12 @@ MICRO, GIGA = 1e-6, 1e9
 def share(fact: Fact | None, case: Case) -> float:
     """An efficiency; 1 if none is stated. The low end of its interval is the slow case."""
     ends: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
+    return 1.0 if fact is None else fact.at(ends[case])
+
+
+def number(fact: Fact | None, case: Case) -> float:
+    """A count; 1 if none is stated. The high end of its interval is slow."""
+    ends: dict[Case, Bound] = {"slow": "high", "value": "value", "fast": "low"}
     return 1.0 if fact is None else fact.at(ends[case])
 
 
@@ -88,13 +96,17 @@ class Network:
             own *= share(self.stack.efficiency.get(level), self.case)
         return own * self.faster.get(level, 1.0)
 
-    def hop_s(self, hop: Hop, sent: Num) -> Num:
-        """Seconds of one hop in which each rank sends `sent` bytes in total."""
-        return self.base_s + (hop.count - 1) * self.latency_s(hop.level) + sent / self.rate(hop.level)
+    def hop_s(self, hop: Hop, sent: Num, pieces: float = 1) -> Num:
+        """Seconds of one hop in which each rank sends `sent` bytes in total, in `pieces` collectives."""
+        fixed = self.base_s + (hop.count - 1) * self.latency_s(hop.level)
+        return pieces * fixed + sent / self.rate(hop.level)
 
-    def ring_s(self, hops: Sequence[Hop], sent: Num) -> Num:
-        """Seconds of one flat ring over all hops' partners (inner first); each rank sends `sent` bytes."""
-        steps = self.base_s
+    def ring_s(self, hops: Sequence[Hop], sent: Num, pieces: float = 1, rounds: int = 1) -> Num:
+        """Seconds of one flat ring over all hops' partners (inner first); each rank sends `sent` bytes.
+
+        rounds: 2 for an all-reduce, which reduces in one round and gathers in another
+        """
+        steps = 0.0
         outside = 1
         for hop in reversed(hops):
             steps += (hop.count - 1) * outside * self.latency_s(hop.level)
@@ -103,14 +115,14 @@ class Network:
         slowest = rates[0]
         for rate in rates[1:]:
             slowest = np.minimum(slowest, rate)
-        return steps + sent / slowest
+        return pieces * (self.base_s + rounds * steps) + sent / slowest
 
-    def collective_s(self, parts: Sequence[Transfer]) -> Num:
+    def collective_s(self, parts: Sequence[Transfer], pieces: float = 1) -> Num:
         """Seconds of one collective of one unit, given its hops."""
         if len(parts) > 1 and is_ring(self.pattern, parts[0].collective.kind, parts[0].wire == "native"):
             hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
-            return self.ring_s(hops, sum(part.sent_bytes for part in parts))
+            return self.ring_s(hops, sum(part.sent_bytes for part in parts), pieces)
         total: Num = 0.0
         for part in parts:
-            total = total + self.hop_s(part.hop, part.sent_bytes)
+            total = total + self.hop_s(part.hop, part.sent_bytes, pieces)
         return total

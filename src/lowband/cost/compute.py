@@ -1,18 +1,22 @@
 """Seconds that one rank computes: matrix products, attention, memory-bound work, kernels' fixed time.
 
     products   FLOPs / (peak x matmul efficiency)
-    attention  FLOPs / (peak x attention efficiency); a fused kernel skips what causality masks (half)
+    attention  FLOPs / (peak x attention efficiency); a fused kernel skips what causality masks (half); the
+               plain one's products take at least as long as writing and reading the scores
     memory     bytes read and written / (memory rate x memory efficiency)
     kernels    number x fixed time
 
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
-plain attention 13 a T (scores written and read, softmax, dropout). The backward of these moves twice as much.
+plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
+scores. The backward of these moves twice as much.
 The loss moves 24 bytes per logit: 16-bit to fp32, softmax, gradient. Adam moves 34 bytes per parameter: the
 gradient twice (norm, step), master weights and two moments in and out, 16-bit weights out.
 """
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from lowband.cost.activations import Attention, Recompute
 from lowband.cost.collectives import GIGA, Case, seconds, share
@@ -112,9 +116,10 @@ def work(
     outside = tp if sequence_parallel else 1
     products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tp)
     core = computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tp, attention)
-    scores = computer.memory_s(
-        tokens * 13 * model.heads * seq_len / tp if attention == "plain" else 0.0 * tokens
-    )
+    scores: Num = 0.0
+    if attention == "plain":
+        one = computer.memory_s(tokens * model.heads * seq_len / tp)  # a byte of each score
+        core, scores = np.maximum(core, 4 * one), 9 * one
     moved = (8 + (14 if dropout else 12)) * h / outside + (
         4 * (h + 2 * k) + (8 if model.gated else 4) * f
     ) / tp

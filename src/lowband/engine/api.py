@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TypeVar, get_args
 
 import torch
@@ -40,7 +39,7 @@ def shard(
     """Shard a module in place, as `fully_shard` does, and return it.
 
     module:        whole on every rank, with the same values (rank 0's values are not broadcast)
-    scheme:        a Scheme, or a name from `config/schemes.yaml` under the working directory
+    scheme:        a Scheme, or a name: in `config/schemes.yaml` of the working directory, or built in
     wrap:          class, tuple of classes or predicate that selects the modules to gather one at a time
                    (the transformer block); the other parameters are gathered as one unit
     compute_dtype: dtype of weights and activations; floating-point inputs of each unit are cast to it
@@ -64,11 +63,16 @@ def shard(
         raise UserError("the module is already sharded", where=type(module).__name__)
     if collectives not in get_args(Pattern):
         raise UserError(f"unknown collectives '{collectives}'", allowed=get_args(Pattern))
-    placed = _scheme(scheme)
+    config = Config()
+
+    def named(given: Scheme | str) -> Scheme:
+        return config.scheme(given) if isinstance(given, str) else given
+
+    placed = named(scheme)
 
     def scheme_of(unit: str, owner: nn.Module) -> Scheme:
         own = placement_of(unit, owner) if placement_of is not None else None
-        return placed if own is None else _scheme(own)
+        return placed if own is None else named(own)
 
     module._lowband = Engine(  # type: ignore[assignment]
         module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, collectives, scheme_of,
@@ -83,10 +87,6 @@ def _device(given: torch.device | str | None) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _scheme(scheme: Scheme | str) -> Scheme:
-    return Config(Path.cwd()).scheme(scheme) if isinstance(scheme, str) else scheme
 
 
 def engine_of(module: nn.Module) -> Engine:

@@ -90,9 +90,9 @@ class Topology:
             self._groups[hop.level] = self._bound(hop)
 
     @classmethod
-    def from_cluster(cls, name: str, root: Path | None = None) -> "Topology":
-        """The levels of `slurm/<name>/machine.yaml` under `root` (default: the working directory)."""
-        return cls(Config(root or Path.cwd()).machine(name).sizes)
+    def from_cluster(cls, name: str, root: Path = Path()) -> "Topology":
+        """The levels of `slurm/<name>/machine.yaml` in `root` (default: working directory), or built in."""
+        return cls(Config(root).machine(name).sizes)
 
     def hops(self, inner: str, outer: str) -> list[BoundHop]:
         """The hops from one level outwards to another, inner first, with this rank's groups."""

@@ -1,21 +1,24 @@
-"""The search of `lowband plan`: every placement x wires x micro-batch x recomputation x tp x pp that fits.
+"""The search of `lowband plan`: placement x wires x micro-batch x order x recomputation x tp x pp, what fits.
 
 It covers these choices only:
 
     placements  every order weights <= grads <= optim of the levels, with every secondary inside weights
     wires       native or int8 for the two gathers, native or int4 for the reductions in and out of the grads
                 level; a collective that sends nothing, or has one rank, keeps its native wire
-    batches     every micro-batch that divides a data-parallel group's share of the global batch; the rest is
-                accumulation
-    recompute   none, full
+    batches     every micro-batch (of those given) that divides a data-parallel group's share of the global
+                batch; the rest is accumulation
+    order       of accumulation: depth, and breadth where a step has several micro-batches
+    recompute   none, full (or the one given)
     tp, pp      those given (or every power of two to the node's size, and to 16 stages) that divide the model
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.bytes import transfers
@@ -23,7 +26,7 @@ from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
-from lowband.predict.workload import Workload
+from lowband.predict.workload import Schedule, Workload
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
@@ -36,10 +39,10 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MOST_STAGES = 16
 KNOBS = (
-    "weights", "secondary", "grads", "optim", *WIRES, "micro_batch", "recompute", "tp", "pp",
+    "weights", "secondary", "grads", "optim", *WIRES, "micro_batch", "order", "recompute", "tp", "pp",
 )  # fmt: skip
 
-MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "recompute", "tp", "pp")
+MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "order", "recompute", "tp", "pp")
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,18 @@ def plan(
     global_batch: int,
     tps: Sequence[int] | None = None,
     pps: Sequence[int] | None = None,
+    micro_batches: Sequence[int] | None = None,
+    recompute: Sequence[Recompute] = RECOMPUTE,
 ) -> Plan:
-    """Every candidate, predicted. Raises UserError if none fits, with how much memory is short."""
+    """Every candidate, predicted. Raises UserError if none fits, with how much memory is short.
+
+    tps, pps, micro_batches: the values to try; None: every one that is possible
+    """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
-    for job in jobs(machine, stack, model, ranks, seq_len, global_batch, tps, pps):
+    tried = jobs(machine, stack, model, ranks, seq_len, global_batch, tps, pps, micro_batches, recompute)
+    for job in tried:
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
             peak = peak_bytes(memory_items(job), np.asarray(job.passes) > 1)
@@ -112,10 +121,11 @@ def plan(
             knobs = _knobs(job, KNOBS, int(b))
             found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s))
     if not found:
+        given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(
             f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
-            f"{ranks} ranks",
-            allowed="a multiple of the data-parallel ranks",
+            f"{ranks} ranks{given}",
+            allowed=f"a multiple of the data-parallel ranks{given}",
         )
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
@@ -135,7 +145,7 @@ def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserErr
 
 
 def _knobs(job: Workload, names: Sequence[str], micro_batch: int = 0) -> tuple[object, ...]:
-    values = {**vars(job.scheme), **vars(job), "micro_batch": micro_batch}
+    values = {**vars(job.scheme), **vars(job), "micro_batch": micro_batch, "order": job.order}
     return tuple(values[name] for name in names)
 
 
@@ -148,21 +158,27 @@ def jobs(
     global_batch: int,
     tps: Sequence[int] | None = None,
     pps: Sequence[int] | None = None,
+    micro_batches: Sequence[int] | None = None,
+    recompute: Sequence[Recompute] = RECOMPUTE,
 ) -> Iterator[Workload]:
-    """The search's jobs; each has all micro-batches as an array."""
+    """The search's jobs; each has its micro-batches as an array."""
     for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
         if ranks % (tp * pp) or model.layers % pp or model.heads % tp or global_batch % (ranks // (tp * pp)):
             continue
         share = global_batch // (ranks // (tp * pp))
-        batches = np.array([b for b in range(1, share + 1) if share % b == 0])
-        base = Workload(
-            machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
-            micro_batch=batches, seq_len=seq_len, accumulation=share // batches, tp=tp, pp=pp,
-            sequence_parallel=tp > 1,
-        )  # fmt: skip
-        for scheme in schemes(base.levels):
-            for recompute in RECOMPUTE:
-                yield replace(base, scheme=scheme, recompute=recompute)
+        batches = np.array([b for b in micro_batches or range(1, share + 1) if share % b == 0], dtype=int)
+        in_order: dict[Schedule, NDArray[Any]] = {"1f1b": batches, "breadth-first": batches[batches < share]}
+        for schedule, several in in_order.items():
+            if not several.size:
+                continue
+            base = Workload(
+                machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
+                micro_batch=several, seq_len=seq_len, accumulation=share // several, tp=tp, pp=pp,
+                schedule=schedule, sequence_parallel=tp > 1,
+            )  # fmt: skip
+            for scheme in schemes(base.levels):
+                for each in recompute:
+                    yield replace(base, scheme=scheme, recompute=each)
 
 
 def _powers(most: int) -> list[int]:

@@ -32,7 +32,8 @@ def _line(c: Candidate) -> str:
     wires = ", ".join(f"{w} {s.wire(w)}" for w in WIRES if s.wire(w) != "native") or "all native"
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
-        f"micro-batch {c.micro_batch} x {c.accumulation}, recompute {job.recompute}, tp {job.tp}, pp {job.pp}"
+        f"micro-batch {c.micro_batch} x {c.accumulation}, order {job.order}, "
+        f"recompute {job.recompute}, tp {job.tp}, pp {job.pp}"
     )
 
 
@@ -63,13 +64,13 @@ def write(best: Candidate, name: str, config: Config) -> tuple[Path, Path]:
     entry = {key: value for key, value in entry.items() if value not in (None, "native")}
     entry["known_as"] = (
         f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}, "
-        f"stack {job.stack.name}"
+        f"stack {job.stack.name}, order {job.order}"
     )
     purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}"
     fixed = {
         "model": job.model.name, "scheme": name, "ranks": job.ranks, "micro_batch": best.micro_batch,
-        "accumulation": best.accumulation, "seq_len": job.seq_len, "recompute": job.recompute,
-        "steps": STEPS, "warmup_steps": WARMUP_STEPS,
+        "accumulation": best.accumulation, "order": job.order, "seq_len": job.seq_len,
+        "recompute": job.recompute, "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
     }  # fmt: skip
     write_whole(suite, _yaml({"purpose": purpose, "cluster": job.machine.name, "fixed": fixed}))

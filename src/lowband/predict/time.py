@@ -8,7 +8,8 @@ included), gathers G (forward) and g (backward) and reduction r, one micro-batch
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root
 
-where f and b include the host's time for the unit, and
+where f and b include the host's: what the device waits for, and what launching takes beyond the device's
+computation; and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
 The first micro-batch's forward also gathers updated weights; the last one's backward also reduces to the
@@ -16,10 +17,11 @@ optimizer level and over replicas. Time beyond a pass's computation is exposed c
 collectives in proportion to their time in the lane.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
-recomputation), not hidden. A pipeline over p ranks, v stages on each, adds the time of p - 1 passes of a
-micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and sends each micro-batch's
-activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all M micro-batches through
-a unit in turn, so a unit is gathered and reduced once per step, not once per micro-batch, behind M f or M b.
+recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds the
+time of p - 1 passes of a micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and
+sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
+M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
+batch, behind M f or M b.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowband.cost.bytes import Transfer, stage_numels, transfers
-from lowband.cost.collectives import Case, Network, seconds, share
+from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, work
 from lowband.cost.numbers import Num, join
 from lowband.predict.workload import Workload
@@ -62,7 +64,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
         job.sequence_parallel, job.dropout,
     )  # fmt: skip
-    overlap, host = share(job.stack.overlap, case), seconds(job.stack.unit_us, case)
+    overlap = share(job.stack.overlap, case)
     numels = stage_numels(job.model, job.levels, job.tp, job.pp)
     root = _lane(job, network, computer, numels[0], is_root=True)
     block = _lane(job, network, computer, numels[1], is_root=False)
@@ -70,7 +72,11 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
-    tp_again = 2 * tp_s if job.recompute == "full" else 0.0
+    tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
+    computed_s = w.backward + w.recompute
+    tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 2 if job.recompute == "full" else 1, case)
+    forward_s = w.forward + tp_forward_s + forward_host_s  # of one block and micro-batch
+    backward_s = computed_s + tp_backward_s + backward_host_s
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
 
     def add(name: str, time: Num) -> None:
@@ -79,7 +85,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     def forward(every: Collection[str], times: Num) -> None:
         gathers = _names("forward", "weights", every)
         g, g_root = _sum(block, gathers), _sum(root, gathers)
-        busy = turns * (w.forward + 2 * tp_s + host)
+        busy = turns * forward_s
         exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
         _attribute(
             add,
@@ -90,7 +96,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     def backward(every: Collection[str], times: Num) -> None:
         gathers, reductions = (_names("backward", what, every) for what in ("weights", "gradients"))
         g, r, r_root = _sum(block, gathers), _sum(block, reductions), _sum(root, reductions)
-        busy, head = turns * (w.backward + w.recompute + 2 * tp_s + tp_again + host), turns * w.head_backward
+        busy, head = turns * backward_s, turns * w.head_backward
         exposed = join(head, g, overlap) - head
         exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
         lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
@@ -104,14 +110,12 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     add("forward", micro_batches * (blocks * w.forward + w.head_forward))
     add("backward", micro_batches * (blocks * w.backward + w.head_backward))
     add("recompute", micro_batches * blocks * w.recompute)
-    add("host", micro_batches * blocks * 2 * host)
-    add("tensor_parallel", micro_batches * blocks * (4 * tp_s + tp_again))
-    exchange = _exchange_s(job, other)
-    add("pipeline_exchange", micro_batches * exchange)
+    add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
+    add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
+    add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
     add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))
     if job.pp > 1:
-        chunk = blocks * (w.forward + w.backward + w.recompute + 4 * tp_s + tp_again + 2 * host)
-        add("bubble", (job.pp - 1) / job.interleave * (chunk + exchange))
+        add("bubble", (job.pp - 1) / job.interleave * (blocks * (forward_s + backward_s) + exchange))
     total: Num = 0.0
     for item in items.values():
         total = total + item
@@ -120,13 +124,31 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     return StepTime(total, items, lane)
 
 
+def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) -> tuple[Num, Num]:
+    """What a block's pass takes beyond its computation: tensor parallelism's collectives, and the host.
+
+    passes: 2 for a backward with a recomputed forward; each has two all-reduces of `tp_s` and runs the hooks
+    """
+    hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
+    on_device = join(computed_s, 2 * passes * tp_s, hidden)
+    launch = seconds(job.stack.launch_us, case)
+    hooks = job.scheme.grads != SELF  # where every rank has whole gradients, nothing hooks a unit
+    wait = passes * seconds(job.stack.unit_us, case) if hooks else 0.0
+    return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
+
+
 def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_root: bool) -> Lane:
     """Seconds of each collective of one unit: messages and quantization."""
     parts: dict[str, list[Transfer]] = {}
     for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
         parts.setdefault(t.collective.name, []).append(t)
+    cut = {
+        "weights": number(job.stack.gathers, network.case),
+        "gradients": number(job.stack.reductions, network.case),
+    }
     return {
-        name: network.collective_s(hops) + computer.quantize_s(sum(hop.quantized_values for hop in hops))
+        name: network.collective_s(hops, 1 if is_root else cut[hops[0].collective.carries])
+        + computer.quantize_s(sum(hop.quantized_values for hop in hops))
         for name, hops in parts.items()
     }
 
@@ -157,7 +179,7 @@ def _all_reduce_s(job: Workload, network: Network) -> Num:
         return 0.0
     hops = job.mesh.levels("tp").hops(SELF, WORLD)
     sent = 2 * (job.tp - 1) / job.tp * 2 * job.micro_batch * job.seq_len * job.model.hidden
-    return network.ring_s(hops, sent)
+    return network.ring_s(hops, sent, rounds=2)
 
 
 def _exchange_s(job: Workload, network: Network) -> Num:

@@ -70,7 +70,8 @@ def sweep(root: Path) -> list[str]:
 
 
 _ORDERS = {
-    "suite": "{suite}", "passes": "{accumulation}", "scheme": "{scheme}", "depth-first (s)": "{step_time_s_depth:.2f}",
+    "suite": "{suite}", "passes": "{accumulation}", "scheme": "{scheme}",
+    "depth-first (s)": "{step_time_s_depth:.2f}",
     "predicted": "{predicted_step_time_s_depth:.2f}", "breadth-first (s)": "{step_time_s_breadth:.2f}",
     " predicted": "{predicted_step_time_s_breadth:.2f}", "gain": "{over_depth_breadth:.2f}",
     "gain predicted": "{gain:.2f}",

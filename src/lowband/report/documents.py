@@ -11,6 +11,8 @@ import pandas as pd
 from lowband.claims.claim import read_claims
 from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
+from lowband.predict.footprint import GIB
+from lowband.predict.plan import WIRES
 from lowband.report import box_documents, suite_documents
 from lowband.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.report.findings import findings
@@ -24,6 +26,8 @@ from lowband.spec.softmax import TORCH
 from lowband.spec.yaml_model import read_text
 from lowband.tables.build import read_sources
 from lowband.tables.derived import peers, softmax
+
+COMPARED = ["zero3", "zeropp", "hier3", "planned"]  # the schemes in the planner's table
 
 
 def write_documents(root: Path) -> None:
@@ -110,6 +114,28 @@ def _beyond(root: Path) -> list[str]:
         "bounds": "{lower_bound:g} to {upper_bound:g}", "place": "{place}", "source": "{bounds_source}",
     }  # fmt: skip
     return markdown(filled(beyond.fillna({"stack": ""}), cells))
+
+
+def _pareto(root: Path) -> list[str]:
+    """On each stack, fastest first: the Pareto line, and the schemes of COMPARED in both orders."""
+    table = read_table(root / "results" / "reference" / "predicted" / "pareto.csv")
+    rows = table[table["fits"] & (table["pareto"] | table["scheme"].isin(COMPARED))].copy()
+    rows["gib"] = rows["peak_memory_bytes"] / GIB
+    rows["line"] = rows["pareto"].map({True: "yes", False: ""})
+    rows["wires"] = [_wires(row) for _, row in rows.iterrows()]
+    rows = rows.sort_values(["stack", "tflops_per_gpu"], ascending=[True, False], kind="stable")
+    cells = {
+        "stack": "{stack}", "scheme": "{scheme}", "order": "{order}", "weights": "{weights}",
+        "secondary": "{secondary}", "grads": "{grads}", "optim": "{optim}", "wires": "{wires}",
+        "GiB": "{gib:.1f}", "TFLOPS": "{tflops_per_gpu:.1f}", "over hier3 depth": "{over_hier3_depth:.3f}",
+        "Pareto": "{line}",
+    }  # fmt: skip
+    return markdown(filled(rows.fillna({"scheme": "", "secondary": ""}), cells))
+
+
+def _wires(row: "pd.Series[Any]") -> str:
+    """The wires of a row that are not native."""
+    return ", ".join(f"{name} {row[name]}" for name in WIRES if row[name] != "native")
 
 
 _PEER = {
@@ -240,6 +266,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
     "beyond": ("docs/predictor.md", _beyond),
+    "pareto": ("docs/predictor.md", _pareto),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from lowband.errors import install
 from lowband.run.environment import cpu_name
 
 # Needs of `make reproduce`, rounded up from those of the shipped runs and a set-up (report/needs.py).
@@ -46,7 +47,11 @@ def _machine() -> Iterator[Row]:
 
 def _torch() -> Iterator[Row]:
     if find_spec("torch") is None:
-        yield "torch", "missing", "no training here; tables and figures work without it"
+        yield (
+            "torch",
+            "missing",
+            f"no training here; predictions, tables and figures work; {install('torch')}",
+        )
         return
     import torch
     import torch.distributed as dist
@@ -72,7 +77,7 @@ def _deepspeed() -> Iterator[Row]:
     try:
         found = version("deepspeed")
     except PackageNotFoundError:
-        yield "deepspeed", "missing", "suite `peers` needs it"
+        yield "deepspeed", "missing", f"suite `peers` needs it; {install('deepspeed')}"
         return
     compilers = [name for name in ("nvcc", "hipcc", "g++", "ninja") if shutil.which(name)]
     yield (
@@ -95,7 +100,7 @@ def _packages() -> Iterator[Row]:
         try:
             yield package, version(package), ""
         except PackageNotFoundError:
-            yield package, "missing", "make install"
+            yield package, "missing", install(package)
 
 
 def _yes(value: bool) -> str:

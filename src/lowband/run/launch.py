@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from lowband.errors import UserError
 from lowband.run.orders import ORDERS, orders, read_order
 from lowband.run.ranks import Rank
 from lowband.spec.files import write_whole
@@ -95,7 +96,8 @@ def _rank_main(rank: Rank, work: Callable[[Rank], None], folder: Path, parent: i
         work(rank)
         code = 0
     except BaseException as error:
-        traceback.print_exc()
+        if not isinstance(error, UserError):  # the parent prints it, once for all ranks
+            traceback.print_exc()
         # The time determines the first failure; the other ranks fail soon after because of it.
         name = f"rank {rank.rank}"
         _record(folder, time.time_ns(), name, f"{name}: {type(error).__name__}: {str(error).strip()}")

@@ -1,10 +1,13 @@
 """The ranks that this process is or starts: one given by torchrun or srun, its node's, or all."""
 
 import os
+import time
 from dataclasses import dataclass
 
 from lowband.errors import UserError
 from lowband.spec.job import is_slurm_task
+
+ALIKE_S = 3.0  # a launcher ends the other processes within this time after one has failed
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,12 @@ def is_first_process() -> bool:
     """Whether this is the launcher's first process, or there is no launcher."""
     launcher = _launcher()
     return launcher is None or os.environ[_LAUNCHERS[launcher][0]] == "0"
+
+
+def wait_for_first_process() -> None:
+    """Return at once in the first process, late in the others: after it failed, the launcher ends them.
+
+    So bad input that every process finds is printed once, and that of one process is still printed.
+    """
+    if not is_first_process():
+        time.sleep(ALIKE_S)

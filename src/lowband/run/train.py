@@ -118,7 +118,8 @@ def _run_ranks(mine: list[Rank] | None, job: RunContext) -> Outcome:
             with folder.causes(step) as causes:
                 run_ranks(mine, lambda rank: _run_rank(rank, job), spec.time_limit_s, causes)
     except RankFailure as error:
-        return _record(failure(str(error), folder), folder)
+        outcome = _recorded_by_first_process(error.cause, folder)
+        return outcome or _record(failure(str(error), folder), folder)
     except (SystemExit, KeyboardInterrupt) as order:
         is_term = isinstance(order, SystemExit)
         _record(ordered(signal.SIGTERM if is_term else signal.SIGINT, folder), folder)
@@ -150,9 +151,23 @@ def _run_launched_rank(rank: Rank, job: RunContext) -> Outcome:
         try:
             return _run_rank(rank, job, has_joined.set)
         except Exception as error:
+            what = f"{type(error).__name__}: {error}"
             if not isinstance(error, UserError):
                 traceback.print_exc()
-            return _record(failure(f"rank {rank.rank}: {type(error).__name__}: {error}", folder), folder)
+            elif outcome := _recorded_by_first_process(what, folder):
+                return outcome
+            return _record(failure(f"rank {rank.rank}: {what}", folder), folder)
+
+
+def _recorded_by_first_process(what: str, folder: RunFolder) -> Outcome | None:
+    """In another process: the outcome of the same error, if the first process records and so prints it."""
+    deadline = time.monotonic() + SEEN_S
+    while not is_first_process() and time.monotonic() < deadline:
+        outcome = folder.read_outcome()
+        if outcome is not None and outcome.cause.endswith(what.partition("\n")[0]):
+            return outcome
+        time.sleep(0.1)
+    return None
 
 
 def _record(outcome: Outcome, folder: RunFolder) -> Outcome:

@@ -39,7 +39,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "softmax": Benchmark(
-        help="time three softmax algorithms over vector sizes, on one core (a minute)",
+        help="time three softmax algorithms over vector sizes, on one core",
         tables={"softmax_times": Time, "softmax_setup": Setup},
         setup="softmax_setup",
         suite="default",

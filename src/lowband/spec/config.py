@@ -17,12 +17,15 @@ from lowband.spec.yaml_model import Strict, parse_entry, read_yaml
 
 T = TypeVar("T", bound=Strict)
 
+BUILT_IN = Path(__file__).parents[1] / "builtin"  # config/ and slurm/: links here, copies in a wheel
+
 
 class Config:
     """The configuration under `root`, the folder that holds config/ and slurm/.
 
-    A file is read on first use and then kept; a file that changes later needs a new Config. An unknown name
-    raises UserError with the file or folder and the allowed names.
+    A model, scheme, stack or cluster that `root` does not have is the built-in one of that name. There are no
+    built-in suites. A file is read on first use and then kept; a file that changes later needs a new Config.
+    An unknown name raises UserError with the file or folder and the allowed names.
     """
 
     def __init__(self, root: Path = Path()) -> None:
@@ -37,19 +40,21 @@ class Config:
 
     @property
     def models(self) -> list[str]:
-        return list(self._read(self.models_file))
+        return self._entries_of(self.models_file)
 
     @property
     def schemes(self) -> list[str]:
-        return list(self._read(self.schemes_file))
+        return self._entries_of(self.schemes_file)
 
     @property
     def clusters(self) -> list[str]:
-        return sorted(path.parent.name for path in self.clusters_folder.glob("*/machine.yaml"))
+        folders = self.clusters_folder, self._built_in(self.clusters_folder)
+        return sorted({path.parent.name for folder in folders for path in folder.glob("*/machine.yaml")})
 
     @property
     def stacks(self) -> list[str]:
-        return [OURS.name, *sorted(path.stem for path in self.stacks_folder.glob("*.yaml"))]
+        folders = self.stacks_folder, self._built_in(self.stacks_folder)
+        return [OURS.name, *sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})]
 
     @property
     def suites(self) -> list[str]:
@@ -86,7 +91,7 @@ class Config:
         """The stack of `config/stacks/<name>.yaml`, with its constants on a cluster or its like."""
         if name == OURS.name:
             return OURS
-        path = self.stacks_folder / f"{name}.yaml"
+        path = self._own_or_built_in(self.stacks_folder / f"{name}.yaml")
         if not path.is_file():
             raise UserError(f"no stack '{name}'", where=self.stacks_folder, allowed=self.stacks)
         return Stack.parse({**self._read(path), "name": name}, path).on(self._alike(cluster))
@@ -140,8 +145,14 @@ class Config:
             return own.on(self._alike(machine.name))
         return self.stack_on(given or machine.stack, machine.name)
 
+    def _built_in(self, path: Path) -> Path:
+        return BUILT_IN / path.relative_to(self.root)
+
+    def _own_or_built_in(self, path: Path) -> Path:
+        return path if path.exists() else self._built_in(path)
+
     def _machine_file(self, cluster: str) -> Path:
-        return self.clusters_folder / cluster / "machine.yaml"
+        return self._own_or_built_in(self.clusters_folder / cluster / "machine.yaml")
 
     def _alike(self, cluster: str) -> list[str]:
         """The cluster and those that it is like, each like the next."""
@@ -153,16 +164,21 @@ class Config:
         return names
 
     def _job_file(self, cluster: str) -> Path:
-        return self.clusters_folder / cluster / "job.yaml"
+        return self._machine_file(cluster).with_name("job.yaml")
 
     def _suite_file(self, name: str) -> Path:
         return self.suites_folder / f"{name}.yaml"
 
-    def _read_entry(self, cls: type[Strict], path: Path, name: str) -> Any:
-        entries = self._read(path)
-        if name not in entries:
-            raise UserError(f"no entry '{name}'", where=path, allowed=sorted(entries))
-        return parse_entry(cls, entries[name], f"{path}: {name}", name=name)
+    def _entries_of(self, file: Path) -> list[str]:
+        """The names of the built-in entries and of those in the file, in the files' order."""
+        own = self._read(file) if file.exists() else {}
+        return list(dict.fromkeys([*self._read(self._built_in(file)), *own]))
+
+    def _read_entry(self, cls: type[Strict], file: Path, name: str) -> Any:
+        for path in (file, self._built_in(file)):
+            if path.exists() and name in (entries := self._read(path)):
+                return parse_entry(cls, entries[name], f"{path}: {name}", name=name)
+        raise UserError(f"no entry '{name}'", where=file, allowed=sorted(self._entries_of(file)))
 
 
 def _own_file(cls: type[T], given: str) -> T | None:

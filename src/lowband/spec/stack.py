@@ -16,10 +16,27 @@ class StackConstants(Strict):
         default=None,
         description="share of the hideable communication that is hidden behind computation; none: all",
     )
+    tensor_overlap: Fact | None = Field(
+        default=None,
+        description="the same of tensor parallelism's collectives, behind the products of their block; "
+        "none: nothing is hidden",
+    )
     collective_us: Fact | None = Field(default=None, description="fixed time of one collective; none: 0")
     unit_us: Fact | None = Field(
         default=None,
-        description="time on the host of one unit's pass (hooks, allocation) that nothing hides; none: 0",
+        description="time of one unit's pass in which the device waits for the host (synchronising hooks), "
+        "where gradients are sharded; none: 0",
+    )
+    launch_us: Fact | None = Field(
+        default=None,
+        description="time in which the host launches one unit's pass; it hides behind the device's "
+        "computation where that takes longer; none: 0",
+    )
+    gathers: Fact | None = Field(
+        default=None, description="collectives into which the gather of a block's weights is cut; none: 1"
+    )
+    reductions: Fact | None = Field(
+        default=None, description="the same of the reduction of its gradients; none: 1"
     )
     efficiency: dict[str, Fact] = Field(
         default={},

@@ -74,23 +74,28 @@ def with_options(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside(
-    df: pd.DataFrame, others: pd.DataFrame, option: str, on: tuple[str, ...] = (), **columns: str
+    df: pd.DataFrame, others: pd.DataFrame, *options: str, on: tuple[str, ...] = (), **columns: str
 ) -> pd.DataFrame:
-    """`df` with columns (new name = old name) of the row of `others` that differs only in `option`.
+    """`df` with columns (new name = old name) of the row of `others` that differs only in `options`.
 
     Empty if there are none or several, as with two schemes of one name. on: further columns that must agree
     """
-    keys = [*same_but(df, option), *on]
+    keys = [*same_but(df, *options), *on]
     found = others[[*keys, *columns.values()]].drop_duplicates(keys, keep=False)
     return df.merge(found.rename(columns={old: new for new, old in columns.items()}), on=keys, how="left")
 
 
-def over(df: pd.DataFrame, option: str, value: str, rate: str) -> pd.DataFrame:
-    """`df` with over_<value>: `rate` over that of the point whose `option` has this value, all else equal."""
-    if option not in df:  # it is younger than these runs
-        return df.assign(**{f"over_{value}": float("nan")})
-    df = beside(df, df[df[option] == value], option, other_rate=rate)
-    df[f"over_{value}"] = df[rate] / df.pop("other_rate")
+def over(df: pd.DataFrame, rate: str, **chosen: str) -> pd.DataFrame:
+    """`df` with over_<values>: `rate` over that of the point that differs only in having these values.
+
+    chosen: option -> value
+    """
+    name = "_".join(("over", *chosen.values()))
+    if not set(chosen) <= set(df):  # an option is younger than these runs
+        return df.assign(**{name: float("nan")})
+    is_chosen = (df[list(chosen)] == pd.Series(chosen)).all(axis=1)
+    df = beside(df, df[is_chosen], *chosen, other_rate=rate)
+    df[name] = df[rate] / df.pop("other_rate")
     return df
 
 

@@ -24,7 +24,7 @@ STEP = 1e-3  # of a derivative, as a share of the range between the bounds
 
 @dataclass(frozen=True)
 class Fitted:
-    """A constant fitted again. value: the file's; within: the best one within the bounds, and its place.
+    """A constant fitted again. value: the file's; within: the best one in the bounds; each with its place.
 
     fit_error_percent, held_out_error_percent: mean |predicted / published - 1| of the machine's sources with
     the files' values; within_...: with all of the machine's constants fitted again
@@ -33,6 +33,7 @@ class Fitted:
     cluster: str
     constant: str
     value: float
+    value_place: Place
     within: float
     lower_bound: float
     upper_bound: float
@@ -61,8 +62,8 @@ def fit(config: Config, cluster: str) -> list[Fitted]:
     before, after = _errors(config, cluster, shipped), _errors(config, cluster, values)
     return [
         Fitted(
-            cluster, place, fact.value, values[place], fact.bounds.low, fact.bounds.high,
-            fact.bounds.place(values[place]), before[0], after[0], before[1], after[1],
+            cluster, place, fact.value, fact.bounds.place(fact.value), values[place], fact.bounds.low,
+            fact.bounds.high, fact.bounds.place(values[place]), before[0], after[0], before[1], after[1],
         )
         for place, fact in constants.items() if fact.bounds is not None
     ]  # fmt: skip

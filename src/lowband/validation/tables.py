@@ -9,9 +9,10 @@ from lowband.spec.csv_tables import write_csv
 from lowband.spec.sourced import Fact
 from lowband.validation import SOURCES
 from lowband.validation.frontier_maps import frontier_map, largest, scale
+from lowband.validation.frontier_pareto import pareto
 from lowband.validation.validate import validate
 
-PREDICTED = ("validation", "frontier_map", "scale", "largest", "constants")  # names of the tables
+PREDICTED = ("validation", "frontier_map", "scale", "largest", "pareto", "constants")  # names of the tables
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
 
@@ -22,6 +23,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(frontier_map(config), out / "frontier_map.csv")
     write_csv(scale(config), out / "scale.csv")
     write_csv(largest(config), out / "largest.csv")
+    write_csv(pareto(config), out / "pareto.csv")
     write_csv(constants(config), out / "constants.csv")
 
 

@@ -24,7 +24,7 @@ def build(validation: pd.DataFrame, constants: pd.DataFrame) -> pd.DataFrame:
     out["fitted_constants"] = out["source"].map(named.size()).fillna(0).astype(int)
     out["constants_per_row"] = out["fitted_constants"] / out["source"].map(df.groupby("source").size())
     beyond = fitted[fitted["place"] != "inside"].groupby("source")["constant"].agg(", ".join)
-    out["beyond_bounds"] = out["source"].map(beyond).fillna("-")
+    out["beyond_bounds"] = [beyond.get(source, "-") for source in out["source"]]
     for column in EXPERIMENT:
         if column not in out:
             out.insert(0, column, {"provenance": "predicted", "suite": "validation"}.get(column, "-"))

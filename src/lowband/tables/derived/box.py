@@ -9,6 +9,7 @@ measured_over_predicted      of the step time; prediction_error_percent: its abs
 over_zero3, over_zeropp      throughput over that scheme's, all other options being equal
 over_depth                   throughput over that of depth-first order, likewise
 over_flat                    throughput over that of flat rings, likewise
+over_hier3_depth             throughput over that of hier3 in depth-first order, likewise
 scaling                      weak: equal batch per rank; strong: equal global batch
 efficiency                   throughput per rank over that on `base_ranks`, the fewest ranks among the points
                              that differ only in ranks
@@ -21,7 +22,13 @@ import pandas as pd
 from lowband.cost.flops import MODEL_CONVENTION
 from lowband.tables.points import over, points, with_base
 
-COMPARED = {"scheme": ("zero3", "zeropp"), "order": ("depth",), "collectives": ("flat",)}
+OVER = ("zero3", "zeropp")  # the schemes that all others are compared with
+COMPARED: tuple[dict[str, str], ...] = (
+    *({"scheme": scheme} for scheme in OVER),
+    {"order": "depth"},
+    {"collectives": "flat"},
+    {"scheme": "hier3", "order": "depth"},
+)
 
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:
@@ -50,13 +57,11 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
     df["model_flop_per_s_per_rank_at_scale"] = rate * df["scale"]
     df["flop_convention"] = MODEL_CONVENTION
     df["interface_over_ledger"] = df["interface_bytes"] / df["ledger_bytes"]
-    for option, others in COMPARED.items():
-        for other in others:
-            df = over(df, option, other, "model_flop_per_s_per_rank")
+    for chosen in COMPARED:
+        df = over(df, "model_flop_per_s_per_rank", **chosen)
     df = with_base(df, "model_flop_per_s_per_rank")
     df["efficiency"] = df["model_flop_per_s_per_rank"] / df.pop("base_rate")
     df["outer_link_gigabytes_per_s"] = df["outer_link_bytes_per_s"] * df["scale"] / 1e9
     widest = df.groupby("cluster")["outer_link_bytes_per_s"].transform("max")
     df["outer_link_share"] = df["outer_link_bytes_per_s"] / widest
     return df
-

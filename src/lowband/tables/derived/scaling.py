@@ -35,7 +35,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     df = with_base(df, "tokens_per_s")
     df["speedup"] = df["tokens_per_s"] / df.pop("base_rate")
     df["efficiency"] = df["speedup"] / (df["ranks"] / df["base_ranks"])
-    return over(df, "order", "depth", "tokens_per_s")
+    return over(df, "tokens_per_s", order="depth")
 
 
 def _times(measured: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,65 @@
+"""What a root's config/ and slurm/ have comes before what is built in, by name."""
+
+from pathlib import Path
+
+import pytest
+
+from lowband.errors import UserError
+from lowband.spec.config import BUILT_IN, Config
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_names_are_found_in_an_empty_folder(tmp_path: Path) -> None:
+    here, there = Config(tmp_path), Config(ROOT)
+    assert here.schemes == there.schemes
+    assert here.models == there.models
+    assert here.clusters == there.clusters
+    assert here.stacks == there.stacks
+    assert here.scheme("hier3") == there.scheme("hier3")
+    assert here.model("gpt-20b") == there.model("gpt-20b")
+    for cluster in there.clusters:
+        assert here.machine(cluster) == there.machine(cluster)
+        assert here.given_stack(None, here.machine(cluster)) == there.given_stack(
+            None, there.machine(cluster)
+        )
+        assert here.job(cluster) == there.job(cluster)
+    assert here.suites == []
+
+
+def test_own_files_come_first(tmp_path: Path) -> None:
+    write(
+        tmp_path / "config" / "schemes.yaml", "hier3: {weights: node, grads: node, optim: world}\nmine: {}\n"
+    )
+    write(tmp_path / "config" / "stacks" / "fsdp2.yaml", (BUILT_IN / "config/stacks/fsdp.yaml").read_text())
+    own = (BUILT_IN / "slurm/local/machine.yaml").read_text()
+    write(tmp_path / "slurm" / "frontier" / "machine.yaml", own)
+    write(tmp_path / "slurm" / "copy" / "machine.yaml", "like: frontier\n")
+    config = Config(tmp_path)
+    assert config.scheme("hier3").weights == "node"
+    assert config.scheme("zero3") == Config(ROOT).scheme("zero3")
+    assert config.schemes.count("hier3") == 1
+    assert "mine" in config.schemes
+    assert (
+        config.machine("frontier").levels
+        == Config(ROOT).machine("local").levels
+        == config.machine("copy").levels
+    )
+    assert not config.has_slurm("frontier")  # a cluster's folder counts as a whole
+    fsdp, ours = Config(ROOT).stack_on("fsdp", "local"), config.stack_on("fsdp2", "local")
+    assert ours == fsdp.model_copy(update={"name": "fsdp2"})
+
+
+def test_an_unknown_name_lists_all(tmp_path: Path) -> None:
+    write(tmp_path / "config" / "schemes.yaml", "mine: {}\n")
+    with pytest.raises(UserError, match="no entry 'none'") as error:
+        Config(tmp_path).scheme("none")
+    assert {"mine", "hier3"} <= set(error.value.allowed.split(", "))
+    with pytest.raises(UserError, match="no cluster 'none'") as error:
+        Config(tmp_path).machine("none")
+    assert "frontier" in error.value.allowed
