@@ -45,7 +45,7 @@ def _bars(axes: Axes, rows: pd.DataFrame) -> None:
         )  # fmt: skip
         axes.hlines(
             line["predicted_step_time_s"], place - width / 2, place + width / 2, colors="black",
-            linewidth=1.2, label="predicted" if i else None,
+            linewidth=1.2, label="predicted" if i else "_nolegend_",
         )  # fmt: skip
     axes.set_xticks(np.arange(len(schemes)), schemes)
     axes.grid(axis="x", visible=False)
