@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, shades
+from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, looks, shades
 
 SUITE = "box-hops"
 LABELS = {"flat": "flat rings", "hops": "level by level"}
@@ -32,7 +32,7 @@ def draw(df: pd.DataFrame) -> Figure:
 
 
 def _bars(axes: Axes, rows: pd.DataFrame) -> None:
-    schemes = list(dict.fromkeys(rows["scheme"]))
+    schemes = list(looks(rows["scheme"]))
     width = 0.36
     for i, (kind, (color, hatch)) in enumerate(shades(list(LABELS)).items()):
         line = rows[rows["collectives"] == kind].set_index("scheme").reindex(schemes)
