@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, looks, shades
+from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, shades
 
 SUITE = "box-hops"
 LABELS = {"flat": "flat rings", "hops": "level by level"}
@@ -32,7 +32,8 @@ def draw(df: pd.DataFrame) -> Figure:
 
 
 def _bars(axes: Axes, rows: pd.DataFrame) -> None:
-    schemes = list(looks(rows["scheme"]))
+    slowest_first = rows.groupby("scheme")["step_time_s"].max().sort_values(ascending=False)
+    schemes = list(slowest_first.index)
     width = 0.36
     for i, (kind, (color, hatch)) in enumerate(shades(list(LABELS)).items()):
         line = rows[rows["collectives"] == kind].set_index("scheme").reindex(schemes)
