@@ -25,9 +25,15 @@ def add(commands: Any) -> None:
         commands, "bench-optimizers", "time steps: AdamW on shards, Muon on whole matrices",
         "--out results/optimizers", "Takes five minutes.",
     )  # fmt: skip
-    optimizers.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
-    optimizers.add_argument("--root", type=Path, default=Path())
-    optimizers.set_defaults(run=_bench_optimizers)
+    orders = add_verb(
+        commands, "bench-orders", "processor time of a step, depth-first and breadth-first",
+        "--out results/orders", "Takes two minutes.",
+    )  # fmt: skip
+    by_name = {"optimizers": (optimizers, "ranks", "optimizer"), "orders": (orders, "passes", "order")}
+    for name, (verb, *by) in by_name.items():
+        verb.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
+        verb.add_argument("--root", type=Path, default=Path())
+        verb.set_defaults(run=_bench_steps, name=name, by=by)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -67,18 +73,19 @@ def _bench_start(options: argparse.Namespace) -> None:
     print(reads.groupby("what")["bytes_per_s"].median().to_string(float_format="%.3g"))
 
 
-def _bench_optimizers(options: argparse.Namespace) -> None:
+def _bench_steps(options: argparse.Namespace) -> None:
+    from importlib import import_module
+
     import pandas as pd
 
-    from lowband.bench.optimizers import bench
     from lowband.spec.csv_tables import write_csv
 
     options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
-    steps = pd.DataFrame(bench(options.root))
+    steps = pd.DataFrame(import_module(f"lowband.bench.{options.name}").bench(options.root))
     write_csv(steps, options.out / "steps.csv")
     _write_environment(options.out)
-    times = ["passes_s", "exchange_s", "update_s"]
-    print(steps.groupby(["ranks", "optimizer"])[times].median().to_string(float_format="%.3f"))
+    medians = steps.groupby(options.by).median().filter(like="_s")
+    print(medians.to_string(float_format="%.3f"))
 
 
 def _write_environment(out: Path) -> None:
