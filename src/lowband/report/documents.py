@@ -232,6 +232,18 @@ def _optimizers(root: Path) -> list[str]:
     return markdown(filled(rows, cells))
 
 
+def _orders(root: Path) -> list[str]:
+    """By number of passes: medians of a step's processor time in both orders."""
+    steps = read_table(root / "results/reference/orders/steps.csv")
+    times = steps.pivot_table("cpu_s", ["ranks", "passes"], "order", aggfunc="median").reset_index()
+    times["ratio"] = times["breadth"] / times["depth"]
+    cells = {
+        "ranks": "{ranks}", "passes": "{passes}", "depth-first (s)": "{depth:.2f}",
+        "breadth-first (s)": "{breadth:.2f}", "breadth / depth": "{ratio:.2f}",
+    }  # fmt: skip
+    return markdown(filled(times, cells))
+
+
 def _mutants(root: Path) -> list[str]:
     """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
@@ -271,6 +283,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),
     "start": ("docs/benchmarks.md", _start),
+    "orders": ("docs/benchmarks.md", _orders),
     "optimizers": ("docs/benchmarks.md", _optimizers),
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
