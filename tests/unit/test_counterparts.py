@@ -96,7 +96,7 @@ def test_schemes_come_back_from_deepspeed(name: str) -> None:
     after = scheme_of_deepspeed(config, LEVELS, "test")
     assert peer_arguments("deepspeed", after, LEVELS) == zero
     same = {"name": name, "known_as": before.known_as}
-    if name == "zeropp":
+    if before.forward_gather == "int8" and before.backward_gather == "native":
         assert after.backward_gather == "int8"
         same["backward_gather"] = "native"
     assert after.model_copy(update=same) == before
