@@ -183,6 +183,8 @@ def misused(how: str) -> str:
         if how == "selects nothing":
             lowband.Matrices(model, select=lambda name, shape: False)
         lowband.Matrices(model)
+        if how == "twice":
+            lowband.Matrices(model, select=lambda name, shape: "blocks.2" in name)
         optimizer = torch.optim.AdamW(model.parameters())
         model(tokens_of(0)).backward()
         optimizer.step()
@@ -193,10 +195,34 @@ def misused(how: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "text"),
-    [("selects nothing", "no matrices are selected"), ("all to AdamW", "which lowband.Matrices updates")],
+    [
+        ("selects nothing", "no matrices are selected"),
+        ("all to AdamW", "which lowband.Matrices updates"),
+        ("twice", "updated by another lowband.Matrices"),
+    ],
 )
 def test_misuse_is_refused(how: str, text: str) -> None:
     assert all(text in message for message in on_ranks(2, misused, how))
+
+
+def fail_once(step: int, model: nn.Module, matrices: lowband.Matrices) -> None:
+    """A step that spoils the owners' values and raises; then the same gradients again."""
+    if step != 2:
+        return
+    before = lowband.full_state_dict(model)
+    with pytest.raises(ZeroDivisionError), matrices:
+        for whole in matrices.parameters():
+            whole.data.fill_(7.0)
+        raise ZeroDivisionError
+    after = lowband.full_state_dict(model)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    model.zero_grad()
+    model(tokens_of(step)).backward()
+
+
+def test_a_step_that_raised_leaves_no_trace() -> None:
+    state, undisturbed = (on_ranks(4, train, "zero3", act)[0][0] for act in (fail_once, lambda *_: None))
+    assert all(torch.equal(state[name], value) for name, value in undisturbed.items())
 
 
 def accumulate_and_skip() -> list[bool]:

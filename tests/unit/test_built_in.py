@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
+from lowband.predict.plan import plan
+from lowband.predict.plan_files import write as write_plan
 from lowband.spec.config import BUILT_IN, Config
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +65,27 @@ def test_an_unknown_name_lists_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cluster 'none'") as error:
         Config(tmp_path).machine("none")
     assert "frontier" in error.value.allowed
+
+
+def test_a_plan_is_written_into_an_empty_folder_and_read_back(tmp_path: Path) -> None:
+    config = Config(tmp_path)
+    machine = config.machine("frontier")
+    found = plan(
+        machine,
+        config.given_stack(None, machine),
+        config.model("gpt-20b"),
+        64,
+        2048,
+        256,
+        [1],
+        [1],
+        [4],
+        ["full"],
+    )
+    write_plan(found.ranked[0], "mine", config)
+    [run] = Config(tmp_path).runs(["mine"])
+    assert run.scheme == found.ranked[0].job.scheme.model_copy(
+        update={"name": "mine", "known_as": run.scheme.known_as}
+    )
+    with pytest.raises(UserError, match="'mine' is taken"):
+        write_plan(found.ranked[0], "mine", Config(tmp_path))

@@ -97,9 +97,13 @@ def mark_replaced(parameter: nn.Parameter, name: str) -> None:
     setattr(parameter, _REPLACED, name)
 
 
-def mark_whole(shard: nn.Parameter) -> None:
-    """Mark a shard that lowband.Matrices updates."""
-    setattr(shard, _WHOLE, True)
+def mark_whole(shards: Sequence[nn.Parameter]) -> None:
+    """Mark shards that lowband.Matrices updates. Raises UserError if another one updates some already."""
+    for shard in shards:
+        if hasattr(shard, _WHOLE):
+            raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
+    for shard in shards:
+        setattr(shard, _WHOLE, True)
 
 
 def check_unsharded(module: nn.Module) -> None:

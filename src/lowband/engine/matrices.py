@@ -38,11 +38,6 @@ def newton_schulz(shape: tuple[int, ...]) -> float:
     return 2.0 * a * a * b + a**3
 
 
-def in_blocks(name: str, shape: tuple[int, ...]) -> bool:
-    """Matrices with a number in their name, as those of a ModuleList of blocks; not embeddings and heads."""
-    return len(shape) == 2 and any(part.isdigit() for part in name.split("."))
-
-
 class Matrices:
     """The whole matrices of a sharded module that this rank owns.
 
@@ -56,43 +51,45 @@ class Matrices:
         adamw.step(); adamw.zero_grad()
 
     select: maps a parameter's name and shape to whether it is updated as a whole matrix; default: those with
-            two dimensions and a number in their name
+            two dimensions inside of the wrapped modules, so not embeddings and heads
     cost:   of the update of a shape, in any unit, by which matrices are dealt out; default: Muon's
 
     Every rank must make one, and enter it before each step. Entering takes the gradients away from the
     shards. Owners keep fp32 values and, inside, gradients of their matrices. Where the optimizer's level is
     `self`, every rank owns all. An optimizer's state belongs to its rank: save `muon.state_dict()` on each,
-    and load it on as many ranks under the same scheme. Raises UserError if nothing is selected.
+    and load it on as many ranks under the same scheme. If the step inside raises, the shards keep their
+    values and lose their gradients. Raises UserError if nothing is selected, or what another one updates.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        select: Callable[[str, tuple[int, ...]], bool] = in_blocks,
+        select: Callable[[str, tuple[int, ...]], bool] | None = None,
         cost: Callable[[tuple[int, ...]], float] = newton_schulz,
     ) -> None:
         self._engine = engine_of(module)
-        found = [
-            _Matrix(unit, i, shard.shard_of)  # type: ignore[attr-defined]
-            for unit in self._engine.units if unit.requires_grad
-            for i, shard in enumerate(unit.shards)
-            if select(shard.shard_of.name, tuple(shard.shard_of.shape))  # type: ignore[attr-defined]
-        ]  # fmt: skip
+        in_root = self._engine.units_of.get(module, [])
+        found = []
+        for unit in self._engine.units:
+            for i, shard in enumerate(unit.shards if unit.requires_grad else []):
+                of: ShardOf = shard.shard_of  # type: ignore[attr-defined]
+                is_inner = len(of.shape) == 2 and unit not in in_root
+                if is_inner if select is None else select(of.name, tuple(of.shape)):
+                    found.append(_Matrix(unit, i, of))
         if not found:
             raise UserError(
                 "no matrices are selected", where="Matrices", allowed="select=, on name and shape"
             )
+        mark_whole([matrix.shard for matrix in found])
         _deal(found, cost)
         self._shares = [_Share(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
         self._shares = [share for share in self._shares if share.matrices]
-        self._owned = [matrix.whole for matrix in found if matrix.is_owned]
-        for matrix in found:
-            mark_whole(matrix.shard)
+        idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))
+        self._owned = [matrix.whole for matrix in found if matrix.is_owned] or [idle]
 
     def parameters(self) -> list[nn.Parameter]:
         """The matrices that this rank owns; on a rank that owns none, an empty one that has no gradient."""
-        device = self._engine.device
-        return self._owned or [nn.Parameter(torch.empty(0, 0, device=device))]
+        return list(self._owned)
 
     def others(self) -> list[nn.Parameter]:
         """The shards of all other parameters, for an optimizer that works element by element."""
@@ -110,12 +107,11 @@ class Matrices:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         moved, self._moved = self._moved, []
-        if error is not None:  # the other ranks fail within the timeout
-            return
-        for handle in [share.submit(RETURN, share.give_back) for share in moved]:
-            handle.wait()
-        for share in moved:
-            share.finish()
+        if error is None:
+            for handle in [share.submit(RETURN, share.give_back) for share in moved]:
+                handle.wait()
+        for share in moved:  # after an error the owners' values are not those of the shards
+            share.finish(is_returned=error is None)
 
 
 @dataclass
@@ -203,13 +199,13 @@ class _Share:
             for matrix, part in zip(theirs, _cut(source, theirs, self.unit.rank), strict=True):
                 matrix.piece.copy_(part)
 
-    def finish(self) -> None:
-        """Free the owners' gradients; the values are now those of the shards."""
+    def finish(self, is_returned: bool) -> None:
+        """Free the gradients. is_returned: whether the owners' values are now those of the shards"""
         for matrix in self._mine():
             self.unit.meter.release("grads", matrix.whole.nbytes)
             matrix.whole.grad = None
         self._gradients = []
-        self._seen = self._checksum()
+        self._seen = self._checksum() if is_returned else None
 
     def _mine(self) -> list[_Matrix]:
         return [matrix for matrix in self.matrices if matrix.is_owned]

@@ -11,6 +11,7 @@ from lowband.predict.prediction import predict
 from lowband.predict.render import record, text
 from lowband.spec.config import Config
 from lowband.spec.files import write_whole
+from lowband.spec.yaml_model import read_text
 
 SHOWN = 10
 STEPS, WARMUP_STEPS = 20, 2  # in the suite it writes
@@ -73,8 +74,9 @@ def write(best: Candidate, name: str, config: Config) -> tuple[Path, Path]:
         "recompute": job.recompute, "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
     }  # fmt: skip
+    before = f"{read_text(schemes).rstrip()}\n\n" if schemes.exists() else ""  # none beside a wheel
+    write_whole(schemes, before + _yaml({name: entry}))
     write_whole(suite, _yaml({"purpose": purpose, "cluster": job.machine.name, "fixed": fixed}))
-    write_whole(schemes, f"{schemes.read_text(encoding='utf-8').rstrip()}\n\n{_yaml({name: entry})}")
     return schemes, suite
 
 

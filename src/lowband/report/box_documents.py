@@ -6,6 +6,7 @@ import pandas as pd
 
 from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
+from lowband.spec.mesh import WORLD
 from lowband.tables.derived import box, box_jobs, box_links
 from lowband.tables.points import same_but
 
@@ -92,7 +93,7 @@ _HOPS = {
     "overlap": "{overlaps}", "scheme": "{scheme}", "flat rings (s)": "{step_time_s_flat:.2f}",
     "predicted": "{predicted_step_time_s_flat:.2f}", "level by level (s)": "{step_time_s_hops:.2f}",
     " predicted": "{predicted_step_time_s_hops:.2f}", "throughput, hops / rings": "{over_flat_hops:.2f}",
-    "predicted ": "{gain:.2f}",
+    "predicted ": "{gain:.2f}", "bytes between nodes, hops / rings": "{sent_ratio:.2f}",
 }  # fmt: skip
 
 
@@ -103,6 +104,9 @@ def hops(root: Path) -> list[str]:
     keys = [*same_but(points, "collectives"), "scheme"]
     table = flat.merge(hops, on=keys, suffixes=("_flat", "_hops"))
     table["gain"] = table["predicted_step_time_s_flat"] / table["predicted_step_time_s_hops"]
+    rows = read_table(root / "results" / "reference" / "box" / "bytes.csv")
+    sent = rows[rows["level"] == WORLD].groupby("point")["counted_bytes"].sum()
+    table["sent_ratio"] = table["point_hops"].map(sent) / table["point_flat"].map(sent)
     table["overlaps"] = table["overlap"].map({True: "yes", False: "no"})
     return markdown(filled(table, _HOPS))
 

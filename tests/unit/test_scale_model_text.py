@@ -1,0 +1,67 @@
+"""Numbers in the sentences of docs/scale-model.md against the shipped runs that they are about."""
+
+import pandas as pd
+import pytest
+from report_runs import ROOT
+
+from lowband.spec.csv_tables import read_table
+from lowband.tables.derived import box
+
+SHIPPED = ROOT / "results" / "reference" / "box"
+TEXT = " ".join((ROOT / "docs" / "scale-model.md").read_text(encoding="utf-8").split())
+
+
+@pytest.fixture(scope="module")
+def points() -> pd.DataFrame:
+    return box.build(read_table(SHIPPED / "runs.csv"))
+
+
+def of_suite(points: pd.DataFrame, suite: str, *keys: str) -> pd.DataFrame:
+    return points[points["suite"] == suite].set_index(list(keys)).sort_index()
+
+
+def test_ratios_and_efficiency_at_attained_rates(points: pd.DataFrame) -> None:
+    rows = of_suite(points, "box-attained", "ranks", "scheme")
+    ratios = {
+        ranks: "1 : " + " : ".join(f"{rows.loc[(ranks, s), 'over_zero3']:.2f}" for s in ("zeropp", "hier3"))
+        for ranks in (8, 16, 32)
+    }
+    assert f"hier3 stand as {ratios[32]}, where the paper has" in TEXT
+    assert f"on 16 ranks as {ratios[16]}, on 8 as {ratios[8]}" in TEXT
+    efficiency = rows.loc[(32, "hier3"), "efficiency"]
+    assert f"hier3's efficiency from 8 ranks to 32 is {efficiency:.2f}" in TEXT
+    assert rows["prediction_error_percent"].max() < 5
+    assert set(rows["repeats"]) == {3}
+    [outlier] = rows[rows["step_time_max_s"] / rows["step_time_s"] > 1.03].itertuples()
+    assert f"took {100 * (outlier.step_time_max_s / outlier.step_time_s - 1):.0f} % longer" in TEXT
+
+
+def test_what_hops_give(points: pd.DataFrame) -> None:
+    rows = of_suite(points, "box-hops", "scheme", "overlap", "collectives")
+    gain = {key[:2]: rows.loc[key, "over_flat"] for key in rows.index if key[2] == "hops"}
+    with_, without = (f"{gain['zero3', overlap]:.2f}" for overlap in (True, False))
+    assert f"hops have {with_} (with overlap) and {without} (without)" in TEXT
+    with_, without = (f"{gain['hier3', overlap]:.2f}" for overlap in (True, False))
+    assert f"{with_} and {without} for hier3" in TEXT
+    assert all(gain["zeropp", overlap] == pytest.approx(1, abs=0.02) for overlap in (True, False))
+    sent = read_table(SHIPPED / "bytes.csv")
+    sent = sent[sent["level"] == "world"].groupby("point")["counted_bytes"].sum()
+    between = {
+        scheme: sent[rows.loc[(scheme, True, "hops"), "point"]]
+        / sent[rows.loc[(scheme, True, "flat"), "point"]]
+        for scheme in ("zero3", "zeropp", "hier3")
+    }
+    assert f"hops send {between['zero3']:.2f} of a ring's bytes between nodes for ZeRO-3" in TEXT
+    assert {f"{between[scheme]:.2f}" for scheme in ("zeropp", "hier3")} == {"0.63"}
+    assert "0.63 for ZeRO++ and hier3" in TEXT
+
+
+def test_order_and_the_planners_choice(points: pd.DataFrame) -> None:
+    rows = of_suite(points, "box-attained-order", "scheme", "order")
+    gains = [f"{rows.loc[(scheme, 'breadth'), 'over_depth']:.2f}" for scheme in ("zero3", "zeropp", "hier3")]
+    assert "it makes ZeRO-3 {} times, ZeRO++ {} times and hier3 {} times as fast".format(*gains) in TEXT
+    over = [f"{rows.loc[(scheme, 'breadth'), 'over_hier3_depth']:.2f}" for scheme in ("zero3", "zeropp")]
+    assert "ZeRO-3 in breadth-first order has {} of hier3's throughput in depth-first".format(*over) in TEXT
+    assert f"and ZeRO++ {over[1]}." in TEXT
+    [planned] = of_suite(points, "box-planned", "scheme").loc[["planned"], "over_hier3_depth"]
+    assert f"`planned` in breadth-first order has {planned:.2f} times the throughput of hier3" in TEXT
