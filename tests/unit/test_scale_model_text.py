@@ -5,6 +5,7 @@ import pytest
 from report_runs import ROOT
 
 from lowband.spec.csv_tables import read_table
+from lowband.report.findings import read_facts
 from lowband.tables.derived import box
 
 SHIPPED = ROOT / "results" / "reference" / "box"
@@ -28,6 +29,7 @@ def test_ratios_and_efficiency_at_attained_rates(points: pd.DataFrame) -> None:
     }
     assert f"hier3 stand as {ratios[32]}, where the paper has" in TEXT
     assert f"on 16 ranks as {ratios[16]}, on 8 as {ratios[8]}" in TEXT
+    assert f"up to {read_facts(ROOT)['drift']:.0f} % above the present one" in TEXT
     efficiency = rows.loc[(32, "hier3"), "efficiency"]
     assert f"hier3's efficiency from 8 ranks to 32 is {efficiency:.2f}" in TEXT
     assert rows["prediction_error_percent"].max() < 5
