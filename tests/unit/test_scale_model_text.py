@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from report_runs import ROOT
 
-from lowband.spec.csv_tables import read_table
 from lowband.report.findings import read_facts
+from lowband.spec.csv_tables import read_table
 from lowband.tables.derived import box
 
 SHIPPED = ROOT / "results" / "reference" / "box"
