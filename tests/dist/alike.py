@@ -5,6 +5,7 @@ values that no wait protects are wrong. A buffer is filled with NaN before it is
 """
 
 import time
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -96,8 +97,10 @@ def _answer_for_all(device: torch.device, is_late: bool) -> None:
         be_late()
         received.copy_(sent[:1].expand_as(sent))
 
-    collectives._all_gather, collectives._reduce_scatter = all_gather, reduce_scatter
-    dist.all_to_all_single = all_to_all_single
+    # `patch` raises where the engine does not have such a name any more.
+    patch.object(collectives, "all_gather", all_gather).start()
+    patch.object(collectives, "reduce_scatter", reduce_scatter).start()
+    patch.object(dist, "all_to_all_single", all_to_all_single).start()
 
 
 def _poison_what_is_freed() -> None:

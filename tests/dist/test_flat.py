@@ -17,7 +17,7 @@ from torch import nn
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
-from lowband.engine import collectives, gloo
+from lowband.engine import gloo
 from lowband.engine.api import engine_of
 from lowband.engine.collectives import Collectives
 from lowband.engine.ledger import Ledger
@@ -71,8 +71,6 @@ def give_up_gloo(topology: Topology) -> None:
     for bounds in (topology._groups, topology._rings):
         for key, bound in bounds.items():
             bounds[key] = replace(bound, back=None)
-    collectives._all_gather = dist.all_gather_into_tensor
-    collectives._reduce_scatter = dist.reduce_scatter_tensor
 
 
 def both_patterns(inner: dict[str, int], is_native: bool):
