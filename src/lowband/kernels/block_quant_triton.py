@@ -7,6 +7,13 @@ then padding that is neither written nor read (`spec.wire`).
 nearest (Triton's `/` is approximate), products are not fused with sums (enable_fp_fusion), and a block's
 largest magnitude is found by comparing bit patterns as integers: they are ordered as the magnitudes are, with
 infinity above every number and NaN above infinity, whereas a floating-point maximum may drop a NaN.
+
+[Note: few instructions] These kernels reach the memory's rate only if they take few instructions a value. A
+block has one divisor, so its values are divided by multiply-adds (Markstein, IBM Journal 34(1), 1990): with
+r = 1/d rounded to nearest, two corrections q += (x - q d) r give x / d rounded to nearest. Both are scaled by
+a power of two to d in [1, 2), so that no remainder underflows that a code depends on. Conversions between
+integers and floats run at half the rate of other instructions: small integers are moved through the low bits
+of a float of 2^23 or 1.5 x 2^23 instead.
 """
 
 from collections.abc import Iterator
@@ -18,13 +25,15 @@ import triton.language as tl
 from lowband.kernels.variant import Variant
 from lowband.spec.wire import QMAX, quantized_bytes
 
-TILE = 4096  # values per program
+TILE_BYTES = 2048  # of codes, per program
 LARGEST_BLOCK = 8192
 TL_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # mask of an fp32's bits without the sign
 _SMALLEST_NORMAL = tl.constexpr(torch.finfo(torch.float32).tiny)
-_ROUNDER = tl.constexpr(1.5 * 2.0**23)  # adding and subtracting it rounds |x| < 2^22 half to even
+_EXPONENT = tl.constexpr(0x7F800000)  # mask of its exponent
+_ROUNDER = tl.constexpr(1.5 * 2.0**23)  # added to |x| < 2^22, rounds it half to even into the low bits
+_INTEGERS = tl.constexpr(0x4B000000)  # bits of 2^23, to which the low bits add an integer
 
 
 def takes(block: int) -> bool:
@@ -43,7 +52,7 @@ def encode(values: torch.Tensor, bits: int, block: int) -> torch.Tensor:
 
 def launch_encode(values: torch.Tensor, messages: torch.Tensor, bits: int, block: int) -> None:
     rows, n = values.shape
-    _encode[_grid(n, rows, block)](
+    _encode[_grid(n, rows, bits, block)](
         values, messages, messages.view(torch.float32), n, values.stride(0), messages.stride(0),
         **constants(bits, block), enable_fp_fusion=False,
     )  # fmt: skip
@@ -52,7 +61,7 @@ def launch_encode(values: torch.Tensor, messages: torch.Tensor, bits: int, block
 def decode(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> None:
     """Fill `out`, [rows, n] floating point, from messages [rows, length]."""
     rows, n = out.shape
-    _decode[_grid(n, rows, block)](
+    _decode[_grid(n, rows, bits, block)](
         messages, messages.view(torch.float32), out, n, 1, 0, messages.stride(0), out.stride(0),
         **constants(bits, block), enable_fp_fusion=False,
     )  # fmt: skip
@@ -61,7 +70,7 @@ def decode(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> 
 def decode_sum(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> None:
     """Fill `out`, [n] fp32, with the sum of messages [partners, length], in their order."""
     n = out.shape[0]
-    _decode[_grid(n, 1, block)](
+    _decode[_grid(n, 1, bits, block)](
         messages, messages.view(torch.float32), out, n, len(messages), messages.stride(0), 0, 0,
         **constants(bits, block), enable_fp_fusion=False,
     )  # fmt: skip
@@ -83,7 +92,7 @@ def launch_sum_encode(
     messages: torch.Tensor, out: torch.Tensor, n: int, dtype: torch.dtype, bits: int, block: int
 ) -> None:
     parts = len(out)
-    _sum_encode[_grid(n // parts, parts, block)](
+    _sum_encode[_grid(n // parts, parts, bits, block)](
         messages, messages.view(torch.float32), out, out.view(torch.float32), n, n // parts, len(messages),
         messages.stride(0), out.stride(0), ROUND_TO=TL_DTYPE[dtype], **constants(bits, block),
         enable_fp_fusion=False,
@@ -97,12 +106,16 @@ def _messages(rows: int, n: int, bits: int, block: int, device: torch.device) ->
 def constants(bits: int, block: int) -> dict[str, int]:
     """The kernels' compile-time constants."""
     width = triton.next_power_of_2(block)
-    return {"BITS": bits, "BLOCK": block, "WIDTH": width, "GROUP": max(1, TILE // width), "QMAX": QMAX[bits]}
+    return {"BITS": bits, "BLOCK": block, "WIDTH": width, "GROUP": _group(bits, block), "QMAX": QMAX[bits]}
 
 
-def _grid(n: int, rows: int, block: int) -> tuple[int, int]:
-    group = max(1, TILE // triton.next_power_of_2(block))
-    return triton.cdiv(triton.cdiv(n, block), group), rows
+def _group(bits: int, block: int) -> int:
+    """Blocks per program."""
+    return max(1, TILE_BYTES * 8 // bits // triton.next_power_of_2(block))
+
+
+def _grid(n: int, rows: int, bits: int, block: int) -> tuple[int, int]:
+    return triton.cdiv(triton.cdiv(n, block), _group(bits, block)), rows
 
 
 def variants(_device: str) -> Iterator[Variant]:
@@ -238,11 +251,13 @@ def _sum(
     total = tl.full((GROUP, WIDTH), -0.0, tl.float32)
     for i in range(count):
         start = first + i * stride.to(tl.int64)
-        codes = tl.load(messages + start + places, mask=is_code, other=0).to(tl.int8, bitcast=True)
+        codes = tl.load(messages + start + places, mask=is_code, other=0).to(tl.int32)
         scale = tl.load(scales + start // 4 + scale_places, mask=is_scale, other=0.0)
-        if BITS == 4:  # the right shifts are arithmetic: they extend the sign
-            codes = tl.reshape(tl.join((codes << 4) >> 4, codes >> 4), (GROUP, WIDTH))
-        total += codes.to(tl.float32) * scale[:, None]
+        if BITS == 4:
+            codes = tl.reshape(tl.join(codes & 0xF, codes >> 4), (GROUP, WIDTH))
+        # Flipping its sign bit adds 2^(BITS - 1) to a code in two's complement.
+        shifted = (codes ^ (_INTEGERS + 2 ** (BITS - 1))).to(tl.float32, bitcast=True)
+        total += (shifted - (2.0**23 + 2 ** (BITS - 1))) * scale[:, None]
     return total
 
 
@@ -266,12 +281,30 @@ def _write(
     scale = tl.div_rn(largest, tl.full((GROUP,), QMAX, tl.float32))
     scale = tl.where(scale < _SMALLEST_NORMAL, 0.0, scale)  # a NaN stays a NaN
     is_usable = (scale > 0.0) & (scale < float("inf"))
-    divisor = tl.where(is_usable, scale, 1.0)[:, None]
-    codes = (tl.div_rn(x, tl.broadcast_to(divisor, (GROUP, WIDTH))) + _ROUNDER) - _ROUNDER
-    codes = tl.where(is_usable[:, None], codes, 0.0).to(tl.int32).to(tl.int8)
+    quotient = _quotient(x, tl.where(is_usable, scale, 1.0), GROUP, WIDTH)
+    codes = (quotient + _ROUNDER).to(tl.int32, bitcast=True)
+    codes = tl.where(is_usable[:, None], codes, 0)
     if BITS == 4:
         low, high = tl.split(tl.reshape(codes, (GROUP, WIDTH // 2, 2)))
         codes = (low & 0xF) | (high << 4)
     places, is_code = _bytes_of(blocks, n, BITS, BLOCK, WIDTH)
-    tl.store(messages + start + places, codes.to(tl.uint8, bitcast=True), mask=is_code)
+    tl.store(messages + start + places, codes.to(tl.uint8), mask=is_code)
     tl.store(scales + start // 4 + n // (32 // BITS) + blocks, scale, mask=blocks * BLOCK < n)
+
+
+@triton.jit
+def _quotient(x, divisor, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """x [GROUP, WIDTH] / divisor [GROUP] as a division rounds it, where it is not below 2^-20 in magnitude.
+
+    divisor: normal, below 2^126. See [Note: few instructions].
+    """
+    exponent = divisor.to(tl.int32, bitcast=True) & _EXPONENT
+    power = (0x7F000000 - exponent).to(tl.float32, bitcast=True)  # one over the power of two of that exponent
+    divisor *= power
+    reciprocal = tl.div_rn(tl.full((GROUP,), 1.0, tl.float32), divisor)
+    x *= power[:, None]
+    minus = tl.broadcast_to(-divisor[:, None], (GROUP, WIDTH))
+    reciprocal = tl.broadcast_to(reciprocal[:, None], (GROUP, WIDTH))
+    quotient = x * reciprocal
+    quotient = tl.fma(tl.fma(quotient, minus, x), reciprocal, quotient)
+    return tl.fma(tl.fma(quotient, minus, x), reciprocal, quotient)

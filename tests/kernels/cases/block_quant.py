@@ -90,6 +90,23 @@ def test_ties_go_to_the_even(device, bits: int) -> None:
     )
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quotients_beside_ties(device, bits: int) -> None:
+    """Values at and one or two roundings beside (k + 1/2) x scale, for scales of every size."""
+    top, block = 2 ** (bits - 1) - 1, 256
+    generator = torch.Generator().manual_seed(3)
+    exponents = torch.arange(-126, 127 - bits)
+    largest = torch.ldexp(1 + torch.rand(len(exponents), generator=generator), exponents) * top
+    half = torch.randint(-top, top, (len(largest), block), generator=generator) + 0.5
+    values = ((largest / top)[:, None].double() * half).float()
+    steps = torch.randint(-2, 3, values.shape, generator=generator, dtype=torch.int32)
+    values = (values.view(torch.int32) + steps).view(torch.float32)
+    values = values.clamp(-largest[:, None], largest[:, None])
+    values[:, 0] = largest
+    expected = reference_encode(values, bits, block)
+    assert same(fast.encode(values.to(device), bits, block), expected, block * bits // 8)
+
+
 @pytest.mark.parametrize("odd", [0.0, -0.0, 1e-45, -1e-39, 1.1e-38, 1.6e-36, 3.4e38, INF, -INF, NAN])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_odd_values(device, bits: int, odd: float) -> None:
