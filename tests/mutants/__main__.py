@@ -35,7 +35,8 @@ def main() -> int:
     path = options.out / "mutants.csv"
     options.out.mkdir(parents=True, exist_ok=True)
     drawn = draw(ROOT)
-    rows = _kept(path, drawn, options.again)
+    keys = {_key(mutant._asdict()) for mutant in drawn}
+    rows = _kept(path, keys if options.again else set())
     with get_context("fork").Pool(1) as pool:  # this process imports nothing that is mutated
         environment = pool.apply(_environment)
     (options.out / "env.json").write_text(json.dumps(environment, indent=2) + "\n")
@@ -52,13 +53,14 @@ def main() -> int:
             _write(path, drawn, rows)
             print(*found, *mutant[:5], flush=True)
         # What killed a mutant passes without one.
-        killers = sorted({row["by"] for row in rows.values()} - {""})
+        killers = sorted({row["by"] for key, row in rows.items() if key in keys} - {""})
         unmutated = tree.run(killers, Limits(3600, 6 * 3600))
         if unmutated.outcome != "survived":
             sys.exit(f"without a mutant: {unmutated.outcome} {unmutated.by}")
     _write(path, drawn, rows)
-    survived = sum(row["outcome"] == "survived" for row in rows.values())
-    print(f"{len(rows)} of {len(drawn)} mutants, {survived} survived")
+    tried = [rows[key] for key in rows if key in keys]
+    survived = sum(row["outcome"] == "survived" for row in tried)
+    print(f"{len(tried)} of {len(drawn)} mutants, {survived} survived")
     return 0
 
 
@@ -66,16 +68,16 @@ def _key(row: Row) -> tuple[str, ...]:
     return tuple(str(row[column]) for column in COLUMNS[:5])
 
 
-def _kept(path: Path, drawn: list[Mutant], again: bool) -> dict[tuple[str, ...], Row]:
-    """Rows of an earlier run, of mutants that are still drawn."""
+def _kept(path: Path, again: set[tuple[str, ...]]) -> dict[tuple[str, ...], Row]:
+    """Rows of earlier runs, also of mutants that earlier sources gave: each row names its commit.
+
+    again: mutants that are left out unless they were killed
+    """
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
         rows = {_key(row): row for row in csv.DictReader(file)}
-    keys = [_key(mutant._asdict()) for mutant in drawn]
-    return {
-        key: rows[key] for key in keys if key in rows and not (again and rows[key]["outcome"] != "killed")
-    }
+    return {key: row for key, row in rows.items() if row["outcome"] == "killed" or key not in again}
 
 
 def _environment() -> Row:
@@ -97,7 +99,8 @@ def _row(mutant: Mutant, found: Found, commit: str) -> Row:
 
 
 def _write(path: Path, drawn: list[Mutant], rows: dict[tuple[str, ...], Row]) -> None:
-    """In the order in which they are drawn, with what was found about those that survived."""
+    """In the order in which they are drawn, then those of earlier sources; with what was found about those
+    that survived."""
     with VERDICTS.open(newline="", encoding="utf-8") as file:
         verdicts = {
             (row["file"], row["before"], row["after"]): row["verdict"] for row in csv.DictReader(file)
@@ -105,10 +108,11 @@ def _write(path: Path, drawn: list[Mutant], rows: dict[tuple[str, ...], Row]) ->
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for mutant in drawn:
-            row = rows.get(_key(mutant._asdict()))
-            if row is not None:
-                verdict = verdicts.get((mutant.file, mutant.before, mutant.after), "")
+        keys = [_key(mutant._asdict()) for mutant in drawn]
+        for key in dict.fromkeys([*keys, *rows]):
+            if key in rows:
+                row = rows[key]
+                verdict = verdicts.get((row["file"], row["before"], row["after"]), "")
                 writer.writerow(row | {"verdict": "" if row["outcome"] == "killed" else verdict})
 
 

@@ -60,7 +60,7 @@ def draw(root: Path, seed: int = SEED) -> list[Mutant]:
             for mutant in mutants(path.as_posix(), source):
                 by_kind.setdefault(mutant.kind, []).append(mutant)
         drawn = []
-        while len(drawn) < count:
+        while len(drawn) < count and any(by_kind.values()):
             for kind in sorted(kind for kind, left in by_kind.items() if left):
                 left = by_kind[kind]
                 drawn.append(left.pop(random.randrange(len(left))))

@@ -9,17 +9,16 @@ from pathlib import Path
 UNIT, DIST = "tests/unit/test_", "tests/dist/test_"
 
 # Mutants that are drawn of each folder.
-COUNTS = {"spec": 60, "cost": 35, "predict": 30, "report": 55, "engine": 60}
+COUNTS = {"spec": 60, "cost": 35, "predict": 30, "tables": 20, "claims": 35, "engine": 60}
 
-_REPORT = ("claims", "grade", "expected", "origin", "points", "collect")
+# Of this folder only these files: what tables mean; the rest renders and sorts.
+_ONLY = {"tables": ("points", "collect")}
 
 
 def files(root: Path, folder: str) -> list[Path]:
     """The mutated files of a folder, relative to `root`, in a fixed order."""
     found = sorted((root / "src" / "lowband" / folder).rglob("*.py"))
-    if folder == "report":
-        found = [path for path in found if path.parent.name == folder and path.stem in _REPORT]
-    return [path.relative_to(root) for path in found]
+    return [path.relative_to(root) for path in found if path.stem in _ONLY.get(folder, (path.stem,))]
 
 
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
@@ -38,6 +37,8 @@ _CHECKPOINT = [f"{DIST}checkpoint{part}.py" for part in ("_fit", "_writes", "_da
 
 # folder or folder/file -> its tests
 _TESTS = {
+    "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],
+    "spec/config": [f"{UNIT}{of}.py" for of in ("suites", "built_in", "command_line")],
     "spec/exchange": [f"{UNIT}counterparts.py"],
     "spec/sourced": [f"{UNIT}machine.py", *_PREDICT],
     "spec/files": [f"{UNIT}files.py", f"{UNIT}records.py"],
@@ -49,6 +50,7 @@ _TESTS = {
         f"{UNIT}{of}.py" for of in ("machine", "suites", "box_layout", "predict", "counterparts")
     ],
     "spec/mesh": [f"{UNIT}{of}.py" for of in ("mesh", "machine", "predict", "counterparts")],
+    "spec/stack": [f"{UNIT}stacks.py"],
     "spec/step": [f"{DIST}step.py", *_PREDICT, *_COUNTED],
     "spec/model": [f"{UNIT}model.py", *_PREDICT],
     "spec/partition": [f"{UNIT}machine.py", *_COUNTED],
@@ -78,6 +80,7 @@ _TESTS = {
     "claims/claim": [f"{UNIT}report_{of}.py" for of in ("grade", "claims", "page", "appendix")],
     "claims/grade": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
     "claims/expected": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
+    "claims/experiments": [f"{UNIT}report_{of}.py" for of in ("appendix", "claims")],
     "claims/origin": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
     "tables/points": [f"{UNIT}report_{of}.py" for of in ("points", "tables", "box")],
     "tables/collect": [f"{UNIT}report_{of}.py" for of in ("collect", "points", "grade")],

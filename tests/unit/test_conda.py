@@ -1,0 +1,31 @@
+"""Conda's environments: what the package, its engine and its report ask for, and no more."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+# Beside those of all: rocm.yaml says where its torch comes from.
+OWN = {"cpu": {"torch"}, "cuda": {"torch", "triton", "deepspeed"}, "rocm": set()}
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [re.split(r"[<>=]", requirement)[0] for requirement in requirements]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_packages_are_those_of_pyproject(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = {*names(project["dependencies"]), *names(extras["train"]), *names(extras["report"])}
+    *_, pip = yaml.safe_load((ROOT / "envs" / f"{name}.yaml").read_text())["dependencies"]
+    listed = names(pip["pip"])
+    assert len(listed) == len(set(listed))
+    assert set(listed) == (asked - {"torch"}) | OWN[name]
+
+
+def test_every_environment_is_checked() -> None:
+    assert {path.stem for path in (ROOT / "envs").glob("*.yaml")} == {*OWN}
