@@ -95,10 +95,10 @@ def optimizer_before() -> None:
     train(model, optimizer)
 
 
-def groups_by_ndim() -> None:
+def groups_by_shape() -> None:
     model = sharded()
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    decayed = [p for p in model.parameters() if len(p.shape) >= 2]
+    others = [p for p in model.parameters() if len(p.shape) < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     train(model, torch.optim.AdamW(groups))
 
@@ -182,7 +182,7 @@ def in_two_threads() -> None:
         (replaced, "Linear.weight of 'layers.1': the parameter was replaced or removed after lowband.shard"),
         (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
         (optimizer_before, "SGD: holds 'root: Choosing.scale' from before lowband.shard"),
-        (groups_by_ndim, "AdamW: param group 0 is empty"),
+        (groups_by_shape, "AdamW: param group 0 is empty"),
         (not_by_element, "LBFGS: needs whole parameters"),
         (clipped_by_torch, "allowed: lowband.clip_grad_norm_"),
         (scaled_by_torch, "of a shard's gradient covers this rank's part only"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from test_parity import CONFIG, INNER
 from torch import nn
@@ -179,3 +180,30 @@ def test_buffers_scalars_and_names(tmp_path: Path) -> None:
     assert list(state) == list(expected)
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert state["1.num_batches_tracked"].dtype == torch.long
+
+
+def save_by_transformers(folder: Path) -> tuple[str, bool, float]:
+    """What `save_pretrained` says of a sharded model, whether it wrote one, and the loss of the model."""
+    config, model_class, wrap = KINDS["llama"]
+    torch.manual_seed(5)
+    model = model_class(config)
+    lowband.shard(model, "zero3", lowband.Topology({}), wrap, compute_dtype=torch.float32)
+    loss = float(model(TOKENS, labels=TOKENS).loss)
+    with pytest.raises(UserError) as error:
+        model.save_pretrained(folder)
+    is_written = any(folder.glob("*.safetensors"))
+    dist.barrier()
+    whole = lowband.full_state_dict(model)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=whole)
+    return str(error.value), is_written, loss
+
+
+def test_save_pretrained_takes_the_whole_state_only(tmp_path: Path) -> None:
+    found = on_ranks(2, save_by_transformers, tmp_path)
+    for said, is_written, _ in found:
+        assert said.startswith("LlamaForCausalLM: state_dict() of a sharded module would hold")
+        assert "\n" not in said
+        assert not is_written
+    [again] = on_ranks(1, loss_of, "llama", tmp_path)
+    assert again == found[0][2]

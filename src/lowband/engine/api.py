@@ -12,6 +12,7 @@ from lowband.engine.breadth import Breadth
 from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.initial import Init, Source
+from lowband.engine.state_dict import own_state_dict
 from lowband.engine.topology import Topology
 from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
@@ -166,4 +167,5 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
         return {}
     named = module.named_parameters(remove_duplicate=False)
     state = {name: full[id(parameter)] for name, parameter in named}
-    return {key: state[key] if key in state else value.cpu() for key, value in module.state_dict().items()}
+    entries = own_state_dict(module).items()
+    return {key: state[key] if key in state else value.cpu() for key, value in entries}

@@ -4,8 +4,9 @@
 Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
 
 [Note: writes through .data] Such writes do not increment any counter. Where a copy of the weights is kept,
-the module would keep computing with the old values. So a sample of `master` is compared before the copy is
-used again.
+the module would keep computing with the old values. So `master` is compared before the copy is used again:
+a sample of it (which also finds writes through NumPy or from C++), and once `.data` has been handed out, a
+checksum of all of it.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from lowband.errors import UserError
 # torch optimizers that need a parameter's shape, or sums over whole parameters.
 _NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon"}
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
+CHUNK = 2**20  # values whose checksum is computed at once, in 16 bytes each
 _REPLACED = "_lowband_replaced"  # attribute of a parameter that sharding has replaced: its name
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
@@ -39,8 +41,10 @@ class Changes:
         self._steps = 0
         self._places: torch.Tensor | None = None
         self._sample: torch.Tensor | None = None
+        self._compares_all = False
         for shard in shards:
             setattr(shard, _CHANGES, self)
+            shard.hand_data = self.compare_all  # type: ignore[attr-defined]
 
     @property
     def version(self) -> int:
@@ -76,6 +80,13 @@ class Changes:
             self._places = torch.tensor(starts + spread, dtype=torch.long, device=self._master.device)
         self._sample = self._bits()
 
+    def compare_all(self) -> None:
+        """Compare all values of `master` from now on. Called before a shard's `.data` is handed out."""
+        if not self._compares_all:
+            self._compares_all = True
+            if self._sample is not None:
+                self._sample = torch.cat([self._sample, self._checksum()])
+
     def check_sample(self) -> None:
         """Raises UserError if `master` was written through `.data`; on a GPU a device assert fails later."""
         if self._sample is None:
@@ -88,8 +99,20 @@ class Changes:
             raise UserError(what, allowed="writes to the parameters themselves, under torch.no_grad()")
 
     def _bits(self) -> torch.Tensor:
+        """The bits of the sample, and the checksum where all values are compared; 1D, int64."""
         assert self._places is not None
-        return self._master.detach().view(torch.int32)[self._places]
+        sample = self._master.detach().view(torch.int32)[self._places].long()
+        return torch.cat([sample, self._checksum()]) if self._compares_all else sample
+
+    def _checksum(self) -> torch.Tensor:
+        bits = self._master.detach().view(torch.int32)
+        total = bits.new_zeros(1, dtype=torch.int64)
+        for part in bits.split(
+            CHUNK
+        ):  # weighted by place, so that no single write and no swap goes unnoticed
+            total *= CHUNK + 1
+            total += (part.long() * torch.arange(1, len(part) + 1, device=part.device)).sum()
+        return total
 
 
 def mark_replaced(parameter: nn.Parameter, name: str) -> None:
@@ -111,6 +134,12 @@ def check_unsharded(module: nn.Module) -> None:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if hasattr(parameter, _CHANGES):
             raise UserError(f"'{name}' is already a shard", where=type(module).__name__)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UserError(
+                f"a hook on '{name}' would not run any more",
+                where=type(module).__name__,
+                allowed="hooks on modules; p.grad after the backward",
+            )
         if hasattr(parameter, _REPLACED):
             other = getattr(parameter, _REPLACED)
             raise UserError(
@@ -146,9 +175,9 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
         )
     if are_ours and not all(groups):
         raise UserError(
-            f"param group {groups.index([])} is empty: shards are 1D, so p.ndim is always 1",
+            f"param group {groups.index([])} is empty: shards are 1D, so len(p.shape) is always 1",
             where=type(optimizer).__name__,
-            allowed="groups chosen by name, or by len(p.shard_of.shape)",
+            allowed="groups chosen by name, by p.ndim or by p.shard_of.shape",
         )
 
 

@@ -38,6 +38,7 @@ from lowband.engine.initial import Init, Initial, Source
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.shard import Unit
+from lowband.engine.state_dict import refuse_state_dicts
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
@@ -140,6 +141,8 @@ class Engine:
     def _hook(self, owner: nn.Module) -> None:
         owner.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         owner.register_forward_hook(self._after_forward)
+        places = (place for unit in self.units_of.get(owner, []) for slot in unit.slots for place in slot)
+        refuse_state_dicts({owner, *(module for module, _ in places)})
 
     @torch._disable_dynamo
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:

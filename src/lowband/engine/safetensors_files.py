@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.api import engine_of
+from lowband.engine.state_dict import own_state_dict
 from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
@@ -99,7 +100,7 @@ def save_safetensors(
         raise UserError("there is a checkpoint already", where=folder, allowed="a new folder")
     engine.put_shards()
     names = {id(parameter): name_of(name) for name, parameter in module.named_parameters()}
-    state = module.state_dict()
+    state = own_state_dict(module)
     buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in state}
     stored = Counter([*names.values(), *buffers])
     if twice := [name for name, count in stored.items() if count > 1]:

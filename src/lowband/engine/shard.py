@@ -15,7 +15,6 @@ works element by element works on them.
 the optimizer's level to the weights' level.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -28,6 +27,7 @@ from lowband.engine.collectives import Collectives
 from lowband.engine.gradients import Gradients
 from lowband.engine.initial import Initial
 from lowband.engine.lane import Handle, Work
+from lowband.engine.shard_parameter import ShardOf, ShardParameter
 from lowband.engine.states import UnitState
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
@@ -35,22 +35,6 @@ from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ran
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
 
 Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
-
-
-@dataclass(frozen=True)
-class ShardOf:
-    """The whole parameter behind a shard: attribute `shard_of` of each of the optimizer's parameters.
-
-    name, shape: of the whole parameter in the original module
-    start, stop: this rank's range of the flattened whole; in the shard, padding follows it
-    ranks:       the ranks whose shards make up the whole, in the order of their ranges
-    """
-
-    name: str
-    shape: torch.Size
-    start: int
-    stop: int
-    ranks: tuple[int, ...]
 
 
 class Unit:
@@ -113,9 +97,9 @@ class Unit:
         places = zip(self.layout.spans(), self.layout.ranges(), originals, names, strict=True)
         for span, place, original, name in places:
             a, b = intersect(span, (start, stop))
-            shard = nn.Parameter(self.master[a - start : b - start], self.requires_grad)
+            shard = ShardParameter(self.master[a - start : b - start], self.requires_grad)
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
-            shard.shard_of = ShardOf(name, original.shape, first, last, ranks)  # type: ignore[attr-defined]
+            shard.shard_of = ShardOf(name, original.shape, first, last, ranks)
             self.shards.append(shard)
         self.changes = Changes(self.name, self.master, self.shards)
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.engine import Engine
+from lowband.engine.state_dict import own_state_dict
 from lowband.spec.mesh import SELF
 
 
@@ -48,7 +49,7 @@ def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:
     named = dict(module.named_parameters(remove_duplicate=False))
     return {
         name: digests[order[id(named[name])]] if name in named else sha256(value)
-        for name, value in module.state_dict().items()
+        for name, value in own_state_dict(module).items()
     }
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.manifest import Content, Group, Number, Saved
-from lowband.engine.shard import ShardOf
+from lowband.engine.shard_parameter import ShardOf
+from lowband.engine.state_dict import own_state_dict
 from lowband.errors import UserError
 
 
@@ -110,7 +111,7 @@ def state_of(full: str) -> tuple[str, str] | None:
 
 def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Every persistent buffer, by name in the manifest."""
-    kept = module.state_dict()
+    kept = own_state_dict(module)
     named = module.named_buffers(remove_duplicate=False)
     return {f"buffer.{name}": buffer for name, buffer in named if name in kept}
 

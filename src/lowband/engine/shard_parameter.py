@@ -1,0 +1,96 @@
+"""A parameter of the optimizer: this rank's shard, which answers for the whole where the whole is meant.
+
+In memory it is 1D. `ndim` and `dim()` are those of the whole parameter, because decay groups are chosen by
+them. `shape`, `size()` and `numel()` are the shard's own, because optimizers allocate and launch by them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+from lowband.errors import UserError
+
+
+@dataclass(frozen=True)
+class ShardOf:
+    """The whole parameter behind a shard: attribute `shard_of` of each of the optimizer's parameters.
+
+    name, shape: of the whole parameter in the original module
+    start, stop: this rank's range of the flattened whole; in the shard, padding follows it
+    ranks:       the ranks whose shards make up the whole, in the order of their ranges
+    """
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+    ranks: tuple[int, ...]
+
+
+class ShardParameter(nn.Parameter):
+    """A shard, 1D, fp32, padded, possibly empty. What would be silently wrong on a part raises UserError.
+
+    shard_of:  the whole parameter
+    hand_data: called before `.data` is handed out, because no version counter shows writes through it
+    """
+
+    shard_of: ShardOf
+    hand_data: Callable[[], None]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the whole parameter."""
+        return len(self.shard_of.shape)
+
+    def dim(self) -> int:
+        """Number of dimensions of the whole parameter."""
+        return self.ndim
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The shard's values, outside of autograd and of its version counter."""
+        self.hand_data()
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, values)
+
+    def register_hook(self, hook: Callable[..., Any]) -> NoReturn:
+        self._refuse_hook()
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[..., Any]) -> NoReturn:
+        self._refuse_hook()
+
+    def _refuse_hook(self) -> NoReturn:
+        raise UserError(
+            "a hook on a shard would never run, because autograd computes with the gathered parameter",
+            where=self.shard_of.name,
+            allowed="hooks on modules; p.grad after the backward",
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A plain parameter with this rank's values, as a running average starts from."""
+        copied = nn.Parameter(self.detach().clone(), self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise UserError(
+            "a shard cannot be pickled: it is this rank's part only",
+            where=self.shard_of.name,
+            allowed="lowband.full_state_dict, lowband.Checkpointer; p.detach() for this rank's values",
+        )
+
+    def __repr__(self) -> str:
+        of = self.shard_of
+        values = torch.Tensor.__repr__(self.detach()[: of.stop - of.start])
+        return f"Values {of.start} to {of.stop} of '{of.name}', shape {tuple(of.shape)}:\n{values}"
+
+
+# Without this torch's optimizers would loop over such parameters on a GPU, where they group plain ones.
+torch_optimizer._foreach_supported_types.append(ShardParameter)

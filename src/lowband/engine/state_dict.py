@@ -1,0 +1,45 @@
+"""`state_dict()` and `load_state_dict()` of a sharded module are refused: they would move one rank's part."""
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from lowband.errors import UserError
+
+_is_own = ContextVar("_is_own", default=False)  # whether the engine itself reads the state
+
+
+def refuse_state_dicts(modules: Iterable[nn.Module]) -> None:
+    """Make both calls raise UserError on these modules, and on every module around them."""
+    for module in modules:
+        module.register_state_dict_pre_hook(_refuse_save)
+        module.register_load_state_dict_pre_hook(_refuse_load)
+
+
+def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The module's state_dict with this rank's shards in the place of parameters."""
+    token = _is_own.set(True)
+    try:
+        return module.state_dict()
+    finally:
+        _is_own.reset(token)
+
+
+def _refuse_save(module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    if not _is_own.get():
+        raise UserError(
+            "state_dict() of a sharded module would hold this rank's part only",
+            where=type(module).__name__,
+            allowed="lowband.full_state_dict(module), lowband.save_safetensors, lowband.Checkpointer",
+        )
+
+
+def _refuse_load(module: nn.Module, *_: Any) -> NoReturn:
+    raise UserError(
+        "load_state_dict() of a sharded module would have to fit whole parameters into shards",
+        where=type(module).__name__,
+        allowed="before lowband.shard; its init=lowband.Safetensors(folder); lowband.Checkpointer.load",
+    )

@@ -1,0 +1,394 @@
+"""What loops written for a whole module do, on a sharded one: the same numbers, or an error in one line.
+
+All idioms of a number of ranks run in one process group. docs/library.md has a row for each.
+"""
+
+import copy
+import functools
+import io
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from modules import Adapted, Tower, inputs, is_layer
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.optim.optimizer import _foreach_supported_types
+
+import lowband
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.scheme import Scheme
+
+ZERO1 = Scheme(name="zero1", weights="self", grads="self", optim="world")
+ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
+Backward = Callable[[int], None]  # adds the gradient of a step's loss, averaged over all ranks
+Program = Callable[[nn.Module, Backward], object]
+
+
+class Used(Tower):
+    """Every parameter has a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.unused.sum()
+
+
+# ---- right: the weights, and what a program returns, are those of one process
+
+
+def decay_groups_by_ndim(model: nn.Module, backward: Backward) -> object:
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    steps(torch.optim.AdamW(groups, lr=0.01), backward)
+    return len(matrices)
+
+
+def a_decay_for_each_parameter(model: nn.Module, backward: Backward) -> object:
+    decays = {name: 0.5 * (p.ndim > 1 and "layers" in name) for name, p in model.named_parameters()}
+    groups = [{"params": [p], "weight_decay": decays[name]} for name, p in model.named_parameters()]
+    steps(torch.optim.AdamW(groups, lr=0.01), backward)
+    return decays
+
+
+def several_optimizers(model: nn.Module, backward: Backward) -> None:
+    first = torch.optim.Adam(model.layers.parameters(), lr=0.01)
+    rest = [p for name, p in model.named_parameters() if not name.startswith("layers")]
+    second = torch.optim.SGD(rest, lr=0.01, momentum=0.9)
+    for step in range(4):
+        backward(step)
+        (first, second)[step % 2].step()
+        model.zero_grad()
+
+
+def schedules(model: nn.Module, backward: Backward) -> object:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [2])
+    rates = []
+    for step in range(4):
+        steps(optimizer, backward, step, 1)
+        schedule.step()
+        rates.append(schedule.get_last_lr())
+    return rates
+
+
+def running_average(model: nn.Module, backward: Backward) -> None:
+    average = copy.deepcopy(list(model.parameters()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with torch.no_grad():
+        for step in range(3):
+            with torch.enable_grad():
+                steps(optimizer, backward, step, 1)
+            for mean, p in zip(average, model.parameters(), strict=True):
+                mean.lerp_(p, 0.1)
+        for mean, p in zip(average, model.parameters(), strict=True):
+            p.copy_(mean)
+
+
+def written_through_data(model: nn.Module, backward: Backward) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = [p.data.clone() for p in model.parameters()]
+    steps(optimizer, backward)
+    for p, values in zip(model.parameters(), before, strict=True):
+        p.data.copy_(values)
+        p.data.mul_(2)
+    steps(optimizer, backward)
+
+
+def gradients_set_to_zero(model: nn.Module, backward: Backward) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(3):
+        backward(step)
+        optimizer.step()
+        (model if step % 2 else optimizer).zero_grad(set_to_none=False)
+
+
+def accumulated(model: nn.Module, backward: Backward) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        backward(step)
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def frozen_by_the_optimizer(model: nn.Module, backward: Backward) -> None:
+    """Frozen at first, then trained: the first layers, and a parameter whose gradient is taken away."""
+    optimizer = torch.optim.AdamW(model.layers.parameters(), lr=0.01)
+    steps(optimizer, backward)
+    optimizer.add_param_group({"params": list(model.first.parameters()), "lr": 0.001})
+    for step in range(2):
+        backward(step)
+        model.first.bias.grad = None
+        optimizer.step()
+        model.zero_grad()
+
+
+def clipped_by_value(model: nn.Module, backward: Backward) -> None:
+    backward(0)
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def evaluated_between_steps(model: nn.Module, backward: Backward) -> object:
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for step in range(2):
+        model.eval()
+        with torch.no_grad():
+            found.append(model(inputs(9, 9)).item())
+        with torch.inference_mode():
+            found.append(model(inputs(8, 8)).item())
+        model.train()
+        steps(optimizer, backward, step, 1)
+    return found
+
+
+def moved_to_where_it_is(model: nn.Module, backward: Backward) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps(optimizer, backward)
+    model.to("cpu").to(torch.float32)
+    steps(optimizer, backward)
+
+
+def counted(model: nn.Module, backward: Backward) -> object:
+    shapes = [p.shard_of.shape if hasattr(p, "shard_of") else p.shape for p in model.parameters()]
+    return sum(shape.numel() for shape in shapes)
+
+
+def state_of_the_optimizer(model: nn.Module, backward: Backward) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    steps(optimizer, backward)
+    again = torch.optim.AdamW(model.parameters(), lr=1.0)
+    again.load_state_dict(optimizer.state_dict())
+    steps(again, backward)
+
+
+def adapters(model: nn.Module, backward: Backward) -> None:
+    steps(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01), backward)
+
+
+def steps(optimizer: torch.optim.Optimizer, backward: Backward, first: int = 0, count: int = 2) -> None:
+    for step in range(first, first + count):
+        backward(step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def called_twice(model: nn.Module, backward: Backward) -> None:
+    steps(torch.optim.SGD(model.parameters(), lr=0.01), backward)
+
+
+RIGHT: tuple[Program, ...] = (
+    decay_groups_by_ndim, a_decay_for_each_parameter, several_optimizers, schedules, running_average,
+    written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
+    evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
+)  # fmt: skip
+
+
+def results(ranks: int, is_sharded: bool) -> dict[str, tuple[object, dict[str, torch.Tensor]]]:
+    """What each program returns, and the weights that it leaves; one process takes the mean over `ranks`."""
+    topology, found = lowband.Topology({"node": 2}), {}
+    for program in RIGHT:
+        model = Adapted() if program is adapters else Used()
+        if is_sharded:
+            lowband.shard(model, ZERO3, topology, is_layer, compute_dtype=torch.float32)
+
+        def backward(step: int, model: nn.Module = model, program: Program = program) -> None:
+            for rank in [dist.get_rank()] if is_sharded else range(ranks):
+                loss = model(inputs(step, rank))
+                if program is called_twice:
+                    loss = loss * model(inputs(step + 5, rank))
+                (loss / (1 if is_sharded else ranks)).backward()
+
+        returned = program(model, backward)
+        state = lowband.full_state_dict(model) if is_sharded else model.state_dict()
+        found[program.__name__] = returned, {name: value.detach() for name, value in state.items()}
+    return found
+
+
+@functools.cache
+def pair(ranks: int) -> tuple[dict, dict]:
+    [whole] = on_ranks(1, results, ranks, False, time_limit_s=300)
+    return on_ranks(ranks, results, ranks, True, time_limit_s=300)[0], whole
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("program", [program.__name__ for program in RIGHT])
+def test_right(program: str, ranks: int) -> None:
+    """Bit by bit on two ranks, where there is one order of summing, but for a sum over passes."""
+    is_exact = ranks == 2 and program != "accumulated"
+    (returned, weights), (expected, whole) = (side[program] for side in pair(ranks))
+    assert returned == expected or (not is_exact and returned == pytest.approx(expected, rel=1e-5))
+    assert weights.keys() == whole.keys()
+    for name, value in weights.items():
+        assert math.isfinite(value.sum())
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=0 if is_exact else 1e-5, msg=name)
+
+
+# ---- refused on every rank
+
+
+def trained(model: nn.Module) -> nn.Module:
+    """With gradients, and with copies of the weights that a forward has used."""
+    model(inputs(0, dist.get_rank())).backward()
+    return model
+
+
+def norm_by_hand(model: nn.Module) -> None:
+    sum(p.grad.data.norm(2) ** 2 for p in trained(model).parameters() if p.grad is not None)
+
+
+def squares_by_hand(model: nn.Module) -> None:
+    sum(p.grad.detach().pow(2).sum() for p in trained(model).parameters() if p.grad is not None)
+
+
+def not_finite(model: nn.Module) -> None:
+    any(p.grad.isnan().any() for p in trained(model).parameters())
+
+
+def norm_of_all(model: nn.Module) -> None:
+    torch.cat([p.grad.view(-1) for p in trained(model).parameters() if p.grad is not None]).norm()
+
+
+def fused_scaler(model: nn.Module) -> None:
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cpu")
+    scaler.scale(model(inputs(0, 0))).backward()
+    scaler.step(optimizer)
+
+
+def one_value_through_data(model: nn.Module) -> None:
+    for p in trained(model).parameters():
+        if p.numel() > 1:
+            p.data[-1] += 1
+    model(inputs(0, 0))
+
+
+def swapped_through_data(model: nn.Module) -> None:
+    for p in trained(model).parameters():
+        p.data.copy_(p.data.flip(0))
+    model(inputs(0, 0))
+
+
+def hook_on_a_shard(model: nn.Module) -> None:
+    model.first.weight.register_hook(lambda grad: grad * 0)
+
+
+def step_in_the_backward(model: nn.Module) -> None:
+    model.first.weight.register_post_accumulate_grad_hook(lambda p: None)
+
+
+def state_dict(model: nn.Module) -> None:
+    model.state_dict()
+
+
+def state_dict_of_a_part(model: nn.Module) -> None:
+    model.layers[0].state_dict()
+
+
+def state_dict_around(model: nn.Module) -> None:
+    nn.Sequential(nn.Linear(1, 1), model).state_dict()
+
+
+def state_dict_by_torch(model: nn.Module) -> None:
+    get_model_state_dict(model)
+
+
+def load_state_dict(model: nn.Module) -> None:
+    model.load_state_dict(Used().state_dict())
+
+
+def saved(model: nn.Module) -> None:
+    torch.save(model, io.BytesIO())
+
+
+def parameters_saved(model: nn.Module) -> None:
+    torch.save(list(model.parameters()), io.BytesIO())
+
+
+def average_by_torch(model: nn.Module) -> None:
+    torch.optim.swa_utils.AveragedModel(model)
+
+
+def frozen_and_unfrozen(model: nn.Module) -> None:
+    model.layers[0].requires_grad_(False)
+    model(inputs(0, 0))
+
+
+def muon(model: nn.Module) -> None:
+    torch.optim.Muon([p for p in trained(model).parameters() if p.ndim == 2]).step()
+
+
+REFUSED: dict[Callable[[nn.Module], None], str] = {
+    norm_by_hand: "norm of a shard's gradient covers this rank's part only (allowed: lowband.clip_grad_norm_",
+    squares_by_hand: "sum of a shard's gradient covers this rank's part only",
+    not_finite: "any of a shard's gradient covers this rank's part only",
+    norm_of_all: "norm of a shard's gradient covers this rank's part only",
+    fused_scaler: "of a shard's gradient covers this rank's part only",
+    one_value_through_data: "were written through .data",
+    swapped_through_data: "were written through .data",
+    hook_on_a_shard: "first.weight: a hook on a shard would never run",
+    step_in_the_backward: "first.weight: a hook on a shard would never run",
+    state_dict: "Used: state_dict() of a sharded module would hold this rank's part only",
+    state_dict_of_a_part: "Sequential: state_dict() of a sharded module",
+    state_dict_around: "Used: state_dict() of a sharded module",
+    state_dict_by_torch: "Used: state_dict() of a sharded module",
+    load_state_dict: "Used: load_state_dict() of a sharded module",
+    saved: "(allowed: lowband.full_state_dict, lowband.Checkpointer",
+    parameters_saved: "a shard cannot be pickled",
+    average_by_torch: "Used: a sharded module cannot be copied or pickled",
+    frozen_and_unfrozen: "requires_grad of 'layers.0' was changed after lowband.shard",
+    muon: "Muon: needs whole parameters",
+}
+
+
+def refusals() -> dict[str, str]:
+    """What each idiom raises, where a second copy of the weights is kept."""
+    topology, found = lowband.Topology({"node": 2}), {}
+    for idiom in REFUSED:
+        model = lowband.shard(Used(), ZERO1, topology, is_layer)
+        try:
+            idiom(model)
+        except UserError as error:
+            found[idiom.__name__] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def refused(request: pytest.FixtureRequest) -> Iterator[list[dict[str, str]]]:
+    yield on_ranks(request.param, refusals, time_limit_s=300)
+
+
+@pytest.mark.parametrize("idiom", REFUSED, ids=lambda idiom: idiom.__name__)
+def test_refused_on_every_rank(idiom: Callable[[nn.Module], None], refused: list[dict[str, str]]) -> None:
+    for said in refused:
+        assert REFUSED[idiom] in said.get(idiom.__name__, "nothing was raised")
+        assert "\n" not in said[idiom.__name__]
+
+
+def shards_as_torch_sees_them() -> tuple[bool, str]:
+    model = lowband.shard(Used(), ZERO3, lowband.Topology({}), is_layer)
+    shard = model.layers[0][0].weight
+    return type(shard) in _foreach_supported_types, repr(shard)
+
+
+def test_optimizers_treat_shards_as_parameters() -> None:
+    [(is_grouped, shown)] = on_ranks(1, shards_as_torch_sees_them)
+    assert is_grouped  # on a GPU: one launch for many shards, not one for each
+    assert shown.startswith("Values 0 to 21 of 'layers.0.0.weight', shape (3, 7):\ntensor(")
+
+
+def hooked_before() -> str:
+    model = Used()
+    model.first.weight.register_hook(lambda grad: grad * 0)
+    with pytest.raises(UserError) as error:
+        lowband.shard(model, ZERO3, lowband.Topology({}), is_layer)
+    return str(error.value)
+
+
+def test_a_hook_that_would_be_lost_is_refused() -> None:
+    [said] = on_ranks(1, hooked_before)
+    assert said.startswith("Used: a hook on 'first.weight' would not run any more")
