@@ -143,12 +143,14 @@ def _predict(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from lowband.predict import plan_files
     from lowband.predict.plan import plan
+    from lowband.predict.request import setting
     from lowband.spec.config import Config
 
     config = Config(options.root)
-    machine, model = config.given_machine(options.cluster), config.given_model(options.model)
+    machine, stack = setting(config, options.cluster, options.stack)
+    model = config.given_model(options.model)
     found = plan(
-        machine, config.given_stack(options.stack, machine), model, options.gpus,
+        machine, stack, model, options.gpus,
         options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
         options.micro_batch, options.recompute,
     )  # fmt: skip

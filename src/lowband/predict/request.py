@@ -6,10 +6,22 @@ from itertools import product
 from typing import Any
 
 from lowband.cost.activations import Recompute
+from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.render import record
 from lowband.predict.workload import Schedule, Workload
 from lowband.spec.config import Config
+from lowband.spec.machine import Machine
+from lowband.spec.stack import Stack
+
+
+def setting(config: Config, cluster: str, stack: str | None) -> tuple[Machine, Stack]:
+    """The machine and the stack of names or files, with defaults for what they do not state.
+
+    stack: None: the one that the machine names
+    """
+    machine = config.given_machine(cluster)
+    return with_defaults(machine, config.given_stack(stack, machine))
 
 
 @dataclass(frozen=True)
@@ -32,8 +44,7 @@ class Grid:
     stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
-        machine = self.config.given_machine(self.cluster)
-        stack = self.config.given_stack(self.stack, machine)
+        machine, stack = setting(self.config, self.cluster, self.stack)
         models = [self.config.given_model(name) for name in self.model]
         schemes = [self.config.given_scheme(name) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute in product(
