@@ -1,5 +1,6 @@
 """A prediction as a record for JSON and CSV, and as text that lets a reader check every term."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowband.predict.defaults import constants
@@ -9,6 +10,7 @@ from lowband.predict.room import room_of
 from lowband.predict.workload import Workload
 from lowband.spec.sourced import DEFAULT, Kind
 
+STATES = ("weights", "secondary", "grads", "optim")
 KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "default")
 
 
@@ -22,6 +24,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "model": job.model.name,
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
+        **{key: getattr(job.scheme, key) for key in STATES},
         "gpus": job.ranks,
         "tp": job.tp,
         "pp": job.pp,
@@ -85,10 +88,11 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 def text(row: dict[str, Any]) -> str:
     """One point as text for a terminal."""
     fast, slow = row["interval"]["step_time_s"]
-    step = row["step_time_s"]
+    step, secondary = row["step_time_s"], f"/{row['secondary']}" if row["secondary"] else ""
     lines = [
         f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
         f"stack {row['stack']}",
+        f"weights {row['weights']}{secondary}, grads {row['grads']}, optim {row['optim']}",
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
@@ -108,6 +112,37 @@ def text(row: dict[str, Any]) -> str:
         *constant_lines(row["constants"]),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+# Heading -> the cell of a record, for a table of several.
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "model": lambda row: str(row["model"]),
+    "scheme": lambda row: str(row["scheme"]),
+    "gpus": lambda row: str(row["gpus"]),
+    "batch": lambda row: f"{row['micro_batch']} x {row['accumulation']}",
+    "seq": lambda row: str(row["seq_len"]),
+    "recompute": lambda row: str(row["recompute"]),
+    "step (s)": lambda row: f"{row['step_time_s']:.4g}",
+    "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
+    "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
+    "TFLOPS": lambda row: f"{row['tflops_per_gpu']:.4g}",
+    "GiB": lambda row: f"{row['peak_memory_bytes'] / GIB:.4g}",
+    "headroom": lambda row: "?" if row["fits"] is None else f"{row['headroom_bytes'] / GIB:.3g} {fits(row)}",
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Several points of one machine and stack as a table, one line each, and what they stand on."""
+    first = rows[0]
+    capacity = "" if first["capacity_bytes"] is None else f", {first['capacity_bytes'] / GIB:g} GiB a rank"
+    cells = [[heading, *(cell(row) for row in rows)] for heading, cell in _COLUMNS.items()]
+    widths = [max(map(len, column)) for column in cells]
+    lines = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*cells, strict=True)
+    ]
+    title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
+    return "\n".join([title, "", *lines, "", *constant_lines(first["constants"])])
 
 
 def _memory(row: dict[str, Any]) -> list[str]:
