@@ -1,12 +1,14 @@
 """`lowband rehearse`: what the runs of a suite ask for, and whether they fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lowband.__main__ import main
 from lowband.errors import UserError
+from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.rehearsal import rehearse
 from lowband.predict.workload import workload_of
@@ -22,7 +24,9 @@ def test_node_hours_by_hand() -> None:
     rows = rehearse(FRONTIER, JOB)
     assert len(rows) == 9
     assert sum(row.node_hours or 0 for row in rows) == pytest.approx(9 * (2 + 12 + 48) * 35 / 60)
-    first = predict(workload_of(FRONTIER[0]))
+    job = workload_of(FRONTIER[0])
+    machine, stack = with_defaults(job.machine, job.stack)
+    first = predict(replace(job, machine=machine, stack=stack))
     assert (rows[0].step_s, rows[0].fits) == (first.step_time_s, True)
     assert rows[0].steps_hours == pytest.approx(3 * 2 * 15 * first.step_time_s / 3600)
 

@@ -200,11 +200,13 @@ def test_what_the_planner_writes_can_be_run(tree: Path) -> None:
         "--pp",
         "1",
     ]
+    tracked = (tree / "config" / "schemes.yaml").read_text()
     done = subprocess.run(
         [sys.executable, "-m", "lowband", "plan", *job, "--write", "found"],
         cwd=tree, env={**os.environ, "PYTHONPATH": str(tree / "src")}, capture_output=True,
         text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "found:" in (tree / "config" / "schemes.yaml").read_text()
+    assert (tree / "config" / "schemes.yaml").read_text() == tracked
+    assert (tree / "config" / "schemes" / "found.yaml").exists()
     assert planned(snakemake(tree, "-n", "--config", "suites=[found]"))["train"] == 1

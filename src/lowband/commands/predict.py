@@ -4,10 +4,12 @@ import argparse
 import csv
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lowband.commands import add_verb, at_least_one
+from lowband.errors import UserError
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 RECOMPUTE = ["none", "selective", "op", "full"]
@@ -51,8 +53,12 @@ def add(commands: Any) -> None:
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
+    plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
+    form = plan.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
+    form.add_argument("--csv", action="store_true", help="the same rows")
     plan.add_argument(
-        "--write", metavar="NAME", help="add the best scheme and a suite of this name to config/"
+        "--write", metavar="NAME", help="write the best scheme and a suite of this name into config/"
     )
     plan.set_defaults(run=_plan)
 
@@ -65,6 +71,11 @@ def add(commands: Any) -> None:
     rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     rehearse.set_defaults(run=_rehearse)
 
+    _add_checks(commands)
+
+
+def _add_checks(commands: Any) -> None:
+    """Add the verbs that check the model itself."""
     bench = add_verb(commands, "bench-predict", "how fast the predictor is here, as JSON", "")
     bench.add_argument("--root", type=Path, default=Path())
     bench.set_defaults(run=_bench_predict)
@@ -107,7 +118,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         nargs="+" if several else None,
-        help="a name of config/models.yaml, or a file",
+        help="a name of config/models.yaml, a YAML file, or a Hugging Face config.json",
     )
     parser.add_argument(
         "--gpus", required=True, type=at_least_one, nargs="+" if several else None, help="ranks"
@@ -122,7 +133,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     import json
 
-    from lowband.predict.render import flat, text
+    from lowband.predict.render import flat, table, text
     from lowband.predict.request import Grid
     from lowband.spec.config import Config
 
@@ -133,29 +144,45 @@ def _predict(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, flat(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat(record) for record in records)
+        _print_csv([flat(record) for record in records])
     else:
-        print("\n\n".join(text(record) for record in records))
+        print(text(records[0]) if len(records) == 1 else table(records))
+
+
+def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def _plan(options: argparse.Namespace) -> None:
+    import json
+
     from lowband.predict import plan_files
+    from lowband.predict.choice import chosen
     from lowband.predict.plan import plan
+    from lowband.predict.request import sequence, setting
     from lowband.spec.config import Config
 
     config = Config(options.root)
-    machine, model = config.given_machine(options.cluster), config.given_model(options.model)
+    machine, stack = setting(config, options.cluster, options.stack)
+    model = config.given_model(options.model)
+    if options.write and options.cluster not in config.clusters:
+        raise UserError(
+            f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
+        )
     found = plan(
-        machine, config.given_stack(options.stack, machine), model, options.gpus,
-        options.seq or model.seq_len, options.global_batch or 4 * options.gpus, options.tp, options.pp,
-        options.micro_batch, options.recompute,
+        machine, stack, model, options.gpus, sequence(model, options.seq),
+        options.global_batch or 4 * options.gpus, options.tp, options.pp, options.micro_batch,
+        options.recompute, options.exact,
     )  # fmt: skip
-    print(plan_files.report(found))
-    if options.write:
-        for path in plan_files.write(found.ranked[0], options.write, config):
-            print(f"written: {path}")
+    written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
+    if options.json:
+        print(json.dumps(plan_files.records(found), indent=2))
+    elif options.csv:
+        _print_csv(plan_files.records(found))
+    else:
+        print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
 
 
 def _rehearse(options: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from lowband.cost.numbers import Num
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop
 from lowband.spec.sourced import Bound, Fact
-from lowband.spec.stack import Stack
+from lowband.spec.stack import ANY, Stack
 from lowband.spec.step import Pattern, is_ring
 
 Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
@@ -93,7 +93,8 @@ class Network:
         by_cards = {cards: share(fact, self.case) for cards, fact in link.efficiency_by_cards.items()}
         own *= _between(by_cards, link.cards or 1)
         if self.shards:
-            own *= share(self.stack.efficiency.get(level), self.case)
+            stated = self.stack.efficiency
+            own *= share(stated.get(level, stated.get(ANY)), self.case)
         return own * self.faster.get(level, 1.0)
 
     def hop_s(self, hop: Hop, sent: Num, pieces: float = 1) -> Num:

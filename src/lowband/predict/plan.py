@@ -76,7 +76,8 @@ class Plan:
             fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
             if fitting:
                 slower = 100 * (fitting[0].step_time_s / best.step_time_s - 1)
-                effect = f"{fitting[0].knobs[i]} would be {slower:.1f} % slower"
+                effect = f"{fitting[0].knobs[i]} would be {abs(slower):.1f} % "
+                effect += "slower" if slower >= 0 else "faster, which is within the model's error"
             elif others:
                 least = min(others, key=lambda c: c.short_by)
                 effect = f"{least.knobs[i]} does not fit: {least.short_by / GIB:.3g} GiB short"
@@ -101,15 +102,19 @@ def plan(
     pps: Sequence[int] | None = None,
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
+    exact: bool = False,
 ) -> Plan:
     """Every candidate, predicted. Raises UserError if none fits, with how much memory is short.
 
     tps, pps, micro_batches: the values to try; None: every one that is possible
+    exact: whether all wires are native
     """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
-    tried = jobs(machine, stack, model, ranks, seq_len, global_batch, tps, pps, micro_batches, recompute)
+    tried = jobs(
+        machine, stack, model, ranks, seq_len, global_batch, tps, pps, micro_batches, recompute, exact
+    )
     for job in tried:
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
@@ -160,6 +165,7 @@ def jobs(
     pps: Sequence[int] | None = None,
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
+    exact: bool = False,
 ) -> Iterator[Workload]:
     """The search's jobs; each has its micro-batches as an array."""
     for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
@@ -176,7 +182,7 @@ def jobs(
                 micro_batch=several, seq_len=seq_len, accumulation=share // several, tp=tp, pp=pp,
                 schedule=schedule, sequence_parallel=tp > 1,
             )  # fmt: skip
-            for scheme in schemes(base.levels):
+            for scheme in schemes(base.levels, exact):
                 for each in recompute:
                     yield replace(base, scheme=scheme, recompute=each)
 
@@ -185,14 +191,17 @@ def _powers(most: int) -> list[int]:
     return [2**i for i in range(most.bit_length()) if 2**i <= most]
 
 
-def schemes(levels: Levels) -> Iterator[Scheme]:
-    """Every placement and its wires. Levels with no more ranks than the level inside them are left out."""
+def schemes(levels: Levels, exact: bool = False) -> Iterator[Scheme]:
+    """Every placement and its wires. Levels with no more ranks than the level inside them are left out.
+
+    exact: whether all wires are native
+    """
     names = ["self", *(name for name in levels.names[1:] if _adds_ranks(levels, name))]
     for weights, grads, optim in itertools.combinations_with_replacement(names, 3):
         for secondary in (None, *names[: names.index(weights)]):
             placed = Scheme(name="plan", weights=weights, secondary=secondary, grads=grads, optim=optim)
             used = {t.collective.name for t in transfers(levels.world, False, placed, levels, "bf16", "bf16")}
-            choices = [wires if name in used else wires[:1] for name, wires in WIRES.items()]
+            choices = [wires if name in used and not exact else wires[:1] for name, wires in WIRES.items()]
             for wires in itertools.product(*choices):
                 update = dict(zip(WIRES, wires, strict=True))
                 yield placed.model_copy(update=update)

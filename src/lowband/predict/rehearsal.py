@@ -1,11 +1,12 @@
 """Every run of a suite before a node-hour is spent: nodes asked for, memory, step time and its bound."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from lowband.cost.bytes import unit_numels
 from lowband.cost.checkpoint import STATE_BYTES, CheckpointTime, checkpoint_time
 from lowband.errors import UserError
+from lowband.predict.defaults import with_defaults
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.workload import workload_of
@@ -22,7 +23,8 @@ class Rehearsed:
     machine, stack: that were predicted; the stack is our engine's
     node_hours: of all repeats, as asked for; nodes, minutes, node_hours are None without a job.yaml
     steps_hours: predicted node-hours of the steps of all repeats, without start and end
-    step_s, fast_s, slow_s: predicted, and the ends of the interval that the constants' sources give
+    step_s, fast_s, slow_s: predicted, and the ends of the interval that the constants' sources and the
+                defaults for missing ones give
     bound_by:   products, or the largest other item of the step
     checkpoint_gib: all files of one checkpoint; checkpoint_s, resume_s: to write it behind training, and to
                 verify and read it; None where the machine file states no rates of storage
@@ -70,7 +72,8 @@ def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Reh
 
 def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Rehearsed:
     job = workload_of(spec)
-    found = predict(job)
+    machine, stack = with_defaults(job.machine, job.stack)
+    found = predict(replace(job, machine=machine, stack=stack))
     saved = _checkpoint(spec)
     asked = {} if request is None else request.resources(spec)
     nodes = int(asked["nodes"]) if asked else None

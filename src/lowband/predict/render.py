@@ -1,15 +1,22 @@
 """A prediction as a record for JSON and CSV, and as text that lets a reader check every term."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from lowband.predict.defaults import constants
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
+from lowband.predict.room import room_of
 from lowband.predict.workload import Workload
+from lowband.spec.sourced import DEFAULT, Kind
+
+STATES = ("weights", "secondary", "grads", "optim")
+KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "default")
 
 
 def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
     """The prediction as plain numbers. Times in seconds, memory in bytes per rank; zero items are kept."""
-    p = prediction
+    p, room = prediction, room_of(job, prediction)
     return {
         "provenance": "predicted",
         "cluster": job.machine.name,
@@ -17,6 +24,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "model": job.model.name,
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
+        **{key: getattr(job.scheme, key) for key in STATES},
         "gpus": job.ranks,
         "tp": job.tp,
         "pp": job.pp,
@@ -37,11 +45,19 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "peak_memory_bytes": round(float(p.peak_memory_bytes)),
         "fits": None if p.fits is None else bool(p.fits),
         "short_by_bytes": round(short_by(job, p)),
+        "capacity_bytes": None if room is None else round(room.capacity),
+        "runtime_bytes": round(float(p.memory_bytes["framework"])),
+        "headroom_bytes": None if room is None else round(room.headroom),
         "interval": {
             "step_time_s": [float(p.step_time_fast_s), float(p.step_time_slow_s)],
             "tflops_per_gpu": [
                 float(p.tflops_per_gpu * p.step_time_s / t) for t in (p.step_time_slow_s, p.step_time_fast_s)
             ],
+            "headroom_bytes": None if room is None else [round(room.low), round(room.high)],
+        },
+        "constants": {
+            path: {**fact.model_dump(include={"value", "low", "high", "source"}), "kind": fact.kind}
+            for path, fact in constants(job.machine, job.stack).items()
         },
     }
 
@@ -58,6 +74,10 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     for key, value in row.items():
         if key == "interval":
             columns["step_time_fast_s"], columns["step_time_slow_s"] = value["step_time_s"]
+            room = value["headroom_bytes"] or (None, None)
+            columns["headroom_low_bytes"], columns["headroom_high_bytes"] = room
+        elif key == "constants":
+            columns |= {f"constants.{kind}": " ".join(_named(value, kind)) for kind in KINDS}
         elif isinstance(value, dict):
             columns |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
@@ -68,10 +88,11 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 def text(row: dict[str, Any]) -> str:
     """One point as text for a terminal."""
     fast, slow = row["interval"]["step_time_s"]
-    step = row["step_time_s"]
+    step, secondary = row["step_time_s"], f"/{row['secondary']}" if row["secondary"] else ""
     lines = [
         f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
         f"stack {row['stack']}",
+        f"weights {row['weights']}{secondary}, grads {row['grads']}, optim {row['optim']}",
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
@@ -86,16 +107,90 @@ def text(row: dict[str, Any]) -> str:
             {name: (t, "") for name, t in row["communication_s"].items()},
         ),
         "",
-        *_items("GiB per rank", {name: (b / GIB, "") for name, b in row["memory_bytes"].items()}),
-        f"  {'held at once':24}{row['peak_memory_bytes'] / GIB:12.4g}  {_fits(row)}",
+        *_memory(row),
+        "",
+        *constant_lines(row["constants"]),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _fits(row: dict[str, Any]) -> str:
+# Heading -> the cell of a record, for a table of several.
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "model": lambda row: str(row["model"]),
+    "scheme": lambda row: str(row["scheme"]),
+    "gpus": lambda row: str(row["gpus"]),
+    "batch": lambda row: f"{row['micro_batch']} x {row['accumulation']}",
+    "seq": lambda row: str(row["seq_len"]),
+    "recompute": lambda row: str(row["recompute"]),
+    "step (s)": lambda row: f"{row['step_time_s']:.4g}",
+    "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
+    "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
+    "TFLOPS": lambda row: f"{row['tflops_per_gpu']:.4g}",
+    "GiB": lambda row: f"{row['peak_memory_bytes'] / GIB:.4g}",
+    "headroom": lambda row: "?" if row["fits"] is None else f"{row['headroom_bytes'] / GIB:.3g} {fits(row)}",
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Several points of one machine and stack as a table, one line each, and what they stand on."""
+    first = rows[0]
+    capacity = "" if first["capacity_bytes"] is None else f", {first['capacity_bytes'] / GIB:g} GiB a rank"
+    cells = [[heading, *(cell(row) for row in rows)] for heading, cell in _COLUMNS.items()]
+    widths = [max(map(len, column)) for column in cells]
+    lines = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*cells, strict=True)
+    ]
+    title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
+    return "\n".join([title, "", *lines, "", *constant_lines(first["constants"])])
+
+
+def _memory(row: dict[str, Any]) -> list[str]:
+    """Items, what of them is held at once, the runtime, and the room that is left."""
+    items = {name: (b / GIB, "") for name, b in row["memory_bytes"].items() if name != "framework"}
+    held = row["peak_memory_bytes"] - row["runtime_bytes"]
+    summary = {
+        "held at once": (held / GIB, ""),
+        "runtime": (row["runtime_bytes"] / GIB, "the device's context, collectives' buffers, fragmentation"),
+        "capacity": ((row["capacity_bytes"] or 0) / GIB, ""),
+    }
+    lines = [*_items("GiB per rank", items), *_items("", summary)[1:]]
     if row["fits"] is None:
-        return "the device's memory is not known"
-    return "fits" if row["fits"] else f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
+        return [*lines, "  headroom: the device's memory is not known"]
+    return [*lines, f"  {'headroom':24}{row['headroom_bytes'] / GIB:12.4g}  {fits(row)}"]
+
+
+def fits(row: dict[str, Any]) -> str:
+    """Whether the record's job fits, as words, with the interval of its headroom."""
+    low, high = (end / GIB for end in row["interval"]["headroom_bytes"])
+    between = f"({low:.3g} to {high:.3g})"
+    if not row["fits"]:
+        return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
+    return f"{between} fits" if low >= 0 else f"{between} fits only if the runtime takes less than it may"
+
+
+def constant_lines(found: dict[str, Any]) -> list[str]:
+    """What the prediction stands on: names by kind, and each default with its interval and reason."""
+    named = {kind: _named(found, kind) for kind in KINDS}
+    lines = [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names and kind != "default"]
+    known = ["constants", *(f"  {line}" for line in lines)] if lines else []
+    if not named["default"]:
+        return known
+    defaults = [
+        f"  {path} {one['value']:.4g} ({one['low']:.4g} to {one['high']:.4g}): "
+        f"{one['source'].removeprefix(DEFAULT + ': ')}"
+        for path, one in found.items() if one["kind"] == "default"
+    ]  # fmt: skip
+    return [
+        "constants",
+        *(f"  {line}" for line in lines),
+        "defaults, as neither file states these",
+        *defaults,
+    ]
+
+
+def _named(found: dict[str, Any], kind: Kind) -> list[str]:
+    return [path for path, one in found.items() if one["kind"] == kind]
 
 
 def _items(title: str, items: dict[str, tuple[float, str]]) -> list[str]:

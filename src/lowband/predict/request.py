@@ -6,10 +6,33 @@ from itertools import product
 from typing import Any
 
 from lowband.cost.activations import Recompute
+from lowband.errors import UserError
+from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.render import record
 from lowband.predict.workload import Schedule, Workload
 from lowband.spec.config import Config
+from lowband.spec.machine import Machine
+from lowband.spec.model import ModelSpec
+from lowband.spec.stack import Stack
+
+
+def setting(config: Config, cluster: str, stack: str | None) -> tuple[Machine, Stack]:
+    """The machine and the stack of names or files, with defaults for what they do not state.
+
+    stack: None: the one that the machine names
+    """
+    machine = config.given_machine(cluster)
+    return with_defaults(machine, config.given_stack(stack, machine))
+
+
+def sequence(model: ModelSpec, given: int | None) -> int:
+    """The sequence length: the one given, or the model's longest. Raises UserError for a longer one."""
+    if given is not None and given > model.seq_len:
+        raise UserError(
+            f"seq {given} is longer than the longest of '{model.name}'", allowed=f"{model.seq_len} at most"
+        )
+    return given or model.seq_len
 
 
 @dataclass(frozen=True)
@@ -32,15 +55,15 @@ class Grid:
     stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
-        machine = self.config.given_machine(self.cluster)
-        stack = self.config.given_stack(self.stack, machine)
+        machine, stack = setting(self.config, self.cluster, self.stack)
         models = [self.config.given_model(name) for name in self.model]
-        schemes = [self.config.given_scheme(name) for name in self.scheme]
+        inner = list(machine.sizes)
+        schemes = [self.config.given_scheme(name).on(inner) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute in product(
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute
         ):
             yield Workload(
-                machine, stack, model, scheme, ranks, b, model.seq_len if seq is None else seq, a,
+                machine, stack, model, scheme, ranks, b, sequence(model, seq), a,
                 recompute=recompute, tp=self.tp, pp=self.pp, interleave=self.interleave,
                 schedule=self.schedule, sequence_parallel=self.tp > 1,
             )  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lowband.errors import UserError
+from lowband.spec.huggingface import model_of_config
 from lowband.spec.job import SlurmRequest
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
@@ -24,7 +25,9 @@ class Config:
     """The configuration under `root`, the folder that holds config/ and slurm/.
 
     A model, scheme, stack or cluster that `root` does not have is the built-in one of that name. There are no
-    built-in suites. A file is read on first use and then kept; a file that changes later needs a new Config.
+    built-in suites. A model or a scheme is an entry of its file, or a file of its own in the folder of that
+    name (config/schemes/<name>.yaml), as `lowband plan --write` makes them. A file is read on first use and
+    then kept; a file that changes later needs a new Config.
     An unknown name raises UserError with the file or folder and the allowed names.
     """
 
@@ -32,6 +35,8 @@ class Config:
         self.root = root
         self.models_file = root / "config" / "models.yaml"
         self.schemes_file = root / "config" / "schemes.yaml"
+        self.models_folder = root / "config" / "models"
+        self.schemes_folder = root / "config" / "schemes"
         self.suites_folder = root / "config" / "suites"
         self.stacks_folder = root / "config" / "stacks"
         self.clusters_folder = root / "slurm"
@@ -127,7 +132,9 @@ class Config:
     # On the command line a user may give a file of their own, `*.yaml`, in place of a name.
 
     def given_model(self, given: str) -> ModelSpec:
-        """The model of a name, or of a file with one model's keys."""
+        """The model of a name, of a file with one model's keys, or of a Hugging Face config.json."""
+        if Path(given).suffix == ".json":
+            return model_of_config(Path(given))
         return _own_file(ModelSpec, given) or self.model(given)
 
     def given_scheme(self, given: str) -> Scheme:
@@ -170,11 +177,17 @@ class Config:
         return self.suites_folder / f"{name}.yaml"
 
     def _entries_of(self, file: Path) -> list[str]:
-        """The names of the built-in entries and of those in the file, in the files' order."""
+        """The names of built-in entries, of those in the file, in its order, and of files of their own."""
         own = self._read(file) if file.exists() else {}
-        return list(dict.fromkeys([*self._read(self._built_in(file)), *own]))
+        alone = sorted(path.stem for path in file.with_suffix("").glob("*.yaml"))
+        return list(dict.fromkeys([*self._read(self._built_in(file)), *own, *alone]))
 
     def _read_entry(self, cls: type[Strict], file: Path, name: str) -> Any:
+        alone = file.with_suffix("") / f"{name}.yaml"
+        if alone.is_file():
+            if file.exists() and name in self._read(file):
+                raise UserError(f"'{name}' is also an entry of {file}", where=alone)
+            return cls.parse({"name": name, **self._read(alone)}, alone)
         for path in (file, self._built_in(file)):
             if path.exists() and name in (entries := self._read(path)):
                 return parse_entry(cls, entries[name], f"{path}: {name}", name=name)

@@ -25,7 +25,9 @@ class ModelSpec(Strict):
     kv_heads: PositiveInt | None = Field(default=None, description="none: as heads")
     mlp_hidden: PositiveInt | None = Field(default=None, description="none: 4 x hidden")
     gated: bool = Field(default=False, description="whether the MLP has a third matrix, its gate (SwiGLU)")
-    biases: bool = Field(default=True, description="false: none in matrices and norms (Llama)")
+    biases: bool | Literal["qkv"] = Field(
+        default=True, description="false: none in matrices and norms (Llama); qkv: there alone (Qwen2)"
+    )
     source: str = Field(min_length=1, description="where the shape comes from, or 'ours'")
 
     @model_validator(mode="after")
@@ -44,7 +46,7 @@ class ModelSpec(Strict):
         shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab, h)}
         if self.positions == "learned":
             shapes["positions.weight"] = (self.seq_len, h)
-        shapes |= _affine("final_norm", (h,), self.biases)
+        shapes |= _affine("final_norm", (h,), self.biases is True)
         if not self.tied_head:
             shapes["head.weight"] = (self.vocab, h)
         return shapes
@@ -62,7 +64,7 @@ class ModelSpec(Strict):
             ("mlp.up", (f, h)),
             ("mlp.down", (h, f)),
         ):
-            shapes |= _affine(name, shape, self.biases)
+            shapes |= _affine(name, shape, self.biases is True or name == f"attention.{self.biases}")
         return shapes
 
     @property
@@ -72,7 +74,7 @@ class ModelSpec(Strict):
             self.kv_hidden == self.hidden
             and self.mlp_width == 4 * self.hidden
             and not self.gated
-            and self.biases
+            and self.biases is True
         )
 
     @property

@@ -1,5 +1,6 @@
 """A partition scheme: the level that each state is sharded over, and each collective's wire format."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, create_model
@@ -10,6 +11,9 @@ from lowband.spec.partition import ALIGN
 from lowband.spec.step import STEP, Collective, Place
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
+
+# The levels inside world that named schemes use, inner to outer; other machines may call theirs otherwise.
+PACKAGE, NODE = "package", "node"
 
 
 class Placement(Strict):
@@ -60,6 +64,31 @@ class Scheme(_WithWires):
                 where=where,
                 allowed=levels.names[:weights],
             )
+
+    def on(self, inner: Sequence[str]) -> "Scheme":
+        """The scheme on a machine: `package` and `node` are matched by position where it has other names.
+
+        inner: the machine's levels inside world, inner to outer. `node` is the outermost of them, or the one
+        outside `package`; `package` is the one inside `node`. Raises UserError if there is no such level.
+        """
+        states = {key: getattr(self, key) for key in ("weights", "secondary", "grads", "optim")}
+        missing = {level for level in states.values() if level in (PACKAGE, NODE) and level not in inner}
+        if not missing:
+            return self
+        if NODE in inner:
+            node = list(inner).index(NODE)
+        else:
+            node = list(inner).index(PACKAGE) + 1 if PACKAGE in inner else len(inner) - 1
+        at = {PACKAGE: node - 1, NODE: node}
+        for level in (PACKAGE, NODE):
+            if level in missing and not 0 <= at[level] < len(inner):
+                raise UserError(
+                    f"no level '{level}', and none in its place",
+                    where=f"scheme '{self.name}'",
+                    allowed=f"schemes on {', '.join((SELF, *inner, WORLD))}, or a machine with that level",
+                )
+        update = {key: inner[at[level]] for key, level in states.items() if level in missing}
+        return self.model_copy(update=update)
 
     def wire(self, collective: str) -> Wire:
         """The wire of a collective; native for one that is not part of a step."""

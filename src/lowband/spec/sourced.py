@@ -8,7 +8,10 @@ from lowband.spec.yaml_model import Strict
 
 Bound = Literal["low", "value", "high"]
 Place = Literal["inside", "on a bound", "outside"]
+Kind = Literal["fitted", "measured or published", "assumed", "default"]
 NEAR = 0.01  # of the range between the bounds
+DEFAULT = "default"  # the first word of a source; those of an assumption:
+ASSUMED = ("assumed", "that of")
 
 
 class Bounds(Strict):
@@ -54,6 +57,15 @@ class Fact(Strict):
         if not low <= self.value <= high:
             raise ValueError(f"low <= value <= high does not hold: {low}, {self.value}, {high}")
         return self
+
+    @property
+    def kind(self) -> Kind:
+        """What the number is, by its source; `default` if a prediction needed it and no file stated it."""
+        if self.calibrated_on:
+            return "fitted"
+        if self.source.startswith(DEFAULT):
+            return "default"
+        return "assumed" if self.source.startswith(ASSUMED) else "measured or published"
 
     @property
     def place(self) -> Place | None:

@@ -8,6 +8,8 @@ from lowband.spec.sourced import Fact, facts_of
 from lowband.spec.step import Pattern
 from lowband.spec.yaml_model import Strict
 
+ANY = "any"  # in place of a level's name
+
 
 class StackConstants(Strict):
     """What a stack's runs have shown. A constant that is left out costs nothing."""
@@ -40,7 +42,8 @@ class StackConstants(Strict):
     )
     efficiency: dict[str, Fact] = Field(
         default={},
-        description="level -> share of the link's achieved rate that the sharding's collectives achieve",
+        description="level -> share of the link's achieved rate that the sharding's collectives achieve; "
+        "`any` stands for every level that is not named; none: all of it",
     )
 
 
