@@ -29,7 +29,15 @@ def add(commands: Any) -> None:
         commands, "bench-orders", "processor time of a step, depth-first and breadth-first",
         "--out results/orders", "Takes two minutes.",
     )  # fmt: skip
-    by_name = {"optimizers": (optimizers, "ranks", "optimizer"), "orders": (orders, "passes", "order")}
+    compiled = add_verb(
+        commands, "bench-compile", "time steps: blocks as they are, and compiled by torch",
+        "--out results/compile", "Uses the GPU if there is one. Takes three minutes.",
+    )  # fmt: skip
+    by_name = {
+        "optimizers": (optimizers, "ranks", "optimizer"),
+        "orders": (orders, "passes", "order"),
+        "compile": (compiled, "ranks", "engine", "blocks"),
+    }
     for name, (verb, *by) in by_name.items():
         verb.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
         verb.add_argument("--root", type=Path, default=Path())
@@ -83,16 +91,17 @@ def _bench_steps(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
     steps = pd.DataFrame(import_module(f"lowband.bench.{options.name}").bench(options.root))
     write_csv(steps, options.out / "steps.csv")
-    _write_environment(options.out)
+    _write_environment(options.out, *steps.get("device", [])[:1])
     medians = steps.groupby(options.by).median().filter(like="_s")
     print(medians.to_string(float_format="%.3f"))
 
 
-def _write_environment(out: Path) -> None:
+def _write_environment(out: Path, device: str = "cpu") -> None:
     import torch
 
     from lowband.run.environment import describe, host
     from lowband.spec.files import write_whole
 
-    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none"}, "loopback")
+    backend = "nccl" if device == "cuda" else "gloo"
+    environment = describe((host(),), torch.device(device), backend, {"source": "none"}, "loopback")
     write_whole(out / "env.json", environment.to_json())
