@@ -53,9 +53,10 @@ smoke: install
 	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
+# Files are shared in the order of tests/conftest.py: xdist's own begins with those of many tests, not of long ones.
 # The tests of the box time messages and share the names of its nodes, so they run alone, one after the other.
 test: install
-	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --ignore tests/box
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder --ignore tests/box
 	$(BIN)/python -m pytest tests/box
 
 check: install
