@@ -4,6 +4,7 @@
 # make smoke       as reproduce, on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
+# make site        documents and reference of the library as pages to read without a network: build/site/index.html
 # make box         a Slurm cluster in a box that stays up until `lowband box down` (root)
 # make box-deps    Debian's packages for a box (root; installs outside this folder) and for further tests:
 #                  a C compiler (an ordinary user's box), SimGrid (collectives), SIMDe (AVX-512 without a processor
@@ -22,7 +23,7 @@ POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test check format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test check site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -32,7 +33,7 @@ $(VENV)/.installed: pyproject.toml envs/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first, by its exact version, so that pip keeps a build made for the machine (CPU, CUDA, ROCm)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 -c envs/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[train,peers,report,workflow,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[train,peers,report,workflow,completion,site,dev]'
 	touch $@
 
 reproduce: install
@@ -66,6 +67,10 @@ check: install
 	$(BIN)/snakemake --lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+site: install
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html --conf-dir docs/site . build/site
+	@echo build/site/index.html
 
 box: install
 	$(BIN)/lowband box up

@@ -22,6 +22,8 @@ LENGTH = 64
 
 def on_meta(folder: Path) -> LlamaForCausalLM:
     """The model without memory, but for the rotary embedding's frequencies, which no file has."""
+    if not (folder / "config.json").is_file():
+        raise lowband.UserError("no config.json", where=folder, allowed="what save_pretrained wrote")
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -30,6 +32,15 @@ def on_meta(folder: Path) -> LlamaForCausalLM:
     return model
 
 
+def tokens_of(path: Path, model: LlamaForCausalLM) -> torch.Tensor:
+    """The bytes of a file as tokens, 1D."""
+    tokens = torch.tensor(list(path.read_bytes())) % model.config.vocab_size
+    if len(tokens) <= LENGTH:
+        raise lowband.UserError(f"{len(tokens)} bytes", where=path, allowed=f"more than {LENGTH}")
+    return tokens
+
+
+@lowband.one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -38,6 +49,8 @@ def main() -> None:
     parser.add_argument("--scheme", default="zero3")
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
+    if options.new_folder.exists():
+        raise lowband.UserError("exists already", where=options.new_folder, allowed="a new folder")
 
     dist.init_process_group("gloo")
     model = lowband.shard(
@@ -48,7 +61,7 @@ def main() -> None:
         init=lowband.Safetensors(options.folder),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text = torch.tensor(list(options.text.read_bytes())) % model.config.vocab_size
+    text = tokens_of(options.text, model)
     for step in range(1, options.steps + 1):
         start = (step * dist.get_world_size() + dist.get_rank()) * LENGTH % (len(text) - LENGTH)
         tokens = text[start : start + LENGTH].unsqueeze(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from finetune_llama import LENGTH, on_meta
+from finetune_llama import LENGTH, on_meta, tokens_of
 from safetensors.torch import save_file
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -40,6 +40,7 @@ def add_adapters(model: nn.Module, rank: int) -> None:
             attention.v_proj = LoRA(attention.v_proj, rank, 2.0)
 
 
+@lowband.one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -49,6 +50,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
+    if not options.adapters.parent.is_dir():
+        raise lowband.UserError("no such folder", where=options.adapters.parent)
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same adapters on every rank
@@ -57,7 +60,7 @@ def main() -> None:
     base = lowband.Safetensors(options.folder, name_of=lambda name: name.replace(".base.", "."))
     lowband.shard(model, options.scheme, lowband.Topology({}), wrap=LlamaDecoderLayer, init=base)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    text = torch.tensor(list(options.text.read_bytes())) % model.config.vocab_size
+    text = tokens_of(options.text, model)
     for step in range(1, options.steps + 1):
         start = (step * dist.get_world_size() + dist.get_rank()) * LENGTH % (len(text) - LENGTH)
         tokens = text[start : start + LENGTH].unsqueeze(0)

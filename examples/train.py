@@ -4,7 +4,6 @@ torchrun --nproc-per-node 4 examples/train.py --scheme hier3 --levels package=2,
 """
 
 import argparse
-import math
 import os
 from pathlib import Path
 
@@ -47,10 +46,15 @@ def batch(text: torch.Tensor, step: int) -> torch.Tensor:
     return torch.stack([text[start : start + LENGTH + 1] for start in starts])
 
 
+def levels(text: str) -> dict[str, int]:
+    return {name: int(ranks) for name, ranks in (part.split("=") for part in text.split(","))}
+
+
+@lowband.one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scheme", default="zero3", help="a name of config/schemes.yaml")
-    parser.add_argument("--levels", default="", help="name=ranks,... from inner to outer; world is implied")
+    parser.add_argument("--levels", default={}, type=levels, help="name=ranks,... from inner to outer")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--checkpoints", help="folder; default: none are written")
     options = parser.parse_args()
@@ -58,18 +62,14 @@ def main() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    levels = dict(part.split("=") for part in options.levels.split(",") if part)
-    topology = lowband.Topology({name: int(ranks) for name, ranks in levels.items()})
-
     torch.manual_seed(0)  # the same values on every rank
+    topology = lowband.Topology(options.levels)
     model = lowband.shard(ByteModel().to(device), options.scheme, topology, wrap=Block)
-    matrices = [p for p in model.parameters() if len(p.shard_of.shape) > 1]  # p itself is a 1D shard
-    others = [p for p in model.parameters() if len(p.shard_of.shape) <= 1]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=3e-3)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * min(1, step / options.steps))
-    )
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 
     done, checkpointer = 0, None
     if options.checkpoints:

@@ -24,10 +24,12 @@ _HOMES = {
     "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",
+    "UserError": "lowband.errors",
     "accumulate": "lowband.engine.api",
     "clip_grad_norm_": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
     "no_sync": "lowband.engine.api",
+    "one_line_errors": "lowband.run.ranks",
     "save_safetensors": "lowband.engine.safetensors_files",
     "shard": "lowband.engine.api",
 }

@@ -31,12 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        if error.filename is None:
+    except (UserError, OSError) as error:
+        from lowband.run.ranks import line_of
+
+        line = line_of(error)
+        if line is None:
             raise
-        return _bad_input(f"{error.filename}: {error.strerror}")
-    except UserError as error:
-        return _bad_input(str(error))
+        return _bad_input(line)
     except ModuleNotFoundError as error:
         hint = with_hint(error, f"lowband {given[0]}")
         if hint is error:
@@ -45,10 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _bad_input(line: str) -> int:
-    from lowband.run.ranks import wait_for_first_process
+    from lowband.run.ranks import print_once
 
-    wait_for_first_process()  # which has found the same, as a rule
-    print(f"lowband: {line}", file=sys.stderr)
+    print_once(f"lowband: {line}")
     return 2
 
 
@@ -72,6 +72,10 @@ def command_line() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser, verbs = command_line()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         near = get_close_matches(arguments[0], verbs, n=1)
         raise UserError(

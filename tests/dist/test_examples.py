@@ -1,14 +1,19 @@
 """The examples, run as their first lines say: they learn, resume, and leave files that others read."""
 
 import difflib
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -19,11 +24,16 @@ EXAMPLES = ROOT / "examples"
 TEXT = EXAMPLES / "train.py"
 
 
-def run(ranks: int, example: str, *arguments: str | Path) -> list[float]:
-    """Run an example under torchrun; its losses in order."""
+def launched(ranks: int, example: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run an example under torchrun."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*launch, str(EXAMPLES / example), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def run(ranks: int, example: str, *arguments: str | Path) -> list[float]:
+    """The losses of an example, in order."""
+    done = launched(ranks, example, *arguments)
     assert done.returncode == 0, done.stderr
     return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
 
@@ -92,6 +102,66 @@ def test_a_deepspeed_configuration_is_trained_and_what_has_no_counterpart_is_ref
     losses = run(4, "from_deepspeed.py", EXAMPLES / "ds_config.json")
     assert len(losses) == 5
     assert losses[-1] < losses[0]
+
+
+def test_an_error_that_every_rank_finds_is_printed_once(tmp_path: Path) -> None:
+    done = launched(2, "train.py", "--scheme", "zero4", "--steps", "1")
+    said = [line for line in done.stderr.splitlines() if line.startswith("lowband: ")]
+    assert len(said) == 1, done.stderr
+    assert "no entry 'zero4'" in said[0]
+    ours, _, torchruns = done.stderr.partition("failed (exitcode: ")
+    assert "Traceback" not in done.stdout + ours
+    assert torchruns.startswith("2)")
+
+
+WRITTEN = " (allowed: what save_pretrained wrote)"
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "words"),
+    [
+        ("finetune_llama.py", "NONE new --text FILE", "NONE: no config.json" + WRITTEN),
+        ("finetune_llama.py", "FOLDER FOLDER --text FILE", "FOLDER: exists already (allowed: a new folder)"),
+        ("finetune_llama.py", "FOLDER new --text NONE", "NONE: No such file or directory"),
+        ("finetune_llama.py", "FOLDER new --text SHORT", "SHORT: 2 bytes (allowed: more than 64)"),
+        ("lora.py", "NONE adapters --text FILE", "NONE: no config.json" + WRITTEN),
+        ("lora.py", "FOLDER NONE/adapters --text FILE", "NONE: no such folder"),
+        ("from_deepspeed.py", "", "0 arguments (allowed: a DeepSpeed configuration)"),
+        ("from_deepspeed.py", "NONE", "NONE: cannot be read: No such file or directory"),
+        ("from_deepspeed.py", "SHORT", "SHORT:1: is not JSON: Expecting value"),
+        ("train.py", "--levels node=2,", "error: argument --levels: invalid levels value: 'node=2,'"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_end_in_one_line(
+    example: str, arguments: str, words: str, llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "short").write_text("ab")
+    paths = {"FOLDER": llama, "FILE": TEXT, "SHORT": tmp_path / "short", "NONE": tmp_path / "none"}
+    for name, path in paths.items():
+        arguments, words = arguments.replace(name, str(path)), words.replace(name, str(path))
+    [(code, said)] = on_ranks(1, alone, example, arguments.split())
+    assert code == 2
+    assert said.splitlines()[-1].endswith(words)
+    assert "Traceback" not in said
+
+
+def alone(example: str, arguments: list[str]) -> tuple[object, str]:
+    """Exit code and stderr of an example that is run in this process, as the only rank."""
+    dist.destroy_process_group()
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }
+    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [str(EXAMPLES / example), *arguments]
+    with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit) as exited:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return exited.value.code, said.getvalue()
 
 
 def test_every_example_is_short() -> None:

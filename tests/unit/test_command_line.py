@@ -137,3 +137,24 @@ def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError, match="no ip"):
         network.connect(spec, "private")
     assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"
+
+
+@pytest.mark.parametrize(
+    ("typed", "follows"),
+    [
+        ("lowband pre", {"predict", "preflight"}),
+        ("lowband predict --clu", {"--cluster"}),
+        ("lowband zz", set()),
+    ],
+)
+def test_completion_in_a_shell(typed: str, follows: set[str], tmp_path: Path) -> None:
+    """Asked as argcomplete's shell function asks: by the environment, answered in a file."""
+    pytest.importorskip("argcomplete", reason="pip install -e '.[completion]'")
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_IFS": "\n"}
+    said = tmp_path / "said"
+    done = subprocess.run(
+        [sys.executable, "-m", "lowband"], capture_output=True, text=True,
+        env={**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(said)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {line.strip() for line in said.read_text().splitlines() if line.strip()} == follows

@@ -1,5 +1,6 @@
 """The library's promise: `lowband.__all__` and the arguments of what it names; importing lowband is cheap."""
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -35,6 +36,18 @@ def test_the_interface_is_the_promised_one() -> None:
 def test_dir_lists_the_interface() -> None:
     assert set(dir(lowband)) == {*lowband.__all__, "__version__"}
     assert not hasattr(lowband, "nothing")
+
+
+def test_editors_know_the_types_of_all_names() -> None:
+    stub = ast.parse(Path(lowband.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    typed = {
+        alias.asname: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == {name: getattr(lowband, name).__module__ for name in lowband.__all__}
+    assert Path(lowband.__file__).with_name("py.typed").is_file()
 
 
 def test_an_import_brings_little() -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import psutil
 
-from lowband.errors import install
+from lowband.box import links, slurm
+from lowband.errors import UserError, install
+from lowband.kernels import c_library
 from lowband.run.environment import cpu_name
+from lowband.run.submit import why_not
 
 # Needs of `make reproduce`, rounded up from those of the shipped runs and a set-up (report/needs.py).
 NEEDED_DISK_GIB = 4
@@ -19,7 +22,7 @@ NEEDED_MEMORY_GIB = 6
 
 def examine() -> str:
     """The findings, one line each: subject, finding, consequence."""
-    rows = [*_machine(), *_torch(), *_deepspeed(), *_slurm(), *_packages()]
+    rows = [*_machine(), *_torch(), *_deepspeed(), *_compiler(), *_slurm(), *_box(), *_packages()]
     width = max(len(what) for what, _, _ in rows)
     found_width = max(len(found) for _, found, _ in rows)
     return "\n".join(
@@ -87,12 +90,27 @@ def _deepspeed() -> Iterator[Row]:
     )
 
 
+def _compiler() -> Iterator[Row]:
+    try:
+        found = c_library.compiler().version
+    except UserError as error:
+        yield "C compiler", "none", f"no softmax in C, and no box for an ordinary user; {error.allowed}"
+        return
+    yield "C compiler", found, "softmax in C; the box of an ordinary user"
+
+
 def _slurm() -> Iterator[Row]:
     commands = [name for name in ("sbatch", "srun", "squeue", "sacct") if shutil.which(name)]
-    follows = (
-        "srun starts ranks" if "srun" in commands else "runs are local; `srun` would start the same ranks"
-    )
-    yield "Slurm", ", ".join(commands) or "none", follows
+    reason = why_not()
+    yield "Slurm", ", ".join(commands) or "none", reason or "jobs can be submitted from here"
+
+
+def _box() -> Iterator[Row]:
+    """What the simulated nodes of `lowband box` and of paced links need."""
+    no_links = links.missing()  # ip, tc, namespaces
+    yield "shaped links", _yes(not no_links), no_links or "paced links, `lowband train --links private`"
+    no_box = no_links or slurm.missing()  # the daemons, munge
+    yield "Slurm in a box", _yes(not no_box), no_box or "lowband box up"
 
 
 def _packages() -> Iterator[Row]:

@@ -1,7 +1,10 @@
 """The ranks that this process is or starts: one given by torchrun or srun, its node's, or all."""
 
 import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lowband.errors import UserError
@@ -88,3 +91,40 @@ def wait_for_first_process() -> None:
     """
     if not is_first_process():
         time.sleep(ALIKE_S)
+
+
+@contextmanager
+def one_line_errors(program: str = "lowband") -> Iterator[None]:
+    """Ends the process with one line on stderr and exit code 2 where the user is at fault.
+
+        @lowband.one_line_errors()
+        def main() -> None: ...
+
+    That is for UserError, and for a file or folder that cannot be opened. Where torchrun or srun started
+    several processes, an error that all of them find is printed once. Other exceptions pass.
+
+    program: the first word of the line
+    """
+    try:
+        yield
+    except (UserError, OSError) as error:
+        line = line_of(error)
+        if line is None:
+            raise
+    else:
+        return
+    print_once(f"{program}: {line}")
+    raise SystemExit(2)
+
+
+def line_of(error: UserError | OSError) -> str | None:
+    """The error in one line; None for an error of the system that no file is the reason of."""
+    if isinstance(error, UserError):
+        return str(error)
+    return None if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def print_once(line: str) -> None:
+    """Print a line on stderr: in the first process at once, in others unless the launcher ends them."""
+    wait_for_first_process()
+    sys.stderr.write(f"{line}\n")

@@ -28,16 +28,22 @@ def export_scheme(config: Config, name: str, cluster: str, ranks: int, peer: str
 
 def import_scheme(config: Config, path: Path, cluster: str, ranks: int) -> str:
     """A user's DeepSpeed JSON as an entry for config/schemes.yaml, named after the file."""
+    values = read_deepspeed(path)
+    levels = Levels.fit(config.machine(cluster).sizes, ranks)
+    scheme = scheme_of_deepspeed(values, levels, str(path))
+    entry = scheme.model_dump(exclude_defaults=True, exclude={"name"})
+    return yaml.safe_dump({path.stem: entry}, sort_keys=False).rstrip()
+
+
+def read_deepspeed(path: Path) -> dict[str, Any]:
+    """A DeepSpeed configuration from its file. Raises UserError if it is not a JSON object."""
     try:
         values = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
     if not isinstance(values, dict):
         raise UserError("is not a mapping of keys to values", where=path)
-    levels = Levels.fit(config.machine(cluster).sizes, ranks)
-    scheme = scheme_of_deepspeed(values, levels, str(path))
-    entry = scheme.model_dump(exclude_defaults=True, exclude={"name"})
-    return yaml.safe_dump({path.stem: entry}, sort_keys=False).rstrip()
+    return values
 
 
 def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> Scheme:

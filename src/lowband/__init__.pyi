@@ -1,0 +1,18 @@
+"""The types of the interface, for editors; at run time a name is imported when it is first used."""
+
+from lowband.engine.api import accumulate as accumulate
+from lowband.engine.api import clip_grad_norm_ as clip_grad_norm_
+from lowband.engine.api import full_state_dict as full_state_dict
+from lowband.engine.api import no_sync as no_sync
+from lowband.engine.api import shard as shard
+from lowband.engine.checkpoint.checkpointer import Checkpointer as Checkpointer
+from lowband.engine.matrices import Matrices as Matrices
+from lowband.engine.safetensors_files import Safetensors as Safetensors
+from lowband.engine.safetensors_files import save_safetensors as save_safetensors
+from lowband.engine.topology import Topology as Topology
+from lowband.errors import UserError as UserError
+from lowband.run.ranks import one_line_errors as one_line_errors
+from lowband.spec.scheme import Scheme as Scheme
+
+__version__: str
+__all__: list[str]
