@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 from test_parity import CONFIG, INNER
 from torch import nn
@@ -54,13 +55,23 @@ def muon(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Muon(parameters, lr=0.05, weight_decay=0.1)
 
 
-def train_whole(steps: int = STEPS) -> dict[str, torch.Tensor]:
+def shampoo(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Distributed Shampoo (arXiv 2002.09018) of a package; roots of its statistics at every second step."""
+    return pytorch_optimizer.ScalableShampoo(
+        parameters, lr=0.05, start_preconditioning_step=1, preconditioning_compute_steps=2, block_size=16
+    )
+
+
+OPTIMIZERS = {"muon": muon, "shampoo": shampoo}
+
+
+def train_whole(of: str = "muon", steps: int = STEPS) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = Model()
     named = dict(model.named_parameters())
     inside = [p for name, p in named.items() if name.startswith("blocks") and p.ndim == 2]
     others = [p for name, p in named.items() if not (name.startswith("blocks") and p.ndim == 2)]
-    optimizers = muon(inside), torch.optim.AdamW(others, lr=1e-2)
+    optimizers = OPTIMIZERS[of](inside), torch.optim.AdamW(others, lr=1e-2)
     for step in range(steps):
         model(tokens_of(step)).backward()
         for optimizer in optimizers:
@@ -69,14 +80,20 @@ def train_whole(steps: int = STEPS) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def train(scheme: str, act: Callable[..., Any] = lambda *_: None, **options: Any) -> Any:
+def train(
+    scheme: str,
+    act: Callable[..., Any] = lambda *_: None,
+    over: str | None = None,
+    of: str = "muon",
+    **options: Any,
+) -> Any:
     """Trained on all ranks, on the same data; `act` is called with step, model, matrices before each step."""
     torch.manual_seed(0)
     model = lowband.shard(
         Model(), CONFIG.scheme(scheme), lowband.Topology(INNER), Block, torch.float32, **options
     )
-    matrices = lowband.Matrices(model)
-    optimizer, adamw = muon(matrices.parameters()), torch.optim.AdamW(matrices.others(), lr=1e-2)
+    matrices = lowband.Matrices(model, over=over)
+    optimizer, adamw = OPTIMIZERS[of](matrices.parameters()), torch.optim.AdamW(matrices.others(), lr=1e-2)
     sent = []
     for step in range(STEPS):
         model(tokens_of(step)).backward()
@@ -97,20 +114,49 @@ def train(scheme: str, act: Callable[..., Any] = lambda *_: None, **options: Any
 def test_as_on_whole_parameters(ranks: int, scheme: str) -> None:
     """The gradients are sums of equal numbers, in another order: differences are of rounding."""
     [reference] = on_ranks(1, train_whole)
-    state = on_ranks(ranks, train, scheme)[0][0]
-    assert state.keys() == reference.keys()
-    for name, value in reference.items():
+    check_close(on_ranks(ranks, train, scheme)[0][0], reference)
+
+
+def check_close(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
         torch.testing.assert_close(
             state[name], value, rtol=2e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_shampoo_as_on_whole_parameters(ranks: int) -> None:
+    [reference] = on_ranks(1, train_whole, "shampoo")
+    results = on_ranks(ranks, train, "zero3", no_act, None, "shampoo")
+    check_close(results[0][0], reference)
+
+
+@pytest.mark.parametrize(("scheme", "ranks"), [("ddp", 4), ("hsdp", 8)])
+def test_replicas_share_the_work_over_the_world(scheme: str, ranks: int) -> None:
+    """Each matrix has one owner among all ranks, to which only those of its replica send gradients."""
+    results = on_ranks(ranks, train, scheme, no_act, "world")
+    [reference] = on_ranks(1, train_whole)
+    check_close(results[0][0], reference)
+    assert sum(a * b for _, _, shapes, _ in results for a, b in shapes) == NUMEL
+    sent = {
+        name: sum(each.bytes for r in results for each in r[1][-1] if each.collective == name)
+        for name in NAMES
+    }
+    replicas = ranks if scheme == "ddp" else ranks // INNER["node"]
+    assert sent["matrix_return"] - sent["matrix_gather"] == 4 * (replicas - 1) * NUMEL
+    assert scheme != "ddp" or sent["matrix_gather"] == 0
+
+
+def no_act(*_: object) -> None:
+    pass
+
+
 def test_bytes_are_those_of_the_closed_form_and_every_rank_owns_its_share() -> None:
     """Each element that a matrix's owner does not hold travels there as a gradient, and back as a value."""
     results = on_ranks(4, train, "zero3")
-    numel = sum(p.numel() for n, p in Model().named_parameters() if n.startswith("blocks") and p.ndim == 2)
     owned = [sum(a * b for a, b in shapes) for _, _, shapes, _ in results]
-    assert sum(owned) == numel
+    assert sum(owned) == NUMEL
     assert min(owned) > 0
     by_step = [
         {
@@ -128,6 +174,7 @@ def test_bytes_are_those_of_the_closed_form_and_every_rank_owns_its_share() -> N
 
 
 NAMES = ("matrix_gather", "matrix_return", "matrix_changed")
+NUMEL = sum(p.numel() for n, p in Model().named_parameters() if n.startswith("blocks") and p.ndim == 2)
 
 
 def moved_bytes(scheme: str) -> int:
@@ -172,9 +219,7 @@ def train_whole_changed() -> dict[str, torch.Tensor]:
 
 def test_values_that_changed_between_two_steps_reach_the_owner() -> None:
     [reference] = on_ranks(1, train_whole_changed)
-    state = on_ranks(4, train, "hier3-exact", load_in_between)[0][0]
-    for name, value in reference.items():
-        torch.testing.assert_close(state[name], value, rtol=2e-4, atol=2e-5)
+    check_close(on_ranks(4, train, "hier3-exact", load_in_between)[0][0], reference)
 
 
 def misused(how: str) -> str:
@@ -182,6 +227,8 @@ def misused(how: str) -> str:
     try:
         if how == "selects nothing":
             lowband.Matrices(model, select=lambda name, shape: False)
+        if how == "inside":
+            lowband.Matrices(model, over="self")
         lowband.Matrices(model)
         if how == "twice":
             lowband.Matrices(model, select=lambda name, shape: "blocks.2" in name)
@@ -197,6 +244,7 @@ def misused(how: str) -> str:
     ("how", "text"),
     [
         ("selects nothing", "no matrices are selected"),
+        ("inside", "Matrices: over='self' of 'blocks.0' (allowed: world)"),
         ("all to AdamW", "which lowband.Matrices updates"),
         ("twice", "updated by another lowband.Matrices"),
     ],

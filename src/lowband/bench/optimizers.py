@@ -1,4 +1,8 @@
-"""A step with Muon on whole matrices (engine.matrices) against one with AdamW on shards, in turns."""
+"""Steps with Muon and Shampoo on whole matrices (engine.matrices) and with AdamW on shards, in turns.
+
+Shampoo, of the package pytorch-optimizer, computes the roots of its statistics anew in every step: the most
+it can cost.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from pytorch_optimizer import ScalableShampoo
 from torch import nn
 
 import lowband
@@ -41,7 +46,7 @@ class Step(NamedTuple):
 
 
 def bench(root: Path) -> list[Step]:
-    """Steps of both optimizers, for each of RANKS."""
+    """Steps of every optimizer, for each of RANKS."""
     config = Config(root)
     sizes, scheme, spec = config.machine(MACHINE).sizes, config.scheme(SCHEME), config.model(MODEL)
     rows = []
@@ -58,7 +63,7 @@ def _train(sizes: dict[str, int], scheme: Scheme, spec: ModelSpec) -> dict[str, 
     """Per optimizer, the times of each step after WARMUP on this rank: passes, exchange, update."""
     topology = lowband.Topology(sizes)
     trained = {}
-    for name, update_of in {"adamw": _adamw, "muon": _muon}.items():
+    for name, update_of in {"adamw": _adamw, "muon": _muon, "shampoo": _shampoo}.items():
         with torch.device("meta"):
             model = GPT(spec)
         lowband.shard(model, scheme, topology, Block, torch.float32, init=model.init, seed=1)
@@ -92,14 +97,27 @@ def _adamw(model: nn.Module) -> Callable[[], tuple[float, float]]:
 
 def _muon(model: nn.Module) -> Callable[[], tuple[float, float]]:
     matrices = lowband.Matrices(model)
-    muon = torch.optim.Muon(matrices.parameters(), lr=0.02)
+    return _on_matrices(matrices, torch.optim.Muon(matrices.parameters(), lr=0.02))
+
+
+def _shampoo(model: nn.Module) -> Callable[[], tuple[float, float]]:
+    matrices = lowband.Matrices(model, cost=lambda shape: float(sum(side**3 for side in shape)))
+    shampoo = ScalableShampoo(
+        matrices.parameters(), lr=0.02, start_preconditioning_step=1, preconditioning_compute_steps=1
+    )
+    return _on_matrices(matrices, shampoo)
+
+
+def _on_matrices(
+    matrices: lowband.Matrices, optimizer: torch.optim.Optimizer
+) -> Callable[[], tuple[float, float]]:
     adamw = torch.optim.AdamW(matrices.others(), lr=1e-3)
 
     def update() -> tuple[float, float]:
         begun = time.perf_counter()
         with matrices:
             arrived = time.perf_counter()
-            muon.step()
+            optimizer.step()
             dist.barrier()  # the slowest owner's update is no part of the way back
             updated = time.perf_counter()
         returned = time.perf_counter()

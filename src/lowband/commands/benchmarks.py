@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     start.add_argument("--root", type=Path, default=Path())
     start.set_defaults(run=_bench_start)
     optimizers = add_verb(
-        commands, "bench-optimizers", "time steps: AdamW on shards, Muon on whole matrices",
+        commands, "bench-optimizers", "time steps: AdamW on shards, Muon and Shampoo on matrices",
         "--out results/optimizers", "Takes five minutes.",
     )  # fmt: skip
     orders = add_verb(

@@ -13,6 +13,11 @@ This is the order of one micro-batch after the other; engine.breadth has the oth
 gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
 which its owner's output received its gradient. The root may share parameters with any layer, so it is ready
 early only if no layer is checkpointed this way. Other units are dropped and reduced at the backward's end.
+
+[Note: compiler] torch.compile of a module runs `_call_impl`, and in it the hooks, as they are; it compiles
+the forward. So a block becomes a graph over its leaves, whether it is compiled before or after sharding, and
+one graph serves all equal blocks. Inside a compiled whole module the hooks are hidden from the compiler,
+which breaks the graph at them.
 """
 
 import threading
@@ -126,7 +131,7 @@ class Engine:
             if owner is not module:
                 self._hook(owner)
         self._hook(module)
-        module.register_forward_hook(lambda *_: self._leave_forward(), always_call=True)
+        module.register_forward_hook(self._leave_forward, always_call=True)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
@@ -326,7 +331,8 @@ class Engine:
         finally:
             self._breadth = self._thread = None
 
-    def _leave_forward(self) -> None:
+    @torch._disable_dynamo
+    def _leave_forward(self, *_: object) -> None:
         """Put the shards back after a forward, also after one that ended with an exception."""
         if not self._in_backward and self._breadth is None:
             self._thread = None

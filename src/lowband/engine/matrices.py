@@ -1,9 +1,9 @@
 """Whole matrices for optimizers that need them, such as Muon and Shampoo.
 
-The ranks that share a parameter agree on its owner. Before a step, pieces of its gradient travel from all of
-them to the owner; after it, pieces of its new value travel back: each way 4 (P - own) bytes for a matrix of
-P elements, of which the owner's shard has `own`. Matrices are dealt out by their cost, so that each rank
-computes for about as long (arXiv 2309.06497, section 3.1).
+Ranks agree on the owner of each matrix (engine.matrix_owners). Before a step, pieces of its gradient travel
+to the owner from the ranks that share its shards: 4 (P - own) bytes for a matrix of P elements, of which the
+owner's shard has `own`. After it, pieces of its new value travel to every rank among which it was dealt: with
+r replicas of the shards among them, 4 (r P - own) bytes.
 
 [Note: values at the owner] The owner keeps the values of its matrices, in fp32. They are fetched again where
 a shard has changed between two steps (a checkpoint was loaded). A checksum finds that out, because all shards
@@ -11,7 +11,6 @@ of a unit share one version counter; the ranks exchange what they found, as only
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,19 +22,13 @@ from lowband.engine.api import engine_of
 from lowband.engine.call import Call
 from lowband.engine.changes import mark_whole
 from lowband.engine.lane import Work
+from lowband.engine.matrix_owners import Matrix, deal, newton_schulz
 from lowband.engine.shard import ShardOf, Unit
 from lowband.engine.topology import BoundHop
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
-from lowband.spec.partition import intersect, shard_range
 
 GATHER, RETURN = "matrix_gather", "matrix_return"
-
-
-def newton_schulz(shape: tuple[int, ...]) -> float:
-    """Relative cost of Muon's orthogonalization: products a x b by b x a, a x a by a x a, a x a by a x b."""
-    a, b = sorted(shape)
-    return 2.0 * a * a * b + a**3
 
 
 class Matrices:
@@ -53,12 +46,14 @@ class Matrices:
     select: maps a parameter's name and shape to whether it is updated as a whole matrix; default: those with
             two dimensions inside of the wrapped modules, so not embeddings and heads
     cost:   of the update of a shape, in any unit, by which matrices are dealt out; default: Muon's
+    over:   level among whose ranks they are dealt out; default: the optimizer's, so that every replica of the
+            shards updates all of them again, and sends nothing to the others. "world": each is updated once
 
     Every rank must make one, and enter it before each step. Entering takes the gradients away from the
-    shards. Owners keep fp32 values and, inside, gradients of their matrices. Where the optimizer's level is
-    `self`, every rank owns all. An optimizer's state belongs to its rank: save `muon.state_dict()` on each,
-    and load it on as many ranks under the same scheme. If the step inside raises, the shards keep their
-    values and lose their gradients. Raises UserError if nothing is selected, or what another one updates.
+    shards. Owners keep fp32 values and, inside, gradients of their matrices. An optimizer's state belongs to
+    its rank: save `muon.state_dict()` on each, and load it on as many ranks under the same scheme. If the
+    step inside raises, the shards keep their values and lose their gradients. Raises UserError if nothing is
+    selected, what another one updates, or for a level inside the optimizer's.
     """
 
     def __init__(
@@ -66,6 +61,7 @@ class Matrices:
         module: nn.Module,
         select: Callable[[str, tuple[int, ...]], bool] | None = None,
         cost: Callable[[tuple[int, ...]], float] = newton_schulz,
+        over: str | None = None,
     ) -> None:
         self._engine = engine_of(module)
         in_root = self._engine.units_of.get(module, [])
@@ -75,15 +71,15 @@ class Matrices:
                 of: ShardOf = shard.shard_of  # type: ignore[attr-defined]
                 is_inner = len(of.shape) == 2 and unit not in in_root
                 if is_inner if select is None else select(of.name, tuple(of.shape)):
-                    found.append(_Matrix(unit, i, of))
+                    found.append(Matrix(unit, i, of, _level(unit, over)))
         if not found:
             raise UserError(
                 "no matrices are selected", where="Matrices", allowed="select=, on name and shape"
             )
         mark_whole([matrix.shard for matrix in found])
-        _deal(found, cost)
-        self._shares = [_Share(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
-        self._shares = [share for share in self._shares if share.matrices]
+        deal(found, cost)
+        by_unit = [(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
+        self._shares = [_Share(unit, matrices) for unit, matrices in by_unit if matrices]
         idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))
         self._owned = [matrix.whole for matrix in found if matrix.is_owned] or [idle]
 
@@ -114,51 +110,15 @@ class Matrices:
             share.finish(is_returned=error is None)
 
 
-@dataclass
-class _Matrix:
-    """A selected parameter; on its owner, with its whole value."""
-
-    unit: Unit
-    index: int
-    of: ShardOf
-    owner: int = 0
-    whole: nn.Parameter = field(init=False)
-
-    @property
-    def shard(self) -> nn.Parameter:
-        return self.unit.shards[self.index]
-
-    @property
-    def piece(self) -> torch.Tensor:
-        """This rank's values, 1D, without padding."""
-        return self.shard.detach()[: self.of.stop - self.of.start]
-
-    @property
-    def is_owned(self) -> bool:
-        return self.owner == self.unit.rank
-
-    def own(self, rank: int) -> None:
-        self.owner = rank
-        if self.is_owned:
-            empty = torch.zeros(self.of.shape, dtype=torch.float32, device=self.unit.master.device)
-            self.whole = nn.Parameter(self.unit.meter.hold("optim", empty))
-
-    def range_of(self, rank: int) -> slice:
-        """The range of the flattened matrix that a rank holds."""
-        layout, levels = self.unit.layout, self.unit.levels
-        place = layout.ranges()[self.index]
-        a, b = intersect(place, shard_range(layout.numel, levels, self.unit.scheme.optim, rank))
-        return slice(a - place[0], b - place[0])
-
-
 class _Share:
     """The matrices of one unit, and their way to the owners and back."""
 
-    def __init__(self, unit: Unit, matrices: list[_Matrix]) -> None:
+    def __init__(self, unit: Unit, matrices: list[Matrix]) -> None:
         """Every rank must do this at the same time, because it may create process groups."""
         self.unit, self.matrices = unit, matrices
-        ring = unit.collectives.topology.ring(SELF, unit.scheme.optim)
+        ring = unit.collectives.topology.ring(SELF, matrices[0].level)
         self._bound: BoundHop | None = ring[0] if ring else None
+        self._sharing = matrices[0].of.ranks  # those whose shards make up a whole with this rank's
         self._ranks = self._bound.hop.partners(unit.rank) if self._bound else [unit.rank]
         self._gradients: list[torch.Tensor] = []  # this rank's pieces, inside a step
         self._seen: int | None = None  # checksum of the shards that the owners' values agree with
@@ -207,14 +167,14 @@ class _Share:
         self._gradients = []
         self._seen = self._checksum() if is_returned else None
 
-    def _mine(self) -> list[_Matrix]:
+    def _mine(self) -> list[Matrix]:
         return [matrix for matrix in self.matrices if matrix.is_owned]
 
     def _checksum(self) -> int:
         """Of the bits of this rank's pieces."""
         return sum(int(matrix.piece.view(torch.int32).sum()) for matrix in self.matrices)
 
-    def _gradient(self, matrix: _Matrix) -> torch.Tensor:
+    def _gradient(self, matrix: Matrix) -> torch.Tensor:
         gradient = matrix.shard.grad
         assert gradient is not None
         return gradient.as_subclass(torch.Tensor)[: matrix.of.stop - matrix.of.start]
@@ -226,23 +186,26 @@ class _Share:
         """Fill the owners' whole tensors from all ranks' pieces, which are given by matrix."""
         by_owner: dict[int, list[torch.Tensor]] = {rank: [] for rank in self._ranks}
         for matrix, piece in zip(self.matrices, pieces, strict=True):
-            by_owner[matrix.owner].append(piece)
+            if self.unit.rank in matrix.givers:
+                by_owner[matrix.owner].append(piece)
         sent = [torch.cat(parts) if parts else self._empty([]) for parts in by_owner.values()]
-        received = [self._empty(self._mine(), rank) for rank in self._ranks]
+        received = [self._empty(self._mine() if r in self._sharing else [], r) for r in self._ranks]
         self._swap(call, name, sent, received)
         for rank, out, arrived in zip(self._ranks, sent, received, strict=True):
+            if rank not in self._sharing:
+                continue
             parts = _cut(out if rank == self.unit.rank else arrived, self._mine(), rank)
             for matrix, part in zip(self._mine(), parts, strict=True):
                 whole = into(matrix.whole)
                 assert whole is not None
                 whole.view(-1)[matrix.range_of(rank)] = part
 
-    def _flat(self, matrices: list[_Matrix], rank: int) -> torch.Tensor:
+    def _flat(self, matrices: list[Matrix], rank: int) -> torch.Tensor:
         """The pieces that a rank holds of whole matrices."""
         parts = [matrix.whole.detach().view(-1)[matrix.range_of(rank)] for matrix in matrices]
         return torch.cat(parts) if parts else self._empty([])
 
-    def _empty(self, matrices: list[_Matrix], rank: int | None = None) -> torch.Tensor:
+    def _empty(self, matrices: list[Matrix], rank: int | None = None) -> torch.Tensor:
         """Room for the pieces of `matrices` that a rank holds, by default this one."""
         numel = sum(_length(matrix, self.unit.rank if rank is None else rank) for matrix in matrices)
         return self.unit.master.new_empty(numel)
@@ -281,21 +244,20 @@ class _Share:
         self.unit.collectives.ledger.add(level, name, "fp32", sent_bytes)
 
 
-def _length(matrix: _Matrix, rank: int) -> int:
+def _length(matrix: Matrix, rank: int) -> int:
     held = matrix.range_of(rank)
     return int(held.stop - held.start)
 
 
-def _cut(flat: torch.Tensor, matrices: list[_Matrix], rank: int) -> Iterator[torch.Tensor]:
+def _cut(flat: torch.Tensor, matrices: list[Matrix], rank: int) -> Iterator[torch.Tensor]:
     """A message's parts: the pieces that a rank holds of the matrices."""
     return iter(flat.split([_length(matrix, rank) for matrix in matrices]))
 
 
-def _deal(matrices: list[_Matrix], cost: Callable[[tuple[int, ...]], float]) -> None:
-    """Choose owners: the dearest matrix first, each to the rank with the least to do."""
-    load: dict[int, float] = {}
-    costs = {id(matrix): cost(tuple(matrix.of.shape)) for matrix in matrices}
-    for matrix in sorted(matrices, key=lambda m: -costs[id(m)]):
-        owner = min(matrix.of.ranks, key=lambda rank: (load.get(rank, 0.0), rank))
-        load[owner] = load.get(owner, 0.0) + costs[id(matrix)]
-        matrix.own(owner)
+def _level(unit: Unit, over: str | None) -> str:
+    """The level that a unit's matrices are dealt out over."""
+    optim, names = unit.scheme.optim, unit.levels.names
+    allowed = names[unit.levels.index(optim) :]
+    if over is not None and over not in allowed:
+        raise UserError(f"over='{over}' of '{unit.name}'", where="Matrices", allowed=allowed)
+    return optim if over is None else over

@@ -244,6 +244,26 @@ def _orders(root: Path) -> list[str]:
     return markdown(filled(times, cells))
 
 
+def _compiled(root: Path) -> list[str]:
+    """By folder of results, ranks and engine: medians of a step with eager and with compiled blocks."""
+    rows = []
+    for path in sorted((root / "results/reference/compile").glob("*/steps.csv")):
+        steps = read_table(path)
+        by = ["device", "ranks", "engine"]
+        first = steps[steps["step"] == 0].pivot_table("step_s", by, "blocks", sort=False)
+        times = steps[steps["step"] > 0].pivot_table("step_s", by, "blocks", aggfunc="median", sort=False)
+        times["first"] = first["compiled"]
+        rows.append(times.reset_index().assign(on=path.parent.name))
+    table = pd.concat(rows)
+    table["ratio"] = table["compiled"] / table["eager"]
+    cells = {
+        "on": "{on}", "ranks": "{ranks}", "engine": "{engine}", "eager (s)": "{eager:.4f}",
+        "compiled (s)": "{compiled:.4f}", "compiled / eager": "{ratio:.2f}",
+        "first compiled step (s)": "{first:.1f}",
+    }  # fmt: skip
+    return markdown(filled(table, cells))
+
+
 def _mutants(root: Path) -> list[str]:
     """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
@@ -285,6 +305,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "start": ("docs/benchmarks.md", _start),
     "orders": ("docs/benchmarks.md", _orders),
     "optimizers": ("docs/benchmarks.md", _optimizers),
+    "compiled": ("docs/benchmarks.md", _compiled),
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),
