@@ -25,7 +25,7 @@ from lowband.report.figures import FIGURES, write_figure
 from lowband.report.shipped import write_shipped_tables
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
-from lowband.spec.yaml_model import read_yaml
+from lowband.spec.plain_data import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PREDICTIONS = 10_000

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+LONGEST = 1500  # characters of what is wrong, and of what is allowed, in a message
+
 
 class UserError(Exception):
     """Bad input: printed as one line, exit code 2, no traceback.
@@ -23,8 +25,15 @@ class UserError(Exception):
         return _rebuilt, (type(self), self.what, self.where, self.allowed)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text} (allowed: {self.allowed})" if self.allowed else text
+        text = f"{self.where}: {_line(self.what)}" if self.where else _line(self.what)
+        return f"{text} (allowed: {_line(self.allowed)})" if self.allowed else text
+
+
+def _line(text: str) -> str:
+    """The text in one printable line of bounded length: it may quote a stranger's file."""
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]} ..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _rebuilt(cls: type[UserError], what: str, where: str, allowed: str) -> UserError:

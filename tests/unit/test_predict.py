@@ -21,9 +21,9 @@ from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.plain_data import read_yaml
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
-from lowband.spec.yaml_model import read_yaml
 from lowband.validation.scale_model import box_step_s
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""The time of a product on a GPU: FLOPs at one share of the peak and a fixed time, as measured on two devices."""
+"""The time of a product on a GPU: FLOPs at one share of the peak and a fixed time, as measured on two."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ from lowband.report.writers import latex_text
 from lowband.run import doctor
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
-from lowband.spec.yaml_model import read_yaml
+from lowband.spec.plain_data import read_yaml
 from lowband.validation import SOURCES
 
 CLAIMS = ROOT / "config" / "claims.yaml"

@@ -24,7 +24,7 @@ from lowband.cost.flops import MODEL_CONVENTION, model_flops_per_token
 from lowband.errors import UserError
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.model import ModelSpec
-from lowband.spec.yaml_model import read_text
+from lowband.spec.plain_data import read_text
 
 FORMATS = {
     "megatron-lm": "megatron",

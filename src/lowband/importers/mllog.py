@@ -31,10 +31,10 @@ def _parse(line: str, state: _State) -> dict[str, Any] | None:
     try:
         event = json.loads(text)
         key, value, time_ms = event["key"], event["value"], float(event["time_ms"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Malformed(f"{type(error).__name__}: {error}") from None
     if key == "global_batch_size":
-        state.batch = int(_positive(value, key))
+        state.batch = _count(value, key)
     elif key == "run_start":
         state.time_ms = time_ms
     elif key == "train_loss":
@@ -45,8 +45,10 @@ def _parse(line: str, state: _State) -> dict[str, Any] | None:
 def _step(event: dict[str, Any], time_ms: float, state: _State) -> dict[str, Any]:
     if state.batch is None:
         raise Malformed("train_loss before global_batch_size")
-    metadata = event.get("metadata") or {}
-    samples = int(_positive(metadata.get("samples_count"), "samples_count"))
+    metadata = event.get("metadata")
+    if not isinstance(metadata, dict):
+        raise Malformed("train_loss without metadata")
+    samples = _count(metadata.get("samples_count"), "samples_count")
     loss = event["value"]
     if not isinstance(loss, int | float):
         raise Malformed(f"train_loss is {loss!r}")
@@ -62,7 +64,7 @@ def _step(event: dict[str, Any], time_ms: float, state: _State) -> dict[str, Any
     }
 
 
-def _positive(value: Any, what: str) -> float:
-    if not isinstance(value, int | float) or value <= 0:
+def _count(value: Any, what: str) -> int:
+    if not isinstance(value, int | float) or not 1 <= value < 2**63:
         raise Malformed(f"{what} is {value!r}")
-    return value
+    return int(value)

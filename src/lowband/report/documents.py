@@ -22,8 +22,8 @@ from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
+from lowband.spec.plain_data import read_text
 from lowband.spec.softmax import TORCH
-from lowband.spec.yaml_model import read_text
 from lowband.tables.build import read_sources
 from lowband.tables.derived import peers, softmax
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from lowband.errors import UserError
 from lowband.spec.csv_tables import sha256
 from lowband.spec.files import write_if_changed
-from lowband.spec.yaml_model import read_text
+from lowband.spec.plain_data import read_text
 
 SUMS = "SHA256SUMS"
 DIGITS = 64  # of a checksum

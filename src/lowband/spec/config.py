@@ -1,5 +1,6 @@
 """The one reader of config/ and of the cluster files: models, schemes, machines, stacks, jobs, suites."""
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,12 @@ from lowband.spec.huggingface import model_of_config
 from lowband.spec.job import SlurmRequest
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
+from lowband.spec.plain_data import read_yaml
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.suites import Suite, expand
-from lowband.spec.yaml_model import Strict, parse_entry, read_yaml
+from lowband.spec.yaml_model import Strict, parse_entry
 
 T = TypeVar("T", bound=Strict)
 
@@ -72,7 +74,10 @@ class Config:
         values = self._read(path)
         if "suites" not in values:
             raise UserError("no key 'suites'", where=path, allowed="a list of names in config/suites/")
-        return [str(name) for name in values["suites"]]
+        names = values["suites"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError("suites is not a list of names", where=path, allowed="names in config/suites/")
+        return names
 
     def model(self, name: str) -> ModelSpec:
         model: ModelSpec = self._entry(ModelSpec, self.models_file, name)
@@ -165,7 +170,10 @@ class Config:
         """The cluster and those that it is like, each like the next."""
         names = [cluster]
         while (path := self._machine_file(names[-1])).exists() and "like" in self._read(path):
-            names.append(str(self._read(path)["like"]))
+            like = self._read(path)["like"]
+            if not isinstance(like, str) or not re.fullmatch(r"[\w.-]+", like):
+                raise UserError(f"like: {like!r} is not a cluster's name", where=path, allowed=self.clusters)
+            names.append(like)
             if names[-1] in names[:-1]:
                 raise UserError(f"like: {' -> '.join(names)} is circular", where=path)
         return names

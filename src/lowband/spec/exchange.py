@@ -10,8 +10,8 @@ from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.peers import QUANTIZED, peer_arguments
+from lowband.spec.plain_data import parse_json, read_text
 from lowband.spec.scheme import Scheme
-from lowband.spec.yaml_model import read_text
 
 
 def export_scheme(config: Config, name: str, cluster: str, ranks: int, peer: str) -> str:
@@ -28,6 +28,7 @@ def export_scheme(config: Config, name: str, cluster: str, ranks: int, peer: str
 
 def import_scheme(config: Config, path: Path, cluster: str, ranks: int) -> str:
     """A user's DeepSpeed JSON as an entry for config/schemes.yaml, named after the file."""
+<<<<<<< HEAD
     values = read_deepspeed(path)
     levels = Levels.fit(config.machine(cluster).sizes, ranks)
     scheme = scheme_of_deepspeed(values, levels, str(path))
@@ -41,6 +42,9 @@ def read_deepspeed(path: Path) -> dict[str, Any]:
         values = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+=======
+    values = parse_json(read_text(path), path)
+>>>>>>> fuzz
     if not isinstance(values, dict):
         raise UserError("is not a mapping of keys to values", where=path)
     return values

@@ -4,13 +4,12 @@ Llama, Mistral, Qwen2, GPT-NeoX and GPT-2. Anything else, and any option that wo
 that the formulas lack, is refused.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
-from lowband.spec.yaml_model import read_text
+from lowband.spec.plain_data import parse_json, read_text
 
 # Our key -> the file's, per family. Without a default here, the file must state it.
 _LLAMA = {
@@ -44,12 +43,9 @@ REFUSED = (
 
 def model_of_config(path: Path) -> ModelSpec:
     """The model of a config.json, named after its folder. Raises UserError for what the formulas lack."""
-    try:
-        data = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+    data = parse_json(read_text(path), path)
     family = data.get("model_type") if isinstance(data, dict) else None
-    if family not in KEYS:
+    if not isinstance(family, str) or family not in KEYS:
         raise UserError(f"model_type {family!r} cannot be predicted", where=path, allowed=KEYS)
     options = {key: data[key] for key in REFUSED if key in data}
     if family == "gpt_neox":  # has biases everywhere, unless it says otherwise

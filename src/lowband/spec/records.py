@@ -20,7 +20,8 @@ from pydantic import Field, ValidationError
 
 from lowband.errors import UserError
 from lowband.spec.files import create_whole, naming, remove_unfinished, write_whole
-from lowband.spec.yaml_model import Strict, read_text
+from lowband.spec.plain_data import read_text
+from lowband.spec.yaml_model import Strict
 
 # Incremented when the way of measuring changes, so that rows measured differently are never mixed unnoticed.
 MEASUREMENT_VERSION = 1

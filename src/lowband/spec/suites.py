@@ -2,6 +2,7 @@
 points left out.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
@@ -19,6 +20,8 @@ from lowband.spec.yaml_model import Strict
 
 Value = bool | str | int | float
 
+MOST_RUNS = 100_000  # of one suite
+
 # The parts of a run's id, in this order; every other axis of a suite follows as key and value.
 _IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_len", "repeat")
 
@@ -32,7 +35,9 @@ class Suite(Strict):
     name: str
     purpose: str = Field(min_length=1, description="the suite's purpose, in one sentence")
     cluster: str = Field(description="a folder of slurm/ with a machine.yaml")
-    repeats: PositiveInt = Field(default=1, description="runs of each point, with seeds seed, seed+1, ...")
+    repeats: PositiveInt = Field(
+        default=1, le=MOST_RUNS, description="runs of each point, with seeds seed, seed+1, ..."
+    )
     fixed: dict[str, Value] = Field(description="keys of a run with one value")
     axes: dict[str, list[Value]] = Field(default={}, description="keys of a run with several values")
     exclude: list[dict[str, Value]] = Field(
@@ -67,6 +72,9 @@ def expand(
     unknown = [key for point in suite.exclude for key in point if key not in suite.axes]
     if unknown:
         raise UserError(f"exclude: '{unknown[0]}' is not an axis", where=where, allowed=suite.axes)
+    runs = math.prod(map(len, suite.axes.values())) * suite.repeats
+    if runs > MOST_RUNS:
+        raise UserError(f"axes and repeats make {runs:,} runs", where=where, allowed=f"at most {MOST_RUNS:,}")
     for values in product(*suite.axes.values()):
         point = dict(zip(suite.axes, values, strict=True))
         if any(all(point[key] == value for key, value in left.items()) for left in suite.exclude):

@@ -1,16 +1,14 @@
 """Strict data classes: an unknown key is an error that names the file, the key and the allowed keys."""
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowband.errors import UserError
-
-# libyaml, where PyYAML was built with it, is far faster: Snakemake reads all of config/ three times a job.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from lowband.spec.plain_data import parse_json, read_text, read_yaml
 
 
 class Strict(BaseModel):
@@ -29,40 +27,13 @@ class Strict(BaseModel):
     @classmethod
     def read_json(cls, path: Path) -> Self:
         """The file's object. Raises UserError if it is missing, is not JSON or does not fit the class."""
-        try:
-            data = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-        return cls.parse(data, path)
+        return cls.parse(parse_json(read_text(path), path), path)
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
 T = TypeVar("T", bound=Strict)
-
-
-def read_text(path: Path) -> str:
-    """The file's text. Raises UserError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=path) from None
-    except UnicodeDecodeError:
-        raise UserError("is not valid UTF-8", where=path) from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The file's mapping. Raises UserError if it is missing, is not YAML or is not a mapping."""
-    try:
-        data = yaml.load(read_text(path), _LOADER)
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = f"{path}:{line + 1}" if line is not None else str(path)
-        raise UserError(f"is not YAML: {getattr(error, 'problem', error)}", where=where) from None
-    if not isinstance(data, dict):
-        raise UserError("is not a mapping of keys to values", where=path)
-    return data
 
 
 def read_entries(cls: type[Strict], path: Path, key: str) -> dict[str, Any]:
@@ -94,7 +65,7 @@ def _as_user_error(error: ValidationError, where: str | Path, model: type[BaseMo
         return UserError(f"key '{key}' is missing", where=where)
     if not key:
         return UserError(message, where=where)
-    return UserError(f"{key}: {message}, not {first['input']!r}", where=where)
+    return UserError(f"{key}: {message}, not {reprlib.repr(first['input'])}", where=where)
 
 
 def _keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

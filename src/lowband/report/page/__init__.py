@@ -22,7 +22,7 @@ from lowband.report.writers import HTML, filled
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole
-from lowband.spec.yaml_model import read_text
+from lowband.spec.plain_data import read_text
 from lowband.tables.build import SUITE_OF, is_made_by
 from lowband.validation.tables import PREDICTED
 

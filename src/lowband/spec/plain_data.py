@@ -1,0 +1,100 @@
+"""JSON and YAML text -> plain data of bounded size. A stranger's file raises UserError, and nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lowband.errors import UserError
+
+# libyaml, where PyYAML was built with it, is far faster: Snakemake reads all of config/ three times a job.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+MOST_VALUES = 1_000_000  # of a YAML file, each counted as often as aliases repeat it
+# What the readers raise beside their own errors: for an impossible date, a number of 5,000 digits, ...
+_UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
+
+
+def read_text(path: Path) -> str:
+    """The file's text. Raises UserError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=path) from None
+    except UnicodeDecodeError:
+        raise UserError("is not valid UTF-8", where=path) from None
+
+
+def parse_json(text: str, where: str | Path) -> Any:
+    """The value of a JSON text. Raises UserError, also for characters that no file can hold."""
+    try:
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except json.JSONDecodeError as error:
+        raise UserError(f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}") from None
+    except RecursionError:
+        raise UserError("is not JSON that can be read: too deeply nested", where=where) from None
+    except ValueError as error:
+        raise UserError(f"is not JSON that can be read: {error}", where=where) from None
+    return value
+
+
+def parse_yaml(text: str, where: str | Path) -> Any:
+    """The value of a YAML text, of which only plain values are read."""
+    loader = None
+    try:
+        loader = _LOADER(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, where)
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = f"{where}:{line + 1}" if line is not None else str(where)
+        raise UserError(f"is not YAML: {getattr(error, 'problem', None) or error}", where=place) from None
+    except RecursionError:
+        raise UserError("is not YAML that can be read: too deeply nested", where=where) from None
+    except _UNREADABLE as error:
+        raise UserError(f"is not YAML that can be read: {error}", where=where) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's mapping. Raises UserError if it is missing, is not YAML or is not a mapping of names."""
+    data = parse_yaml(read_text(path), path)
+    if not isinstance(data, dict):
+        raise UserError("is not a mapping of keys to values", where=path)
+    for key in data:
+        if not isinstance(key, str):
+            raise UserError(f"key {key!r} is not text", where=path)
+    return data
+
+
+def _check_size(root: yaml.Node, where: str | Path) -> None:
+    """Raises UserError for a value that contains itself, and for more values than MOST_VALUES."""
+    sizes: dict[int, int] = {}  # by id, of the nodes whose parts are all counted
+    around: set[int] = set()  # ids of the nodes that the present one is part of
+    ahead: list[tuple[yaml.Node, bool]] = [(root, False)]
+    while ahead:
+        node, is_counted = ahead.pop()
+        if is_counted:
+            around.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in _parts(node))
+            if sizes[id(node)] > MOST_VALUES:
+                raise UserError(f"has more than {MOST_VALUES:,} values, aliases counted", where=where)
+        elif id(node) in around:
+            raise UserError("a value contains itself", where=f"{where}:{node.start_mark.line + 1}")
+        elif id(node) not in sizes:
+            around.add(id(node))
+            ahead += [(node, True), *((part, False) for part in _parts(node))]
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []

@@ -1,0 +1,100 @@
+"""JSON and YAML of strangers: data, or one UserError; no other exception, no endless message or work."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowband.errors import UserError
+from lowband.spec.config import Config
+from lowband.spec.plain_data import MOST_VALUES, parse_json, parse_yaml, read_yaml
+from lowband.spec.yaml_model import Strict
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+UNREADABLE = [
+    "x: 2024-13-45", "x: !!bool abc", "x: !!int ''", "x: !!float abc", "x: " + "9" * 5000, "x: \x07",
+    "&a [*a]", "x: &a {b: *a}", "{? [a] : b}", "!!python/object:os.system [x]", "x: " + "[" * 5000, BOMB,
+]  # fmt: skip
+
+
+class Named(Strict):
+    x: int
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=range(len(UNREADABLE)))
+def test_yaml_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as found:
+        read_yaml(path)
+    assert "file.yaml" in str(found.value)
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) < 1000
+
+
+@pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, "9" * 5000, '"\\ud800"', "{", ""], ids=range(5))
+def test_json_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match=r"^file.*JSON"):
+        parse_json(text, "file")
+
+
+@settings(max_examples=50)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_plain_values_come_back(value: object) -> None:
+    assert parse_yaml(yaml.safe_dump(value), "file") == value
+
+
+def test_aliases_are_read_up_to_the_limit() -> None:
+    tens = "&a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"
+    assert parse_yaml(f"[{tens}, *a, {{b: *a}}]", "file") == [[1] * 10, [1] * 10, {"b": [1] * 10}]
+    assert len(parse_yaml("[" + "1," * 1000 + "]", "file")) == 1000 < MOST_VALUES
+
+
+def test_a_message_is_one_printable_line_of_bounded_length() -> None:
+    with pytest.raises(UserError) as found:
+        Named.parse({"x": "a\nb" * 100_000}, "file")
+    assert len(str(found.value)) < 4000
+    error = UserError("a\nb\x1b[31m" * 10_000, where="file", allowed=["c\n"] * 10_000)
+    assert str(error).isprintable()
+    assert len(str(error)) < 5000
+
+
+def test_more_runs_than_anyone_can_make_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "suites"
+    folder.mkdir(parents=True)
+    suite = "purpose: x\ncluster: local\nfixed: {model: gpt-5m, scheme: zero3, ranks: 2, micro_batch: 1}\n"
+    (folder / "long.yaml").write_text(f"{suite}repeats: 3000000000\n")
+    with pytest.raises(UserError, match=r"long\.yaml: repeats"):
+        Config(tmp_path).runs(["long"])
+    axes = "\n".join(
+        f"  {key}: [{', '.join(map(str, range(1, 100)))}]" for key in ("seed", "steps", "seq_len")
+    )
+    (folder / "wide.yaml").write_text(f"{suite}axes:\n{axes}\n")
+    with pytest.raises(UserError, match=r"wide.yaml: axes and repeats make 970,299 runs \(allowed: at most"):
+        Config(tmp_path).runs(["wide"])
+
+
+@pytest.mark.parametrize("like", ["{a: 1}", ".nan", "[x]", "../../x", "''"])
+def test_like_is_a_name(like: str, tmp_path: Path) -> None:
+    folder = tmp_path / "slurm" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "machine.yaml").write_text(f"like: {like}\n")
+    with pytest.raises(UserError, match=r"machine\.yaml: like: .* is not a cluster's name"):
+        Config(tmp_path).machine("mine")
+
+
+@pytest.mark.parametrize("suites", ["null", "5", "smoke", "[1]"])
+def test_suites_is_a_list_of_names(suites: str, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_text(f"suites: {suites}\n")
+    with pytest.raises(UserError, match=r"config\.yaml: suites is not a list of names"):
+        _ = Config(tmp_path).default_suites
