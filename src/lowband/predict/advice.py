@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lowband.cost.activations import Recompute
 from lowband.errors import UserError
 from lowband.predict.choice import MODEL_ERROR
 from lowband.predict.footprint import GIB
@@ -21,12 +22,12 @@ from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-RECOMPUTE = ("full", "none")
+RECOMPUTE: tuple[Recompute, ...] = ("full", "none")
 SHOWN = 3
 LEAST_GAIN = 0.01
 MOST_GPUS = 64  # times as many, of those that are tried where nothing else fits
 
-Key = tuple[str, str, int, int]  # scheme, recompute, micro-batch, accumulation
+Key = tuple[str, Recompute, int, int]  # scheme, recompute, micro-batch, accumulation
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,9 @@ def _points(config: Config, axes: Axes) -> Iterator[dict[str, Any] | None]:
                 continue
             first = job if first is None else first
         advisor = None if first is None else Advisor(first, placed_schemes(first, schemes), batches)
-        for scheme, recompute, batch in product(axes.schemes, RECOMPUTE, MICRO_BATCHES):
-            if first is None or advisor is None or scheme not in advisor.schemes:
+        for name, recompute, batch in product(axes.schemes, RECOMPUTE, MICRO_BATCHES):
+            if first is None or advisor is None or name not in advisor.schemes:
                 yield None
                 continue
-            job = replace(first, scheme=advisor.schemes[scheme], recompute=recompute, micro_batch=batch)
-            yield answers(advisor, job, (scheme, recompute, batch, 1))
+            job = replace(first, scheme=advisor.schemes[name], recompute=recompute, micro_batch=batch)
+            yield answers(advisor, job, (name, recompute, batch, 1))
