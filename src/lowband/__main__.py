@@ -7,14 +7,25 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from lowband import __version__
-from lowband.commands import benchmarks, box, doctor, kernels, peers, predict, report, runs, tables
+from lowband.commands import advise, benchmarks, box, doctor, kernels, peers, predict, report, runs, tables
 from lowband.errors import UserError, with_hint
 
-MODULES = (runs, tables, report, box, peers, predict, benchmarks, kernels, doctor)  # the order of --help
+MODULES = (
+    runs,
+    tables,
+    report,
+    box,
+    peers,
+    advise,
+    predict,
+    benchmarks,
+    kernels,
+    doctor,
+)  # the order of --help
 # The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.
 USERS = (
-    "doctor", "predict", "plan", "rehearse", "spec", "preflight", "train", "status", "box", "import-log",
-    "bench-comm", "bench-kernel", "bench-softmax",
+    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "spec", "preflight", "train", "status",
+    "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,42 @@ frame.onload = () => {
 """
 
 
+# Each of `choices` sets controls of the page by id and then reads the texts that it shows.
+_CHOOSE = """
+const frame = document.getElementById("page");
+frame.onload = () => {
+  const inside = frame.contentDocument, id = (name) => inside.getElementById(name), found = [];
+  for (const choice of CHOICES) {
+    for (const [name, value] of Object.entries(choice)) {
+      id(name).value = value;
+      id(name).dispatchEvent(new Event("input"));
+    }
+    found.push({
+      texts: Object.fromEntries([...inside.querySelectorAll("[id]")].map((e) => [e.id, e.textContent])),
+      rows: [...inside.querySelectorAll("tbody tr")].map((row) => [...row.cells].map((c) => c.textContent)),
+    });
+  }
+  document.body.innerHTML = "<pre>" + JSON.stringify({found}).replace(/&/g, "&amp;").replace(/</g, "&lt;")
+    + "</pre>";
+};
+"""
+
+
 def look_at(page: Path, width: int, folder: Path) -> dict[str, Any]:
     """What the page is like at this width in pixels; `console` has what it logged, errors included."""
+    return _inside(page, width, folder, _LOOK)
+
+
+def choose(page: Path, choices: Sequence[Mapping[str, object]], folder: Path) -> dict[str, Any]:
+    """What the page shows after each choice, under `found`: texts by id, and its table's rows."""
+    return _inside(page, 1000, folder, _CHOOSE.replace("CHOICES", json.dumps(choices)))
+
+
+def _inside(page: Path, width: int, folder: Path, script: str) -> dict[str, Any]:
     around = folder / f"around-{width}.html"
     around.write_text(
         f'<body style="margin:0"><iframe id="page" style="border:0;width:{width}px;height:2000px"></iframe>'
-        f"<script>{_LOOK} frame.src = {json.dumps(page.as_uri())};</script></body>"
+        f"<script>{script} frame.src = {json.dumps(page.as_uri())};</script></body>"
     )
     result = subprocess.run(
         [

@@ -34,11 +34,11 @@ def add(commands: Any) -> None:
         "--out results/compile", "Uses the GPU if there is one. Takes three minutes.",
     )  # fmt: skip
     by_name = {
-        "optimizers": (optimizers, "ranks", "optimizer"),
-        "orders": (orders, "passes", "order"),
-        "compile": (compiled, "ranks", "engine", "blocks"),
+        "optimizers": (optimizers, ["ranks", "optimizer"]),
+        "orders": (orders, ["passes", "order"]),
+        "compile": (compiled, ["ranks", "engine", "blocks"]),
     }
-    for name, (verb, *by) in by_name.items():
+    for name, (verb, by) in by_name.items():
         verb.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
         verb.add_argument("--root", type=Path, default=Path())
         verb.set_defaults(run=_bench_steps, name=name, by=by)

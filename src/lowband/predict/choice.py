@@ -26,11 +26,11 @@ def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:
     placements: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in plan.ranked:
         placements.setdefault(candidate.knobs[: len(STATES)], []).append(candidate)
-    exact = next(candidate for candidate in plan.ranked if not lossy_wires(candidate))
+    exact = next((one for one in plan.ranked if not lossy_wires(one)), None)
     best = []
     for candidates in placements.values():
         one = _worthwhile(candidates, error)
-        if lossy_wires(one) and not _beats(one, exact, error):
+        if lossy_wires(one) and exact is not None and not _beats(one, exact, error):
             one = next(candidate for candidate in candidates if not lossy_wires(candidate))
         best.append(one)
     return sorted(best, key=lambda candidate: candidate.step_time_s)
@@ -41,7 +41,7 @@ def _worthwhile(candidates: Sequence[Candidate], error: float) -> Candidate:
     by_count: dict[int, Candidate] = {}
     for candidate in candidates:
         by_count.setdefault(lossy_wires(candidate), candidate)
-    best = by_count[0]  # wires take no memory, so what fits with lossy ones fits without
+    best = by_count[min(by_count)]  # wires take no memory: in a whole search one without lossy wires fits too
     for count in sorted(by_count):
         if _beats(by_count[count], best, error):
             best = by_count[count]

@@ -28,7 +28,6 @@ def export_scheme(config: Config, name: str, cluster: str, ranks: int, peer: str
 
 def import_scheme(config: Config, path: Path, cluster: str, ranks: int) -> str:
     """A user's DeepSpeed JSON as an entry for config/schemes.yaml, named after the file."""
-<<<<<<< HEAD
     values = read_deepspeed(path)
     levels = Levels.fit(config.machine(cluster).sizes, ranks)
     scheme = scheme_of_deepspeed(values, levels, str(path))
@@ -38,13 +37,7 @@ def import_scheme(config: Config, path: Path, cluster: str, ranks: int) -> str:
 
 def read_deepspeed(path: Path) -> dict[str, Any]:
     """A DeepSpeed configuration from its file. Raises UserError if it is not a JSON object."""
-    try:
-        values = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-=======
     values = parse_json(read_text(path), path)
->>>>>>> fuzz
     if not isinstance(values, dict):
         raise UserError("is not a mapping of keys to values", where=path)
     return values
