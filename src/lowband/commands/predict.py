@@ -6,10 +6,13 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowband.commands import add_verb, at_least_one
 from lowband.errors import UserError
+
+if TYPE_CHECKING:
+    from lowband.spec.config import Config
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 RECOMPUTE = ["none", "selective", "op", "full"]
@@ -87,13 +90,7 @@ def _add_checks(commands: Any) -> None:
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
-    calibrate = add_verb(
-        commands, "calibrate", "fit a cluster's fitted constants again, within their bounds", "frontier"
-    )
-    calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
-    calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv")
-    calibrate.add_argument("--root", type=Path, default=Path())
-    calibrate.set_defaults(run=_calibrate)
+    _add_calibrate(commands)
 
     simulate = add_verb(
         commands, "simulate", "collectives in closed form beside SimGrid's simulation",
@@ -108,6 +105,21 @@ def _add_checks(commands: Any) -> None:
     simulate.add_argument("--out", type=Path, required=True, help="folder of simgrid.csv")
     simulate.add_argument("--root", type=Path, default=Path())
     simulate.set_defaults(run=_simulate)
+
+
+def _add_calibrate(commands: Any) -> None:
+    calibrate = add_verb(
+        commands, "calibrate", "fit a cluster's fitted constants again, within their bounds", "frontier"
+    )
+    calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
+    calibrate.add_argument(
+        "--folds",
+        action="store_true",
+        help="cross-validate: fit without a size, a scale, a machine (minutes)",
+    )
+    calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv; folds.csv and held_out.csv")
+    calibrate.add_argument("--root", type=Path, default=Path())
+    calibrate.set_defaults(run=_calibrate)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -237,6 +249,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     from lowband.validation.fit import fit, fitted_clusters, table
 
     config = Config(options.root)
+    if options.folds:
+        return _cross_validate(config, options.clusters, options.out)
     found = [one for name in options.clusters or fitted_clusters(config) for one in fit(config, name)]
     for one in found:
         bounds = f"{one.lower_bound:g} to {one.upper_bound:g}"
@@ -244,3 +258,15 @@ def _calibrate(options: argparse.Namespace) -> int:
     if options.out:
         write_csv(table(found), options.out / "within_bounds.csv")
     return int(any((one.value_place, one.place) != ("inside", "inside") for one in found))
+
+
+def _cross_validate(config: "Config", clusters: list[str], out: Path | None) -> int:
+    from lowband.spec.csv_tables import write_csv
+    from lowband.validation.folds import cross_validate
+
+    folds, held_out = cross_validate(config, clusters)
+    print(folds.drop(columns="provenance").to_string(index=False))
+    if out:
+        write_csv(folds, out / "folds.csv")
+        write_csv(held_out, out / "held_out.csv")
+    return 0

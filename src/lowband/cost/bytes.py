@@ -125,10 +125,11 @@ def _by_level(
             yield level, total * share
 
 
+@cache
 def transfers(
     numel: int, is_root: bool, scheme: Scheme, levels: Levels, compute_dtype: str, reduce_dtype: str
-) -> list[Transfer]:
-    """Every hop of one unit's collectives in a step, in order.
+) -> tuple[Transfer, ...]:
+    """Every hop of one unit's collectives in a step, in order; cached, as `stage_numels` is.
 
     numel: elements of the unit, padding included
     The root stays gathered from forward to backward, so it is not gathered again.
@@ -143,7 +144,7 @@ def transfers(
             hops += unit.reduce(row, dtype)
         if row.kind != "reduce":
             hops += unit.gather(row, dtype)
-    return hops
+    return tuple(hops)
 
 
 class _UnitTraffic:

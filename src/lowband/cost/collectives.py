@@ -54,8 +54,11 @@ def _between(known: Mapping[int, float], count: int) -> float:
     """The factor at a count, interpolated in the count's logarithm; 1 if none is known."""
     if not known:
         return 1.0
-    counts = sorted(known)
-    return float(np.interp(math.log2(count), [math.log2(n) for n in counts], [known[n] for n in counts]))
+    below = max((n for n in known if n <= count), default=min(known))
+    above = min((n for n in known if n >= count), default=max(known))
+    if below == above:
+        return known[below]
+    return known[below] + math.log(count / below, above / below) * (known[above] - known[below])
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
 """The prediction of a job: time and memory item by item, rates, whether it fits, and an interval."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from lowband.cost.activations import Recompute
 from lowband.cost.flops import hardware_flops_per_token, model_flops_per_token
 from lowband.cost.numbers import Num
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.interval import step_interval
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Prediction:
     communication_s: time of each collective in the lane, hidden or not
     memory_bytes:    by kind; the kinds peak at different times, `peak_memory_bytes` is their joint peak
     fits:            whether that peak is within the device's memory; None if its size is not known
-    step_time_slow_s, step_time_fast_s: with every constant at the slow or fast end of its interval
+    step_time_slow_s, step_time_fast_s: ends of the 80 % interval (predict/interval.py)
     """
 
     step_time_s: Num
@@ -36,18 +40,36 @@ class Prediction:
     hfu_tflops_per_gpu: Num
 
 
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a step, and rates per rank. tflops: of the model; hfu: with what is recomputed."""
+
+    step_time_s: Num
+    tokens_per_s_per_gpu: Num
+    tflops_per_gpu: Num
+    hfu_tflops_per_gpu: Num
+
+
+def speed(job: Workload) -> Speed:
+    """The speed of `job` without its memory: half of the work of `predict`."""
+    return _speed(job, step_time(job).total)
+
+
+def _speed(job: Workload, step_s: Num) -> Speed:
+    tokens = job.tokens / step_s / job.ranks
+    model, hardware = _flops_per_token(job)
+    return Speed(step_s, tokens, tokens * model / 1e12, tokens * hardware / 1e12)
+
+
 def predict(job: Workload, interval: bool = True) -> Prediction:
-    """Predict `job`. Without `interval`, slow and fast times equal the predicted one: a third of the work."""
+    """Predict `job`. Without `interval`, slow and fast times equal the predicted one."""
     step = step_time(job)
-    slow = step_time(job, "slow").total if interval else step.total
-    fast = step_time(job, "fast").total if interval else step.total
+    fast, slow = step_interval(job, step.total) if interval else (step.total, step.total)
     items = memory_items(job)
     peak = peak_bytes(items, np.asarray(job.passes) > 1)
     memory_gib = job.machine.device.memory_gib
-    tokens = job.tokens / step.total / job.ranks
-    model, hardware = _flops_per_token(job)
     return Prediction(
-        step_time_s=step.total,
+        **vars(_speed(job, step.total)),
         step_time_slow_s=slow,
         step_time_fast_s=fast,
         time_s=step.items,
@@ -55,17 +77,17 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
         memory_bytes=items,
         peak_memory_bytes=peak,
         fits=None if memory_gib is None else peak <= memory_gib * GIB,
-        tokens_per_s_per_gpu=tokens,
-        tflops_per_gpu=tokens * model / 1e12,
-        hfu_tflops_per_gpu=tokens * hardware / 1e12,
     )
 
 
 def _flops_per_token(job: Workload) -> tuple[Num, Num]:
     """Model and hardware FLOPs per token; both are linear in the sequence length."""
-    at_0, at_1 = (
-        np.array([model_flops_per_token(job.model, t), hardware_flops_per_token(job.model, t, job.recompute)])
-        for t in (0, 1)
-    )
+    at_0, at_1 = (_flops_at(job.model, length, job.recompute) for length in (0, 1))
     model, hardware = (a + (b - a) * job.seq_len for a, b in zip(at_0, at_1, strict=True))
     return model, hardware
+
+
+@cache
+def _flops_at(model: ModelSpec, seq_len: int, recompute: Recompute) -> tuple[float, float]:
+    hardware = hardware_flops_per_token(model, seq_len, recompute)
+    return float(model_flops_per_token(model, seq_len)), hardware

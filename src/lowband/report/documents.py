@@ -26,6 +26,8 @@ from lowband.spec.plain_data import read_text
 from lowband.spec.softmax import TORCH
 from lowband.tables.build import read_sources
 from lowband.tables.derived import peers, softmax
+from lowband.validation import KINDS
+from lowband.validation.intervals import calibrated_factors, covered
 
 COMPARED = ["zero3", "zeropp", "hier3", "planned"]  # the schemes in the planner's table
 
@@ -103,6 +105,59 @@ def _accuracy(root: Path) -> list[str]:
         "constants per row": "{constants_per_row:.2g}", "on or outside bounds": "{beyond_bounds}",
     }  # fmt: skip
     return markdown(filled(accuracy, cells))
+
+
+def _left_out(root: Path) -> list[str]:
+    """By source: the errors of all its rows, each predicted by constants fitted without its size, ..."""
+    accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
+    sources = accuracy.drop_duplicates("source").copy()
+    for kind in KINDS:
+        mean, largest = (sources[f"{kind}_{name}_error_percent"] for name in ("mean", "max"))
+        both = [f"{a:.1f} / {b:.1f}" for a, b in zip(mean, largest, strict=True)]
+        sources[kind] = pd.Series(both, sources.index).where(mean.notna(), "")
+    sources["all"] = sources["source"].map(accuracy.groupby("source")["rows"].sum())
+    cells = {
+        "source": "{source}", "machine": "{cluster}", "stack": "{stack}", "rows": "{all}",
+        "constants": "{fitted_constants}", "per row": "{constants_per_row:.2g}", "without its size": "{size}",
+        "without its scale": "{scale}", "without its machine": "{machine}",
+        "folds not fitted": "{left_out_not_fitted}",
+    }  # fmt: skip
+    return markdown(filled(sources, cells))
+
+
+def _intervals(root: Path) -> list[str]:
+    """By machine and stack: the factor of its interval, and which share of rows left out lies inside."""
+    folder = root / "results" / "reference" / "predicted"
+    folds, held_out = (read_table(folder / f"{name}.csv") for name in ("folds", "held_out"))
+    rows = covered(folds, held_out)
+    keys = ["cluster", "stack", "unit"]
+    inside = rows.assign(inside=100 * rows["inside"].astype(float)).pivot_table("inside", keys, "kind")
+    known = calibrated_factors(folds, held_out)
+    table = inside.reindex(rows[keys].drop_duplicates().apply(tuple, axis=1)).reset_index()
+    table["factor"] = [
+        f"{known[key]:.3f}" if (key := tuple(row)) in known else "" for row in table[keys].to_numpy()
+    ]
+    for kind in KINDS:
+        table[kind] = [f"{share:.0f} %" if share >= 0 else "" for share in table[kind]]
+    cells = {
+        "machine": "{cluster}", "stack": "{stack}", "of": "{unit}", "factor": "{factor}",
+        "inside, without its size": "{size}", "without its scale": "{scale}",
+        "without its machine": "{machine}",
+    }  # fmt: skip
+    return markdown(filled(table, cells))
+
+
+def _alternatives(root: Path) -> list[str]:
+    """What can give the paper's numbers on Frontier; the best first."""
+    table = read_table(root / "results" / "reference" / "predicted" / "alternatives.csv")
+    table = table.sort_values(["gives", "largest_error_percent"], ascending=[False, True], kind="stable")
+    table = table.assign(yes=table["gives"].map({True: "yes", False: "no"}))
+    cells = {
+        "alternative": "{alternative}", "fitted": "{free}", "best values": "{values}", "place": "{place}",
+        "ZeRO++ / ZeRO-3": "{ratio_zeropp_zero3:.3f}", "hier3 / ZeRO-3": "{ratio_hier3_zero3:.3f}",
+        "efficiency": "{efficiency:.3f}", "gives the numbers": "{yes}", "plausibility": "{plausibility}",
+    }  # fmt: skip
+    return markdown(filled(table.fillna({"values": ""}), cells))
 
 
 def _beyond(root: Path) -> list[str]:
@@ -297,7 +352,10 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "comm": ("docs/scale-model.md", box_documents.links),
     "jobs": ("docs/scale-model.md", box_documents.jobs),
     "accuracy": ("docs/predictor.md", _accuracy),
+    "left_out": ("docs/predictor.md", _left_out),
     "beyond": ("docs/predictor.md", _beyond),
+    "intervals": ("docs/predictor.md", _intervals),
+    "alternatives": ("docs/predictor.md", _alternatives),
     "pareto": ("docs/predictor.md", _pareto),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),

@@ -74,8 +74,8 @@ class Fact(Strict):
 
     def at(self, bound: Bound) -> float:
         """The value, or one end of its interval."""
-        end = getattr(self, bound)
-        return self.value if end is None else float(end)
+        end: float | None = getattr(self, bound)
+        return self.value if end is None else end
 
 
 def facts_of(place: str, part: Strict) -> dict[str, Fact]:

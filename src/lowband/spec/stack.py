@@ -40,6 +40,11 @@ class StackConstants(Strict):
     reductions: Fact | None = Field(
         default=None, description="the same of the reduction of its gradients; none: 1"
     )
+    error_factor: Fact | None = Field(
+        default=None,
+        description="80 % of the published runs took between the predicted time over this factor and times "
+        "it, each predicted by constants fitted without it; none: no such runs on this machine",
+    )
     efficiency: dict[str, Fact] = Field(
         default={},
         description="level -> share of the link's achieved rate that the sharding's collectives achieve; "

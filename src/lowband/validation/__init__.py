@@ -6,27 +6,45 @@ which a constant of either was fitted are named there (`calibrated_on`); all oth
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pandas as pd
 
+from lowband.cost.numbers import Num
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
 
+Kind = Literal["size", "scale", "machine"]  # what a fold of a cross-validation leaves out
+KINDS: tuple[Kind, ...] = ("size", "scale", "machine")
+FITTED = "fitted"  # the outcome of a fold; any other says why it cannot be
+
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One published number. predicted: computes ours; note: lists what is unknown about the run."""
+    """One published number. note: lists what is unknown about the run.
+
+    predicted:   computes ours; an array if the setting's constants are arrays
+    size, scale: names of the model and of the number of ranks; a fold leaves out all rows of one name
+    """
 
     id: str
     quantity: str
     published: float
-    predicted: Callable[[], float]
+    predicted: Callable[[], Num]
+    size: str
+    scale: str
     note: str = ""
+
+
+def ranks_name(ranks: int) -> str:
+    """The name of a number of ranks."""
+    return f"{ranks} GPUs"
 
 
 @dataclass(frozen=True)
@@ -59,12 +77,15 @@ class Source:
         return config.machine(self.cluster), config.stack_on(self.stack, self.cluster)
 
     def rows(self, config: Config, machine: Machine, stack: Stack) -> list[PublishedRow]:
-        reported = pd.read_csv(
-            config.root / "results" / "reported" / self.csv, dtype=str, keep_default_na=False
-        )
+        reported = _reported(config.root / "results" / "reported" / self.csv)
         module = import_module(f"lowband.validation.{self.kind}")
         rows: list[PublishedRow] = module.rows(Setting(config, machine, stack, reported))
         return rows
+
+
+@cache  # a fit reads it again and again
+def _reported(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 SOURCES: dict[str, Source] = {

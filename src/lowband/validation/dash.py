@@ -4,9 +4,10 @@ Degrees and batches are from the first author's scripts, which need not be those
 The share is taken to count recomputation, as Megatron-DeepSpeed does.
 """
 
-from lowband.predict.prediction import predict
+from lowband.cost.numbers import Num
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 MODELS = {"22B": "gpt-22b", "175B": "gpt-175b", "1T": "gpt-1t"}
 SCHEMES = {"0": "ddp", "1": "zero1"}
@@ -27,8 +28,13 @@ def rows(setting: Setting) -> list[PublishedRow]:
             tp * pp * dp, micro_batch, int(row.seq), int(row.gbs) // dp // micro_batch, tp=tp, pp=pp,
         )  # fmt: skip
 
-        def predicted(job: Workload = job) -> float:
-            return 100 * float(predict(job, interval=False).hfu_tflops_per_gpu) / peak
+        def predicted(job: Workload = job) -> Num:
+            return 100 * speed(job).hfu_tflops_per_gpu / peak
 
-        out.append(PublishedRow(f"dash: {row.model}", "% of peak", float(shares[row.model]), predicted, NOTE))
+        out.append(
+            PublishedRow(
+                f"dash: {row.model}", "% of peak", float(shares[row.model]), predicted, str(row.model),
+                ranks_name(job.ranks), NOTE,
+            )
+        )  # fmt: skip
     return out

@@ -5,13 +5,16 @@ The solver starts at the file's values, moved into the bounds, and at the middle
 maximum (overlap, rings) can have several minima.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.sourced import Bounds, Fact, Place
@@ -58,7 +61,8 @@ def fit(config: Config, cluster: str) -> list[Fitted]:
     shipped = {place: fact.value for place, fact in constants.items()}
     values = dict(shipped)
     for together in _groups(constants):
-        values |= _solve(config, cluster, values, {place: constants[place] for place in together})
+        group = {place: constants[place] for place in together}
+        values |= solve(group, _errors_on_their_rows(config, cluster, group, dict(values)))
     before, after = _errors(config, cluster, shipped), _errors(config, cluster, values)
     return [
         Fitted(
@@ -98,12 +102,27 @@ def _groups(constants: Mapping[str, Fact]) -> list[list[str]]:
     return [places for _, places in sorted(groups, key=lambda group: len(group[0]))]
 
 
-def _solve(
-    config: Config, cluster: str, values: Mapping[str, float], constants: Mapping[str, Fact]
-) -> dict[str, float]:
-    """The values of `constants` with the least squares of relative errors on their rows."""
+def _errors_on_their_rows(
+    config: Config, cluster: str, constants: Mapping[str, Fact], others: Mapping[str, float]
+) -> Callable[[Mapping[str, float]], Sequence[float]]:
+    """Values of `constants` -> errors on the rows they were fitted on; the other constants keep `others`."""
     ids = {row for fact in constants.values() for row in fact.calibrated_on}
     sources = [s for s in _sources(cluster) if any(row.id in ids for row in s.rows(config, *s.on(config)))]
+
+    def errors(values: Mapping[str, float]) -> list[float]:
+        rows = [row for s in sources for row in rows_with(config, s, {**others, **values})]
+        return [float(row.predicted()) / row.published - 1 for row in rows if row.id in ids]
+
+    return errors
+
+
+def solve(
+    constants: Mapping[str, Fact], errors: Callable[[Mapping[str, float]], Sequence[float] | NDArray[Any]]
+) -> dict[str, float]:
+    """The values of `constants` within their bounds that have the least squares of errors.
+
+    errors: the relative errors of the rows to fit on, predicted with such values
+    """
     bounds = [fact.bounds for fact in constants.values() if fact.bounds is not None]
 
     def value_of(unit: np.ndarray) -> dict[str, float]:
@@ -111,13 +130,12 @@ def _solve(
         ends = zip(constants, bounds, unit, strict=True)
         return {place: b.low + (float(u) - 1) * (b.high - b.low) for place, b, u in ends}
 
-    def residuals(unit: np.ndarray) -> list[float]:
-        rows = [row for s in sources for row in _rows(config, s, {**values, **value_of(unit)})]
-        return [row.predicted() / row.published - 1 for row in rows if row.id in ids]
-
     starts = [[_unit(fact.value, b) for fact, b in zip(constants.values(), bounds, strict=True)]]
     starts.append([1.5] * len(bounds))
-    found = [least_squares(residuals, start, bounds=(1, 2), diff_step=STEP, xtol=1e-6) for start in starts]
+    found = [
+        least_squares(lambda unit: errors(value_of(unit)), start, bounds=(1, 2), diff_step=STEP, xtol=1e-6)
+        for start in starts
+    ]
     best = value_of(min(found, key=lambda one: float(one.cost)).x)
     return {place: float(f"{value:.{DIGITS}g}") for place, value in best.items()}
 
@@ -126,8 +144,8 @@ def _unit(value: float, bounds: Bounds) -> float:
     return float(np.clip(1 + (value - bounds.low) / (bounds.high - bounds.low), 1.01, 1.99))
 
 
-def _rows(config: Config, source: Source, values: Mapping[str, float]) -> list[PublishedRow]:
-    """The source's rows, predicted with other values of its machine's and its stack's fitted constants."""
+def rows_with(config: Config, source: Source, values: Mapping[str, Num]) -> list[PublishedRow]:
+    """The source's rows, predicted with other values of fitted constants of its machine and its stack."""
     machine, stack = source.on(config)
     places = {place for place, fact in (machine.facts | stack.facts).items() if fact.calibrated_on}
     own = {place: value for place, value in values.items() if place in places}
@@ -139,7 +157,7 @@ def _errors(config: Config, cluster: str, values: Mapping[str, float]) -> tuple[
     ids = {row for fact in _constants(config, cluster).values() for row in fact.calibrated_on}
     errors: dict[bool, list[float]] = {True: [], False: []}
     for source in _sources(cluster):
-        for row in _rows(config, source, values):
-            errors[row.id in ids].append(100 * abs(row.predicted() / row.published - 1))
+        for row in rows_with(config, source, values):
+            errors[row.id in ids].append(100 * abs(float(row.predicted()) / row.published - 1))
     fitted, held_out = (float(np.mean(errors[use])) if errors[use] else np.nan for use in (True, False))
     return fitted, held_out

@@ -1,9 +1,9 @@
 """Llama-3 8B under FSDP2 on 64 GCDs of Frontier (eminorhan/frontier-torchtitan), in tokens per second."""
 
-from lowband.predict.prediction import predict
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 
 def rows(setting: Setting) -> list[PublishedRow]:
@@ -23,7 +23,9 @@ def rows(setting: Setting) -> list[PublishedRow]:
             "frontier-fsdp2: llama3-8b on 64 GCDs",
             "tokens/s/GCD",
             float(row.tokens_per_s_per_gpu),
-            lambda: float(predict(job, interval=False).tokens_per_s_per_gpu),
+            lambda: speed(job).tokens_per_s_per_gpu,
+            model.name,
+            ranks_name(ranks),
             "the published number is 'about'",
         )
     ]

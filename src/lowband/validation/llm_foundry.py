@@ -1,9 +1,10 @@
 """llm-foundry's benchmark tables: tokens per second of MPT under PyTorch FSDP, bf16, 8 to 512 GPUs."""
 
-from lowband.predict.prediction import predict
+from lowband.cost.numbers import Num
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 VOCAB = 50368
 SHAPES = {  # layers, hidden, heads: llm-foundry's train/yamls/pretrain; the counts agree with its tables
@@ -33,11 +34,12 @@ def rows(setting: Setting) -> list[PublishedRow]:
             recompute="full" if row.act_ckpt == "True" else "none",
         )  # fmt: skip
 
-        def predicted(job: Workload = job) -> float:
-            return float(predict(job, interval=False).tokens_per_s_per_gpu)
+        def predicted(job: Workload = job) -> Num:
+            return speed(job).tokens_per_s_per_gpu
 
         gpu = GPUS[setting.machine.name]
         batch = f"batch {row.micro_batch} x {row.grad_accum}"
         id_ = f"llm-foundry {gpu}: {row.model} seq {seq_len} on {ranks}, {batch}"
-        out.append(PublishedRow(id_, "tokens/s/GPU", float(row.tokens_per_s) / ranks, predicted))
+        rate = float(row.tokens_per_s) / ranks
+        out.append(PublishedRow(id_, "tokens/s/GPU", rate, predicted, str(row.model), ranks_name(ranks)))
     return out

@@ -1,9 +1,10 @@
 """arXiv 2104.04473, Table 1: TFLOP/s per A100 of GPTs of 1.7B to 1T, recomputation counted."""
 
-from lowband.predict.prediction import predict
+from lowband.cost.numbers import Num
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 VOCAB, SEQ_LEN = 51200, 2048
 # Layers per virtual stage, from Megatron's examples/sc21/run_table_1.sh; otherwise one stage per rank.
@@ -28,8 +29,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
             interleave=layers // pp // VIRTUAL_STAGE.get(size, layers // pp),
         )  # fmt: skip
 
-        def predicted(job: Workload = job) -> float:
-            return float(predict(job, interval=False).hfu_tflops_per_gpu)
+        def predicted(job: Workload = job) -> Num:
+            return speed(job).hfu_tflops_per_gpu
 
         out.append(
             PublishedRow(
@@ -37,6 +38,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
                 "TFLOP/s/GPU (recomputation counted)",
                 float(row.value),
                 predicted,
+                model.name,
+                ranks_name(ranks),
                 NOTE,
             )
         )

@@ -1,9 +1,10 @@
 """Megatron-LM's weak scaling of 2024: TFLOP/s per H100 of GPTs of 1.7B to 462B on 48 to 6,144 GPUs."""
 
-from lowband.predict.prediction import predict
+from lowband.cost.numbers import Num
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 NOTE = "read from a picture; micro-batch 1, one layer a virtual stage, no recomputation: ours, not stated"
 
@@ -22,9 +23,10 @@ def rows(setting: Setting) -> list[PublishedRow]:
             interleave=layers // pp if pp > 1 else 1, sequence_parallel=tp > 1,
         )  # fmt: skip
 
-        def predicted(job: Workload = job) -> float:
-            return float(predict(job, interval=False).tflops_per_gpu)
+        def predicted(job: Workload = job) -> Num:
+            return speed(job).tflops_per_gpu
 
         id_ = f"megatron-h100: {model.name}"
-        out.append(PublishedRow(id_, "TFLOP/s/GPU", float(row.tflops_per_gpu), predicted, NOTE))
+        rate = float(row.tflops_per_gpu)
+        out.append(PublishedRow(id_, "TFLOP/s/GPU", rate, predicted, model.name, ranks_name(ranks), NOTE))
     return out

@@ -5,10 +5,11 @@ Calculon validates itself on the same rows. Degrees and batches are from Calculo
 
 from dataclasses import dataclass
 
-from lowband.predict.prediction import predict
+from lowband.cost.numbers import Num
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ def rows(setting: Setting) -> list[PublishedRow]:
             sequence_parallel=not is_full,
         )  # fmt: skip
 
-        def predicted(job: Workload = job) -> float:
-            return float(predict(job, interval=False).step_time_s)
+        def predicted(job: Workload = job) -> Num:
+            return speed(job).step_time_s
 
         id_ = f"seqpar: {row.model} {'full' if is_full else 'selective'}"
         note = f"Calculon's error on this row: {row.error_pct} %"
-        out.append(PublishedRow(id_, "s/iteration", float(row.measured_s_per_iter), predicted, note))
+        measured_s = float(row.measured_s_per_iter)
+        out.append(
+            PublishedRow(id_, "s/iteration", measured_s, predicted, model.name, ranks_name(job.ranks), note)
+        )
     return out

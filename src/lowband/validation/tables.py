@@ -8,11 +8,14 @@ from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.sourced import Fact
 from lowband.validation import SOURCES
+from lowband.validation.frontier_alternatives import alternatives
 from lowband.validation.frontier_maps import frontier_map, largest, scale
 from lowband.validation.frontier_pareto import pareto
 from lowband.validation.validate import validate
 
-PREDICTED = ("validation", "frontier_map", "scale", "largest", "pareto", "constants")  # names of the tables
+PREDICTED = (  # names of the tables
+    "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "constants",
+)  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
 
@@ -21,6 +24,7 @@ def write_predicted(config: Config, out: Path) -> None:
     """Write each table of PREDICTED into `out`."""
     write_csv(validate(config), out / "validation.csv")
     write_csv(frontier_map(config), out / "frontier_map.csv")
+    write_csv(alternatives(config), out / "alternatives.csv")
     write_csv(scale(config), out / "scale.csv")
     write_csv(largest(config), out / "largest.csv")
     write_csv(pareto(config), out / "pareto.csv")

@@ -3,11 +3,12 @@ parallelism. Context parallelism is predicted as shorter sequences: activations 
 With a pipeline torchtitan keeps weights gathered and gradients unreduced between micro-batches, as in zero1.
 The number of micro-batches is taken to equal that of the stages, its default."""
 
+from lowband.cost.numbers import Num
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
-from lowband.validation import PublishedRow, Setting
+from lowband.validation import PublishedRow, Setting, ranks_name
 
 SHAPES = {  # layers, hidden, heads, MLP width: Llama 3 (arXiv 2407.21783), Table 3
     "llama3.1-8b": (32, 4096, 32, 14336),
@@ -40,8 +41,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
             reduce_dtype="fp32",
         )  # fmt: skip
 
-        def predicted(job: Workload = job) -> float:
-            return float(predict(job, interval=False).peak_memory_bytes) / GIB
+        def predicted(job: Workload = job) -> Num:
+            return predict(job, interval=False).peak_memory_bytes / GIB
 
         marks = {
             "compiled": row.compile == "1",
@@ -52,5 +53,9 @@ def rows(setting: Setting) -> list[PublishedRow]:
         kind = ", ".join(mark for mark, holds in marks.items() if holds) or "eager"
         gpu = row.gpu.split("-")[0]
         id_ = f"torchtitan: {gpu} {row.model} seq {seq_len} on {row.n_gpus} ({kind})"
-        out.append(PublishedRow(id_, "peak GiB", float(row.peak_mem_gib), predicted))
+        out.append(
+            PublishedRow(
+                id_, "peak GiB", float(row.peak_mem_gib), predicted, model.name, ranks_name(job.ranks)
+            )
+        )
     return out

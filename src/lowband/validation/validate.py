@@ -1,9 +1,11 @@
 """All published rows with their predictions, and machines and stacks with other values of constants."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
+from lowband.cost.numbers import Num
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.stack import Stack
@@ -17,7 +19,7 @@ def validate(config: Config) -> pd.DataFrame:
         machine, stack = source.on(config)
         fitted = {row for fact in (machine.facts | stack.facts).values() for row in fact.calibrated_on}
         for row in source.rows(config, machine, stack):
-            predicted = row.predicted()
+            predicted = float(row.predicted())
             found.append(
                 {
                     "source": name,
@@ -36,13 +38,32 @@ def validate(config: Config) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def with_facts(machine: Machine, stack: Stack, values: Mapping[str, float]) -> tuple[Machine, Stack]:
-    """Both with new values of some facts, given by their paths in `Machine.facts` and `Stack.facts`."""
-    data, software = machine.model_dump(), stack.model_dump()
-    parts = {**data, **{level["name"]: level["link"] for level in data["levels"]}, "stack": software}
+def with_facts(machine: Machine, stack: Stack, values: Mapping[str, Num]) -> tuple[Machine, Stack]:
+    """Both with new values of some facts, given by their paths in `Machine.facts` and `Stack.facts`.
+
+    Arrays of values make a grid: predictions are then arrays of its shape.
+    """
     for place, value in values.items():
-        part = parts
-        for key in place.split("."):
-            part = part[int(key) if key.isdigit() else key]
-        part |= {"value": value, "low": None, "high": None}
-    return Machine.model_validate(data), Stack.model_validate(software)
+        first, *rest = place.split(".")
+        if first == "stack":
+            stack = _put(stack, rest, value)
+        elif first in type(machine).model_fields:
+            machine = _put(machine, [first, *rest], value)
+        else:
+            levels = [
+                _put(level, ["link", *rest], value) if level.name == first else level
+                for level in machine.levels
+            ]
+            machine = machine.model_copy(update={"levels": tuple(levels)})
+    return machine, stack
+
+
+def _put(part: Any, path: Sequence[str], value: Num) -> Any:
+    """`part` with the value of the fact at `path`; not validated, so that it can be an array."""
+    if not path:
+        return part.model_copy(update={"value": value, "low": None, "high": None})
+    key, *rest = path
+    if isinstance(part, dict):
+        entry = int(key) if key.isdigit() else key
+        return {**part, entry: _put(part[entry], rest, value)}
+    return part.model_copy(update={key: _put(getattr(part, key), rest, value)})

@@ -1,10 +1,12 @@
 """arXiv 2306.10209: TFLOPs per GPU of the 18B model on 384 V100 with 1 to 8 InfiniBand links a node in use.
 
 Values are read off the bars' heights. TFLOPs are taken to count recomputation, as Megatron-DeepSpeed prints
-them: otherwise the traffic at one link would exceed its bandwidth.
+them: otherwise the traffic at one link would exceed its bandwidth. All runs have one number of ranks; the
+number of links is the scale that a fold leaves out.
 """
 
-from lowband.predict.prediction import predict
+from lowband.cost.numbers import Num
+from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD
@@ -34,7 +36,7 @@ def rows(setting: Setting) -> list[PublishedRow]:
         cards, batch = int(row.ib_links), int(row.tokens_per_gpu.removesuffix("K"))
         name = str(row.scheme).removesuffix(" baseline")
 
-        def predicted(name: str = name, cards: int = cards, batch: int = batch) -> float:
+        def predicted(name: str = name, cards: int = cards, batch: int = batch) -> Num:
             job = Workload(
                 with_cards(setting.machine, cards),
                 setting.stack,
@@ -46,9 +48,13 @@ def rows(setting: Setting) -> list[PublishedRow]:
                 attention="plain",
                 dropout=True,
             )
-            return float(predict(job, interval=False).hfu_tflops_per_gpu)
+            return speed(job).hfu_tflops_per_gpu
 
         links = "1 link" if cards == 1 else f"{cards} links"
         id_ = f"zeropp: {name} {links} {batch}K"
-        out.append(PublishedRow(id_, "TFLOPs/GPU (recomputation counted)", float(row.value), predicted, NOTE))
+        out.append(
+            PublishedRow(
+                id_, "TFLOPs/GPU (recomputation counted)", float(row.value), predicted, "18B", links, NOTE
+            )
+        )
     return out

@@ -136,6 +136,12 @@ FIGURES: dict[str, Entry] = {
         "Predicted over published, for every published row, by source. Open: rows on which a constant of the "
         "machine file was fitted; filled: held out. Grey band: 5 %. Predicted, not measured." + _READING,
     ),
+    "left_out": Entry(
+        "left_out",
+        "Predicted over published, every row left out of the fit that predicts it: with all rows of its "
+        "size, of its scale, or of its machine. Bars: 80 % intervals from the other folds, medians over "
+        "folds. Predicted, not measured." + _READING,
+    ),
     "frontier_map": Entry(
         "frontier_map",
         "Where the ratios of arXiv 2501.04266 hold (both within 5 %: hatched), over the batch per GCD and "
@@ -146,8 +152,8 @@ FIGURES: dict[str, Entry] = {
     "scale": Entry(
         "scale",
         "Predicted TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs of Frontier, with its links between "
-        "nodes and with ten times slower ones. Bands: constants at their intervals' ends. What does not "
-        "fit the memory is left out." + _READING,
+        "nodes and with ten times slower ones. Bands: 80 % intervals, as wide as for a "
+        "machine without fitted runs. What does not fit the memory is left out." + _READING,
     ),
     "pareto": Entry(
         "pareto",

@@ -1,0 +1,23 @@
+"""The 80 % interval of a predicted step time, from runs left out of fits (validation/intervals.py)."""
+
+import numpy as np
+
+from lowband.cost.numbers import Num
+from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
+
+# Where no run of the stack on the machine was fitted: `factor_elsewhere` of the rows that were left out with
+# their machine (results/reference/predicted/held_out.csv).
+ELSEWHERE = 1.39
+
+
+def step_interval(job: Workload, step_s: Num) -> tuple[Num, Num]:
+    """Fast and slow end of the interval around `step_s`, the predicted time of a step.
+
+    Without an `error_factor` of the stack there, it is at least as wide as the constants' own intervals.
+    """
+    known = job.stack.error_factor
+    if known is not None:
+        return step_s / known.value, step_s * known.value
+    fast, slow = step_time(job, "fast").total, step_time(job, "slow").total
+    return np.minimum(fast, step_s / ELSEWHERE), np.maximum(slow, step_s * ELSEWHERE)
