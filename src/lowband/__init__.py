@@ -30,6 +30,7 @@ _HOMES = {
     "no_sync": "lowband.engine.api",
     "save_safetensors": "lowband.engine.safetensors_files",
     "shard": "lowband.engine.api",
+    "sync_replicas": "lowband.engine.api",
 }
 __all__ = list(_HOMES)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lowband.cost.bytes import stage_numels, transfers
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.workload import Workload
@@ -43,7 +44,22 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
                 float(p.tflops_per_gpu * p.step_time_s / t) for t in (p.step_time_slow_s, p.step_time_fast_s)
             ],
         },
+        **_sync(job),
     }
+
+
+def _sync(job: Workload) -> dict[str, Any]:
+    """Of replicas that meet seldom: bytes that a rank sends in one exchange; nothing of other schemes."""
+    scheme, levels = job.scheme, job.levels
+    if scheme.sync is None:
+        return {}
+    numels = stage_numels(job.model, levels, job.tp, job.pp)
+    parts = (
+        part for i, n in enumerate(numels) for part in transfers(n, i == 0, scheme, levels, "bf16", "bf16")
+    )
+    sent = sum(part.sent_bytes for part in parts if part.collective.every == "sync")
+    replica = levels.size(scheme.sync.beyond)
+    return {"sync": {"replica_ranks": replica, "every": scheme.sync.every, "sent_bytes": sent}}
 
 
 def short_by(job: Workload, prediction: Prediction) -> float:
@@ -75,6 +91,7 @@ def text(row: dict[str, Any]) -> str:
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
+        *([_meeting(row["sync"])] if "sync" in row else []),
         "",
         f"step {step:.4g} s ({fast:.4g} to {slow:.4g}), {row['tokens_per_s_per_gpu']:.4g} tokens/s per rank, "
         f"{row['tflops_per_gpu']:.4g} TFLOPS per rank ({row['hfu_tflops_per_gpu']:.4g} with recomputation)",
@@ -90,6 +107,13 @@ def text(row: dict[str, Any]) -> str:
         f"  {'held at once':24}{row['peak_memory_bytes'] / GIB:12.4g}  {_fits(row)}",
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _meeting(sync: dict[str, int]) -> str:
+    return (
+        f"replicas of {sync['replica_ranks']} ranks exchange weights every {sync['every']} steps, "
+        f"{sync['sent_bytes'] / GIB:.4g} GiB per rank; seconds are the mean over that period"
+    )
 
 
 def _fits(row: dict[str, Any]) -> str:
