@@ -32,6 +32,7 @@ _HOMES = {
     "one_line_errors": "lowband.run.ranks",
     "save_safetensors": "lowband.engine.safetensors_files",
     "shard": "lowband.engine.api",
+    "sync_replicas": "lowband.engine.api",
 }
 __all__ = list(_HOMES)
 

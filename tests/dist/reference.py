@@ -76,3 +76,57 @@ def train(
         losses.append(loss_sum / levels.world)
         norms.append(norm)
     return losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def train_replicas(
+    make_model: Callable[[], nn.Module],
+    loss_of: Callable[..., torch.Tensor],
+    batches: Batches,
+    scheme: Scheme,
+    levels: Levels,
+    steps: int,
+    clip: float,
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
+    """Replicas that meet every H steps: by step each rank's loss, and the weights agreed on last."""
+    sync, size = scheme.sync, levels.size(scheme.sync.beyond)
+    models = [make_model() for _ in range(levels.world // size)]
+    trained = [list(model.parameters()) for model in models]
+    optimizers = [make_optimizer(parameters) for parameters in trained]
+    anchors = [p.detach().clone() for p in trained[0]]
+    momenta = [torch.zeros_like(anchor) for anchor in anchors]
+    losses = []
+    for step in range(steps):
+        at_step, by_rank = [], []
+        for rank in range(levels.world):
+            model, parameters = models[rank // size], trained[rank // size]
+            loss = loss_of(model, *batches(step, 0, rank))
+            by_rank.append(torch.autograd.grad(loss, parameters))
+            at_step.append(loss.item())
+        losses.append(at_step)
+        for i, parts in enumerate(zip(*by_rank, strict=True)):
+            totals = sum_over(parts, levels, SELF, scheme.grads)
+            totals = sum_over(totals, levels, scheme.grads, sync.beyond)
+            for replica, parameters in enumerate(trained):
+                parameters[i].grad = totals[replica * size] / size
+        for parameters, optimizer in zip(trained, optimizers, strict=True):
+            norm = sum(p.grad.double().square().sum() for p in parameters).item() ** 0.5
+            if norm > clip:
+                for parameter in parameters:
+                    parameter.grad.mul_(clip / norm)
+            optimizer.step()
+        if (step + 1) % sync.every == 0:
+            for i, (anchor, momentum) in enumerate(zip(anchors, momenta, strict=True)):
+                moved = [anchor - trained[rank // size][i].detach() for rank in range(levels.world)]
+                mean = sum_over(moved, levels, sync.beyond, WORLD)[0] / len(models)
+                if sync.outer == "average":
+                    update = mean
+                else:
+                    momentum.mul_(sync.momentum).add_(mean)
+                    is_ahead = sync.outer == "nesterov"
+                    update = sync.learning_rate * (mean + sync.momentum * momentum if is_ahead else momentum)
+                anchor -= update
+                for parameters in trained:
+                    parameters[i].data.copy_(anchor)
+    names = [name for name, _ in models[0].named_parameters()]
+    return losses, dict(zip(names, anchors, strict=True))

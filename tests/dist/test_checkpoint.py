@@ -10,7 +10,7 @@ from torch import nn
 
 import lowband
 from lowband.cost.bytes import unit_numels
-from lowband.cost.checkpoint import STATE_BYTES, rank_bytes
+from lowband.cost.checkpoint import all_bytes, rank_bytes, writers
 from lowband.engine.checkpoint.manifest import Manifest
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
@@ -153,7 +153,9 @@ def files_saved(folder: str, scheme: str) -> None:
     checkpointer.wait()
 
 
-@pytest.mark.parametrize(("ranks", "scheme"), [(1, "ddp"), (4, "zero3"), (8, "hsdp"), (8, "hier3")])
+@pytest.mark.parametrize(
+    ("ranks", "scheme"), [(1, "ddp"), (4, "zero3"), (8, "hsdp"), (8, "hier3"), (8, "diloco")]
+)
 def test_the_files_hold_the_bytes_of_the_closed_form(tmp_path: Path, ranks: int, scheme: str) -> None:
     on_ranks(ranks, files_saved, str(tmp_path), scheme)
     manifest = Manifest.read(tmp_path / "step-00000001")
@@ -162,8 +164,7 @@ def test_the_files_hold_the_bytes_of_the_closed_form(tmp_path: Path, ranks: int,
         if saved.sharded:
             for chunk in saved.chunks:
                 by_rank[chunk.rank] += chunk.length * saved.torch_dtype.itemsize
-    levels = Levels.fit(INNER, ranks)
-    optim = levels.size(CONFIG.scheme(scheme).optim)
-    assert sum(by_rank) == STATE_BYTES * SPEC.parameters
-    assert max(by_rank) <= rank_bytes(sum(unit_numels(SPEC, levels)), optim)
-    assert sum(count > 0 for count in by_rank) <= optim
+    levels, placed = Levels.fit(INNER, ranks), CONFIG.scheme(scheme)
+    assert sum(by_rank) == all_bytes(SPEC.parameters, placed, levels)
+    assert max(by_rank) <= rank_bytes(sum(unit_numels(SPEC, levels)), placed, levels)
+    assert sum(count > 0 for count in by_rank) <= writers(placed, levels)

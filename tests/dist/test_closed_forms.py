@@ -19,8 +19,10 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP
+from lowband.spec.sync import Sync
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+OUTER = st.sampled_from([{}, {"outer": "momentum", "momentum": 0.5}, {"outer": "nesterov", "momentum": 0.9}])
 WIRES = st.sampled_from(["native", "fp32", "bf16", "int8", "int4"])
 
 
@@ -35,8 +37,11 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
     names = Levels.fit(inner, world).names
     weights, grads, optim = sorted(draw(st.integers(0, len(names) - 1)) for _ in range(3))
     secondary = draw(st.integers(0, weights - 1)) if weights and draw(st.booleans()) else None
+    beyond = draw(st.sampled_from(names[optim:]))
+    sync = Sync(beyond=beyond, every=1, **draw(OUTER)) if beyond != "world" else None
     scheme = Scheme(
         name="drawn",
+        sync=sync,
         weights=names[weights],
         grads=names[grads],
         optim=names[optim],

@@ -58,6 +58,7 @@ def test_fsdp2_meshes() -> None:
         ("deepspeed", "hier3", "it keeps weights and gradients where it keeps the optimizer state"),
         ("deepspeed", "hsdp", "MiCS, its sharding inside a group, is gone since 0.19.7"),
         ("ddp", "zero1", "it shards nothing"),
+        ("fsdp2", "diloco", "its replicas average gradients in every step"),
     ],
 )
 def test_a_refusal_says_why(peer: str, name: str, reason: str) -> None:

@@ -15,6 +15,7 @@ from lowband.errors import UserError
 from lowband.predict.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
 from lowband.predict.plan_files import write
 from lowband.predict.prediction import predict
+from lowband.predict.render import record, text
 from lowband.predict.request import Grid
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
@@ -52,13 +53,32 @@ def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
     one = job(scheme)
     numels = stage_numels(one.model, one.levels, 1, 1)
     total = sum(
-        t.sent_bytes * (1 if t.collective.every == "step" else 4)
+        t.sent_bytes * {"pass": 4, "step": 1, "sync": 1 / one.scheme.period}[t.collective.every]
         for i, n in enumerate(numels)
         for t in transfers(n, i == 0, one.scheme, one.levels, "bf16", "bf16")
     )
-    assert total == sum(
-        sent_bytes(numels, one.scheme, one.levels, "bf16", "bf16", 4, is_clipped=False).values()
+    assert total == pytest.approx(
+        sum(sent_bytes(numels, one.scheme, one.levels, "bf16", "bf16", 4, is_clipped=False).values()),
+        rel=1e-12,
     )
+
+
+def test_replicas_that_meet_seldom_by_hand() -> None:
+    """DiLoCo on 8 nodes of 8: an exchange sends 2 x 4 N / 8 x 7/8 bytes per rank, every 100 steps."""
+    one = job("diloco")
+    numel, sync = sum(stage_numels(one.model, one.levels, 1, 1)), one.scheme.sync
+    assert sync is not None
+    found = record(one, predict(one))
+    assert found["memory_bytes"]["anchor"] == 4 * numel // 8
+    assert found["memory_bytes"]["outer"] == 4 * numel // 64
+    assert found["sync"] == {"replica_ranks": 8, "every": 100, "sent_bytes": numel * 7 // 8}
+    assert "replicas of 8 ranks exchange weights every 100 steps" in text(found)
+    assert found["communication_s"]["replica_reduce"] == 0
+    often = replace(one, scheme=one.scheme.model_copy(update={"sync": sync.model_copy(update={"every": 1})}))
+    seldom_s, often_s = (step_time(each).items["exposed_sync_reduce"] for each in (one, often))
+    assert often_s == pytest.approx(100 * seldom_s)
+    slowest = Network(FRONTIER, ZERO).rate("world")
+    assert often_s == pytest.approx(numel * 7 / 8 / slowest, rel=0.02)  # the rest is fixed times
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

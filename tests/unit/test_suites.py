@@ -100,6 +100,16 @@ def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object
     RunSpec.parse({**values, **changes, "engine": "lowband"}, "test")
 
 
+def test_a_run_ends_with_an_exchange() -> None:
+    [spec, *_] = Config(ROOT).runs(["smoke"])
+    values = {**spec.model_dump(), "scheme": Config(ROOT).scheme("local-sgd")}
+    assert RunSpec.parse({**values, "steps": 32}, "test").scheme.period == 16
+    with pytest.raises(
+        UserError, match=r"steps .24. are no multiple of 16, the period of scheme 'local-sgd'"
+    ):
+        RunSpec.parse({**values, "steps": 24}, "test")
+
+
 def test_broken_machine_files_are_refused(root: Path) -> None:
     path = root / "slurm" / "local" / "machine.yaml"
     for text, words in (

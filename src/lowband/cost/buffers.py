@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import STEP, Collective, Pattern, is_ring
+from lowband.spec.step import Collective, Pattern, is_ring
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -43,7 +43,7 @@ def buffer_bytes(
     peak = 0
     for numel in set(unit_numels):  # blocks are alike
         unit = _UnitBuffers(scheme, levels, numel, backend, pattern)
-        for row in STEP:
+        for row in scheme.rows:
             dtype = row.dtype(compute_dtype, reduce_dtype)
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
             back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0

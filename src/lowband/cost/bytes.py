@@ -20,12 +20,12 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
-from lowband.spec.mesh import SELF, WORLD, Hop, Levels, Ring
+from lowband.spec.mesh import SELF, Hop, Levels, Ring
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, STEP, Collective, Kind, Order, Pattern, is_ring, passes
+from lowband.spec.step import NORM_GATHER, Collective, Kind, Order, Pattern, is_ring, passes
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -85,13 +85,16 @@ def sent_bytes(
 
     units: elements per unit, padding included, the root's first
     accumulation, order: micro-batches per step, and the order in which units compute them
-    is_clipped: whether gradients are clipped by their global norm: ranks gather each other's squares
+    is_clipped: whether gradients are clipped by their global norm: a replica's ranks gather all squares
     rank:       the bytes of this rank; None: the mean over ranks, which differs from a rank's in a flat ring
-    A step includes the gather of the weights that the previous step updated.
+    A step includes the gather of the weights that the previous step updated. Of an exchange between replicas,
+    every H steps, it has the H-th part: bytes are the mean over a period.
     """
     counts: defaultdict[tuple[str, str, str], int | Fraction] = defaultdict(int)
 
-    def add(name: str, kind: Kind, wire: Wire, by_hop: Sequence[tuple[Hop, int]], times: int) -> None:
+    def add(
+        name: str, kind: Kind, wire: Wire, by_hop: Sequence[tuple[Hop, int]], times: int | Fraction
+    ) -> None:
         for level, sent in _by_level(by_hop, is_ring(pattern, kind, wire == "native"), rank):
             counts[level, name, wire] += sent * times
 
@@ -100,15 +103,21 @@ def sent_bytes(
         for row, ours in groupby(hops, key=lambda t: t.collective):
             found = list(ours)
             by_hop = [(t.hop, t.sent_bytes) for t in found]
-            times = passes(accumulation, order) if row.every == "pass" else 1
-            add(row.name, row.kind, found[0].wire, by_hop, times)
+            add(row.name, row.kind, found[0].wire, by_hop, times(row, scheme, accumulation, order))
     if is_clipped:
         held, by_hop = NORM_BYTES, []
-        for hop in reversed(levels.hops(SELF, WORLD)):
+        for hop in reversed(levels.hops(SELF, scheme.level("replica"))):
             by_hop.append((hop, (hop.count - 1) * held))
             held *= hop.count
         add(NORM_GATHER, "gather", "native", by_hop, 1)
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
+
+
+def times(row: Collective, scheme: Scheme, accumulation: int, order: Order) -> int | Fraction:
+    """How often a unit runs a row in a step; less than once for exchanges every H steps."""
+    if row.every == "sync":
+        return Fraction(1, scheme.period)
+    return passes(accumulation, order) if row.every == "pass" else 1
 
 
 def _by_level(
@@ -136,7 +145,7 @@ def transfers(
     """
     unit = _UnitTraffic(scheme, levels, numel)
     hops: list[Transfer] = []
-    for row in STEP:
+    for row in scheme.rows:
         if is_root and not row.of_root:
             continue
         dtype = row.dtype(compute_dtype, reduce_dtype)

@@ -33,6 +33,9 @@ from lowband.spec.model import ModelSpec
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34
+# Of an exchange between replicas, per fp32 value: a replica's piece (difference, new anchor, new weights),
+# and the outer optimizer's part (mean; with momentum its update too).
+ANCHOR_BYTES, MEAN_BYTES, MOMENTUM_BYTES = 12 + 12 + 8, 8, 48
 KERNELS = {"flash": 12, "plain": 18}  # in a block's forward, without fusion
 BACKWARD_ATTENTION = {
     "flash": 2.5,
@@ -86,6 +89,10 @@ class Computer:
 
     def adam_s(self, parameters: Num) -> Num:
         return self.memory_s(ADAM_BYTES * parameters)
+
+    def outer_s(self, piece: Num, part: Num, has_momentum: bool) -> Num:
+        """Computation of one exchange. piece, part: values of the anchor and of the momentum on a rank"""
+        return self.memory_s(ANCHOR_BYTES * piece + (MEAN_BYTES + MOMENTUM_BYTES * has_momentum) * part)
 
 
 @dataclass(frozen=True)

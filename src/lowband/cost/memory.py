@@ -5,6 +5,8 @@
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
                                      grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
+    anchor     4 N / |replica|       with sync: the weights that replicas agreed on last
+    outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
                stays; 0 where the weights are not sharded
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
@@ -25,6 +27,7 @@ from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern, passes
+from lowband.spec.sync import Sync
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -86,7 +89,16 @@ def state_bytes(
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
         **({"sums": GRAD_BYTES * summed} if summed else {}),
+        **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
     }
+
+
+def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:
+    """States of replicas that meet seldom; none without sync. replica, world: ranks in a replica, in all"""
+    if sync is None:
+        return {}
+    outer = {"outer": MASTER_BYTES * numel // world} if sync.has_momentum else {}
+    return {"anchor": MASTER_BYTES * numel // replica, **outer}
 
 
 def start_bytes(

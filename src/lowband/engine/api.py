@@ -57,8 +57,10 @@ def shard(
     collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
-    Gradients are averaged over all ranks. Raises UserError for a scheme that does not fit the levels, and, on
-    every rank, if ranks differ in scheme, dtypes, shapes, units or initial weights.
+    Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
+    `optimizer.step()` that completes a period exchanges weights between replicas.
+    Raises UserError for a scheme that does not fit the levels, and, on every rank, if ranks differ in scheme,
+    dtypes, shapes, units or initial weights.
     """
     if hasattr(module, "_lowband"):
         raise UserError("the module is already sharded", where=type(module).__name__)
@@ -131,23 +133,24 @@ def accumulate(
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the unscaled norm.
 
-    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded.
+    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. Under a
+    scheme with sync, replicas have gradients, norms and scales of their own.
     Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
     """
     engine = engine_of(module)
     engine.put_shards()
     levels = engine.topology.levels
-    copied: dict[int, list[torch.Tensor]] = {}  # gradients by the number of ranks that hold each of them
+    copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
     for unit in engine.units:
         present = [p.grad for p in unit.shards if p.grad is not None and p.grad.numel()]
-        replicas = levels.world // levels.size(unit.scheme.optim)
-        copied.setdefault(replicas, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
+        copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
+        copied.setdefault(copies, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
-    for replicas, part in copied.items():
+    for copies, part in copied.items():
         if part:
             squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
-            mine += squares / replicas
-    norm = engine.sum_over_ranks(mine).sqrt()
+            mine += squares / copies
+    norm = engine.sum_over_replica(mine).sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
         # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
@@ -156,8 +159,27 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     return norm
 
 
+def sync_replicas(module: nn.Module) -> None:
+    """Under a scheme with sync, exchange all weights now, e.g. at the end of training; a new period begins.
+
+    Training needs no such call: the optimizer's step that completes a period includes the exchange. Every
+    rank must make it, between two steps. Raises UserError if the scheme has no sync.
+    """
+    engine = engine_of(module)
+    if engine.replicas is None:
+        raise UserError(
+            "the scheme has no sync: all ranks have the same weights after every step",
+            where=f"scheme '{engine.collectives.scheme.name}'",
+        )
+    engine.put_shards()
+    engine.replicas.exchange()
+
+
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The logical fp32 parameters and the buffers under the module's own names on rank 0; elsewhere {}."""
+    """The logical fp32 parameters and the buffers under the module's own names on rank 0; elsewhere {}.
+
+    Under a scheme with sync: the parameters that replicas agreed on last. `sync_replicas` makes them new.
+    """
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
     for parameters in units_gathered(engine):

@@ -10,6 +10,7 @@ checksum of all of it.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -31,6 +32,16 @@ _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole mat
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 
 
+class Watcher(Protocol):
+    """What must know of optimizers' steps: an optimizer may have shards of several units."""
+
+    def before_step(self) -> None:
+        """An optimizer with some of the watched units' shards is about to step."""
+
+    def after_step(self, shards: list[nn.Parameter]) -> None:
+        """An optimizer has stepped these shards."""
+
+
 class Changes:
     """Changes to one unit's shards since they were made."""
 
@@ -42,6 +53,7 @@ class Changes:
         self._places: torch.Tensor | None = None
         self._sample: torch.Tensor | None = None
         self._compares_all = False
+        self.watcher: Watcher | None = None
         for shard in shards:
             setattr(shard, _CHANGES, self)
             shard.hand_data = self.compare_all  # type: ignore[attr-defined]
@@ -150,7 +162,7 @@ def check_unsharded(module: nn.Module) -> None:
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    """Refuse parameters and optimizers that would otherwise train wrongly without an error."""
+    """Refuse what would otherwise train wrongly without an error, and notify watchers."""
     groups = [group["params"] for group in optimizer.param_groups]
     for parameters in groups:
         for parameter in parameters:
@@ -179,17 +191,31 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
             where=type(optimizer).__name__,
             allowed="groups chosen by name, by p.ndim or by p.shard_of.shape",
         )
+    for watcher in {changes.watcher: None for changes in _by_unit(optimizer)}:
+        if watcher is not None:
+            watcher.before_step()
+
+
+def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
+    """The optimizer's shards by their unit's Changes, in its order."""
+    found: dict[Changes, list[nn.Parameter]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if hasattr(parameter, _CHANGES):
+                found.setdefault(getattr(parameter, _CHANGES), []).append(parameter)
+    return found
 
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
-    """Count the step for every unit in it. See [Note: versions]."""
-    changed = {
-        getattr(parameter, _CHANGES, None)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    for changes in changed - {None}:
-        changes.count_step()  # type: ignore[union-attr]
+    """Count the step for every unit in it, and notify their watchers. See [Note: versions]."""
+    stepped = _by_unit(optimizer)
+    watchers: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in stepped.items():
+        changes.count_step()
+        if changes.watcher is not None:
+            watchers.setdefault(changes.watcher, []).extend(shards)
+    for watcher, shards in watchers.items():
+        watcher.after_step(shards)
 
 
 register_optimizer_step_pre_hook(_before_step)

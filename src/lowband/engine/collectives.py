@@ -27,9 +27,9 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.ring import gather_around, in_rank_order, sum_around
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import STEP, Collective, Kind, Pattern, is_ring
+from lowband.spec.step import Collective, Kind, Pattern, is_ring
 from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
@@ -62,7 +62,8 @@ class Collectives:
         self.device, self.lanes, self._overlap = device, topology.lanes(device), overlap
         self._pattern = pattern
         if pattern == "flat":
-            for inner, outer in ((SELF, WORLD), (SELF, scheme.optim), *(scheme.span(row) for row in STEP)):
+            whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
+            for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):
                 topology.ring(inner, outer)
 
     def submit(
@@ -104,15 +105,23 @@ class Collectives:
         outwards = [bound.hop.level for bound in hops]
         return [*outwards, *outwards[::-1]] if row.kind == "all_reduce" else outwards
 
-    def reduce(self, call: Call, full: torch.Tensor, row: Collective) -> Reduction:
-        """Run a gradient row of the step: a `reduce_scatter`, for an all-reduce followed by a gather.
+    def reduce(
+        self,
+        call: Call,
+        full: torch.Tensor,
+        row: Collective,
+        between: Callable[[torch.Tensor], None] = lambda _: None,
+    ) -> Reduction:
+        """Run a reduction of the step: a `reduce_scatter`, for an all-reduce followed by a gather.
 
         full: 1D, this rank's shard of the row's inner level, counted as a buffer; see `reduce_scatter`
+        between: changes this rank's sum, in place, before an all-reduce gathers the sums
         """
         inner, outer = self.scheme.span(row)
         moving = [full]
         del full
         moving.append((yield from self.reduce_scatter(call, moving.pop(), inner, outer, row.name)))
+        between(moving[0])
         if row.kind == "all_reduce":
             moving.append((yield from self._gather_sums(call, moving.pop(), inner, outer, row.name)))
         return moving.pop()

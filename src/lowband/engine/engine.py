@@ -23,7 +23,7 @@ which breaks the graph at them.
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,11 +42,12 @@ from lowband.engine.forward_pass import Pass, requiring_grad
 from lowband.engine.initial import Init, Initial, Source
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
+from lowband.engine.replicas import Replicas
 from lowband.engine.shard import Unit
 from lowband.engine.state_dict import refuse_state_dicts
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.mesh import SELF, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import NORM_GATHER, Pattern
 
@@ -83,8 +84,7 @@ class Engine:
         check_unsharded(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
-        for each in (scheme, *schemes):
-            each.check(topology.levels)
+        _check_schemes(scheme, schemes, topology.levels)
         if not is_alone():
             inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
             own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
@@ -127,10 +127,9 @@ class Engine:
             unit.grads.watch(self._grads_ready)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
-        for owner in self.units_of:
-            if owner is not module:
-                self._hook(owner)
-        self._hook(module)
+        self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units)
+        for owner in (*(owner for owner in self.units_of if owner is not module), module):
+            self._hook(owner)
         module.register_forward_hook(self._leave_forward, always_call=True)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]
 
@@ -350,14 +349,18 @@ class Engine:
                 unit.grads.forget()
         type(self.module).zero_grad(self.module, set_to_none)
 
-    def sum_over_ranks(self, mine: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' values of shape [1], bit-equal on every rank; counted as `norm_gather`."""
-        everyones = mine.new_empty(self.topology.levels.world)
+    def sum_over_replica(self, mine: torch.Tensor) -> torch.Tensor:
+        """The sum of the values, of shape [1], of all ranks that average gradients with this one.
+
+        It is bit-equal on all of them, and counted as `norm_gather`.
+        """
         messages = self.collectives
+        level = messages.scheme.level("replica")
+        everyones = mine.new_empty(self.topology.levels.size(level))
         messages.submit(
             "norm",
-            messages.inwards(SELF, WORLD),
-            lambda call: messages.gather(call, mine, everyones, SELF, WORLD, NORM_GATHER),
+            messages.inwards(SELF, level),
+            lambda call: messages.gather(call, mine, everyones, SELF, level, NORM_GATHER),
         ).wait()
         return everyones.sum()
 
@@ -389,6 +392,18 @@ class Engine:
             yield
         finally:
             self.sync = True
+
+
+def _check_schemes(scheme: Scheme, of_units: Sequence[Scheme], levels: Levels) -> None:
+    """Raises UserError unless all schemes fit the levels, and those of units the module's."""
+    for placed in (scheme, *of_units):
+        placed.check(levels)
+        if placed.sync != scheme.sync:
+            raise UserError(
+                "a unit's own placement has another sync than the module's",
+                where=f"scheme '{placed.name}'",
+                allowed=f"the sync of scheme '{scheme.name}' for every unit",
+            )
 
 
 def _differentiable(values: Any) -> list[torch.Tensor]:

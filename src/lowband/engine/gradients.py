@@ -1,8 +1,9 @@
 """A unit's gradients: from the leaves, over the levels, to the optimizer's shards.
 
 Within a backward pass a unit's gradient is reduced to the grads level; at an accumulation boundary the sum is
-reduced further to the optimizer's level, where it is averaged over all ranks. Breadth-first (engine.breadth),
-the leaves' gradients of a step's micro-batches are summed first, in fp32, and reduced once.
+reduced further to the optimizer's level, where it is averaged over the replica (without sync, all ranks).
+Breadth-first (engine.breadth), the leaves' gradients of a step's micro-batches are summed first, in fp32, and
+reduced once.
 """
 
 from collections.abc import Callable
@@ -151,7 +152,7 @@ class Gradients:
         if self._accumulated is not None:
             meter.release("grads", self._accumulated.nbytes)
             part, self._accumulated = call.hold(self._accumulated.to(self._dtype)), None
-        # Reduce to the optimizer's level, and average over all ranks.
+        # Reduce to the optimizer's level, and average over the replica.
         moving.append(part)
         del part
         for row in reductions("step"):
@@ -159,9 +160,9 @@ class Gradients:
         part = moving.pop()
         call.release(part)
         part = part.float()
-        world = self._unit.levels.world
-        if world > 1:
-            part /= world
+        ranks = self._unit.levels.size(self._scheme.level("replica"))
+        if ranks > 1:
+            part /= ranks
         if self._boundary is None:
             self._boundary = meter.hold("grads", part)
         else:  # a second reduction in one backward: see Engine.end_backward

@@ -64,6 +64,12 @@ class Matrices:
         over: str | None = None,
     ) -> None:
         self._engine = engine_of(module)
+        if self._engine.replicas is not None:
+            raise UserError(
+                "Matrices cannot train replicas that meet seldom",
+                where="Matrices",
+                allowed="schemes without sync",
+            )
         in_root = self._engine.units_of.get(module, [])
         found = []
         for unit in self._engine.units:

@@ -76,17 +76,18 @@ class Unit:
 
     # ---- this rank's shards
 
-    def _range(self, level: str) -> tuple[int, int]:
+    def range_of(self, level: str) -> tuple[int, int]:
+        """This rank's range of the unit's elements over `level`, as (start, stop)."""
         return shard_range(self.layout.numel, self.levels, level, self.rank)
 
     @property
     def optim_range(self) -> tuple[int, int]:
         """The range of the unit's elements that `master` covers, as (start, stop)."""
-        return self._range(self.scheme.optim)
+        return self.range_of(self.scheme.optim)
 
     def _shard(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
         """Zeros for this rank's shard over `level`, 1D."""
-        start, stop = self._range(level)
+        start, stop = self.range_of(level)
         return self.meter.hold(kind, torch.zeros(stop - start, dtype=dtype, device=self.collectives.device))
 
     def _hold_shards(self, originals: list[nn.Parameter], names: list[str]) -> None:
@@ -116,7 +117,7 @@ class Unit:
         """Copy this rank's part of the initial values into its shards."""
         shards = [(self.optim_range, self.master)]
         if self.weights is not None:
-            shards.append((self._range(self.scheme.weights), self.weights))
+            shards.append((self.range_of(self.scheme.weights), self.weights))
         for original, name, place in zip(originals, names, self.layout.ranges(), strict=True):
             parts = [(intersect(place, held), held[0], shard) for held, shard in shards]
             if all(a == b for (a, b), _, _ in parts):
@@ -216,7 +217,7 @@ class Unit:
     def keep_secondary(self) -> None:
         """Copy this rank's part of the gathered unit into the secondary shard."""
         if self.secondary is not None and self.state is UnitState.GATHERED:
-            start, stop = self._range(self.scheme.backward_level)
+            start, stop = self.range_of(self.scheme.backward_level)
             self.secondary.copy_(self.flat[start:stop])
             self._secondary_version = self._seen_version
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from lowband.cost.bytes import unit_numels
-from lowband.cost.checkpoint import STATE_BYTES, CheckpointTime, checkpoint_time
+from lowband.cost.checkpoint import CheckpointTime, all_bytes, checkpoint_time, rank_bytes, writers
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.footprint import GIB
@@ -96,7 +96,7 @@ def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Reh
         peak_gib=float(found.peak_memory_bytes) / GIB,
         memory_gib=spec.machine.device.memory_gib,
         fits=None if found.fits is None else bool(found.fits),
-        checkpoint_gib=STATE_BYTES * spec.model.parameters / GIB,
+        checkpoint_gib=all_bytes(spec.model.parameters, spec.scheme, spec.levels) / GIB,
         checkpoint_s=None if saved is None else saved.copy_s + saved.write_s,
         resume_s=None if saved is None else saved.read_s,
     )
@@ -106,10 +106,8 @@ def _checkpoint(spec: RunSpec) -> CheckpointTime | None:
     machine, levels = spec.machine, spec.levels
     if machine.storage is None:
         return None
-    padded = sum(unit_numels(spec.model, levels))
-    return checkpoint_time(
-        machine.storage, padded, levels.size(spec.scheme.optim), spec.ranks, machine.node_size
-    )
+    mine = rank_bytes(sum(unit_numels(spec.model, levels)), spec.scheme, levels)
+    return checkpoint_time(machine.storage, mine, writers(spec.scheme, levels), spec.ranks, machine.node_size)
 
 
 def _bound(found: Prediction) -> str:

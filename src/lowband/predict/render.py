@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lowband.cost.bytes import stage_numels, transfers
 from lowband.predict.defaults import constants
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
@@ -59,7 +60,22 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
             path: {**fact.model_dump(include={"value", "low", "high", "source"}), "kind": fact.kind}
             for path, fact in constants(job.machine, job.stack).items()
         },
+        **_sync(job),
     }
+
+
+def _sync(job: Workload) -> dict[str, Any]:
+    """Of replicas that meet seldom: bytes that a rank sends in one exchange; nothing of other schemes."""
+    scheme, levels = job.scheme, job.levels
+    if scheme.sync is None:
+        return {}
+    numels = stage_numels(job.model, levels, job.tp, job.pp)
+    parts = (
+        part for i, n in enumerate(numels) for part in transfers(n, i == 0, scheme, levels, "bf16", "bf16")
+    )
+    sent = sum(part.sent_bytes for part in parts if part.collective.every == "sync")
+    replica = levels.size(scheme.sync.beyond)
+    return {"sync": {"replica_ranks": replica, "every": scheme.sync.every, "sent_bytes": sent}}
 
 
 def short_by(job: Workload, prediction: Prediction) -> float:
@@ -96,6 +112,7 @@ def text(row: dict[str, Any]) -> str:
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
+        *([_meeting(row["sync"])] if "sync" in row else []),
         "",
         f"step {step:.4g} s ({fast:.4g} to {slow:.4g}), {row['tokens_per_s_per_gpu']:.4g} tokens/s per rank, "
         f"{row['tflops_per_gpu']:.4g} TFLOPS per rank ({row['hfu_tflops_per_gpu']:.4g} with recomputation)",
@@ -112,6 +129,13 @@ def text(row: dict[str, Any]) -> str:
         *constant_lines(row["constants"]),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _meeting(sync: dict[str, int]) -> str:
+    return (
+        f"replicas of {sync['replica_ranks']} ranks exchange weights every {sync['every']} steps, "
+        f"{sync['sent_bytes'] / GIB:.4g} GiB per rank; seconds are the mean over that period"
+    )
 
 
 # Heading -> the cell of a record, for a table of several.

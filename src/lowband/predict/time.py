@@ -16,6 +16,9 @@ The first micro-batch's forward also gathers updated weights; the last one's bac
 optimizer level and over replicas. Time beyond a pass's computation is exposed communication, attributed to
 collectives in proportion to their time in the lane.
 
+Replicas that meet seldom (spec.sync) exchange weights after every H-th step, behind nothing: a step has the
+H-th part of that time, the mean over a period.
+
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds the
 time of p - 1 passes of a micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and
@@ -113,15 +116,35 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
-    add("optimizer", computer.adam_s(sum(numels) / job.levels.size(job.scheme.optim)))
+    for name, time in _after_backward(job, computer, root, block, blocks).items():
+        add(name, time)
     if job.pp > 1:
         add("bubble", (job.pp - 1) / job.interleave * (blocks * (forward_s + backward_s) + exchange))
     total: Num = 0.0
     for item in items.values():
         total = total + item
-    times = {row.name: job.passes if row.every == "pass" else 1 for row in STEP}
-    lane = {n: times[n] * (root.get(n, 0.0) + blocks * block.get(n, 0.0)) for n in times}
+    times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
+    lane = {r.name: times[r.every] * (root.get(r.name, 0.0) + blocks * block.get(r.name, 0.0)) for r in STEP}
     return StepTime(total, items, lane)
+
+
+def _after_backward(
+    job: Workload, computer: Computer, root: Lane, block: Lane, blocks: int
+) -> dict[str, Num]:
+    """Items of a step: the optimizer and, in the mean over a period, the exchange between replicas.
+
+    Nothing computes after the optimizer, so nothing hides the exchange.
+    """
+    levels, sync = job.levels, job.scheme.sync
+    numel = sum(stage_numels(job.model, levels, job.tp, job.pp))
+    optimizer = computer.adam_s(numel / levels.size(job.scheme.optim))
+    if sync is None:
+        return {"optimizer": optimizer}
+    outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
+    rows = [row.name for row in STEP if row.every == "sync"]
+    exchange = {name: root.get(name, 0.0) + blocks * block.get(name, 0.0) for name in rows}
+    exposed = {f"exposed_{name}": time / sync.every for name, time in exchange.items()}
+    return {"optimizer": optimizer + outer / sync.every, **exposed}
 
 
 def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) -> tuple[Num, Num]:
@@ -143,6 +166,7 @@ def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_ro
     for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
         parts.setdefault(t.collective.name, []).append(t)
     cut = {
+        "masters": 1.0,
         "weights": number(job.stack.gathers, network.case),
         "gradients": number(job.stack.reductions, network.case),
     }

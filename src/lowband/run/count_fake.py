@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lowband.engine.api import engine_of
+from lowband.engine.api import engine_of, sync_replicas
 from lowband.run.training_loop import state_peaks
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import Outcome, Sent, StateBytes, mean
@@ -27,14 +27,15 @@ STEPS = 2  # the first step has no new weights to fetch
 
 
 def count(spec: RunSpec) -> Outcome:
-    """Bytes sent in one optimizer step, mean over ranks, and bytes held at rank 0's peak, by state."""
+    """Bytes sent in one step, mean over ranks and a period; bytes held at rank 0's peak, by state."""
     played = [(_play(spec, rank), alike) for rank, alike in _kinds(spec)]
     totals: Counter[tuple[str, str, str]] = Counter()
+    period = spec.scheme.period
     for outcome, alike in played:
         for sent in outcome.sent:
             totals[sent.level, sent.collective, sent.wire] += int(sent.bytes) * alike
     sent = tuple(
-        Sent(level=level, collective=collective, wire=wire, bytes=mean(total, spec.ranks))
+        Sent(level=level, collective=collective, wire=wire, bytes=mean(total, spec.ranks * period))
         for (level, collective, wire), total in totals.items()
     )
     return played[0][0].model_copy(update={"sent": sent})
@@ -59,7 +60,7 @@ def _kinds(spec: RunSpec) -> list[tuple[int, int]]:
 
 
 def _play(spec: RunSpec, rank: int) -> Outcome:
-    """Bytes sent by one rank in one optimizer step, and bytes held at the peak, by state."""
+    """Bytes sent by one rank in one period, and bytes held at the peak, by state."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.ranks)
     try:
         with FakeTensorMode():
@@ -68,16 +69,24 @@ def _play(spec: RunSpec, rank: int) -> Outcome:
             for _ in range(STEPS):
                 engine_of(model).ledger.take()
                 _step(spec, trainer)
+            sent = {_key(one): one.bytes * spec.scheme.period for one in engine_of(model).ledger.take()}
+            if spec.scheme.sync is not None:
+                sync_replicas(model)
+                sent |= {_key(one): one.bytes for one in engine_of(model).ledger.take()}
             return Outcome(
                 status="ok",
                 steps=STEPS,
-                sent=tuple(engine_of(model).ledger.take()),
+                sent=tuple(Sent(level=a, collective=b, wire=c, bytes=n) for (a, b, c), n in sent.items()),
                 states=tuple(
                     StateBytes(kind=kind, bytes=held) for kind, held in state_peaks(model, optimizer).items()
                 ),
             )
     finally:
         dist.destroy_process_group()
+
+
+def _key(sent: Sent) -> tuple[str, str, str]:
+    return sent.level, sent.collective, sent.wire
 
 
 def _step(spec: RunSpec, trainer: Trainer) -> None:

@@ -3,10 +3,13 @@
 import hashlib
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -66,8 +69,8 @@ def train_rank(
         real_share = paced.take_real_share() if paced else math.nan
         sent = engine.ledger.take() if engine else []
         line = _gather_record(spec, step, loss, grad_norm, times, real_share, sent)
-        if not math.isfinite(line.loss) or not math.isfinite(grad_norm):
-            raise Diverged(f"loss {line.loss}, gradient norm {grad_norm} at step {step}")
+        if not math.isfinite(line.loss) or not math.isfinite(line.grad_norm):
+            raise Diverged(f"loss {line.loss}, gradient norm {line.grad_norm} at step {step}")
         if line.real_share is not None and line.real_share > MOST_REAL_SHARE and step > spec.warmup_steps:
             raise Overloaded(
                 f"real computation took {line.real_share:.0%} of the paced time at step {step}; "
@@ -95,7 +98,7 @@ def train_rank(
                 filter(None, (outcome.notes, *(checkpointer.skipped if checkpointer else ())))
             ),
             "checkpoint_stall_s": stall_s,
-            "sent": steps[-1].sent if steps else (),
+            "sent": _mean_sent(steps[-spec.scheme.period :]),
             "outside": outside_sent,
             "interface_bytes": _total([step.interface_bytes for step in steps]),
         }
@@ -156,7 +159,7 @@ def _gather_record(
     sent: list[Sent],
 ) -> StepRecord:
     """This step's record from all ranks' losses, times and bytes; all have the same keys in `sent`."""
-    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share]
+    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share, grad_norm]
     mine += [one.bytes for one in sent]
     rows = _all_gather(mine, loss.device)
     slowest = max(rows, key=lambda row: row[1])
@@ -168,12 +171,23 @@ def _gather_record(
         hidden_comm_time_s=_known(slowest[3]),
         tokens=spec.tokens_per_step,
         loss=sum(row[0] for row in rows) / spec.ranks,
-        grad_norm=grad_norm,
+        grad_norm=float(np.max([row[5] for row in rows])),  # NaN if one is
         sent=tuple(
-            one.model_copy(update={"bytes": mean(sum(int(row[5 + i]) for row in rows), spec.ranks)})
+            one.model_copy(update={"bytes": mean(sum(int(row[6 + i]) for row in rows), spec.ranks)})
             for i, one in enumerate(sent)
         ),
         real_share=_known(max(row[4] for row in rows)),
+    )
+
+
+def _mean_sent(steps: Sequence[StepRecord]) -> tuple[Sent, ...]:
+    """What was sent per step, in the mean over the steps."""
+    totals: Counter[tuple[str, str, str]] = Counter()
+    for one in (sent for step in steps for sent in step.sent):
+        totals[one.level, one.collective, one.wire] += one.bytes  # type: ignore[assignment]
+    return tuple(
+        Sent(level=level, collective=collective, wire=wire, bytes=mean(total, len(steps)))
+        for (level, collective, wire), total in totals.items()
     )
 
 

@@ -119,6 +119,8 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     Raises UserError if the peer has no counterpart.
     """
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
+    if scheme.sync is not None:
+        raise UserError("no counterpart: its replicas average gradients in every step", where=where)
     form = form_of(scheme, levels)
     cell = TABLE[form][peer]
     if isinstance(cell, Lacks):

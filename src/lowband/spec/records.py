@@ -62,7 +62,7 @@ class StepRecord(Strict):
     )
     tokens: int
     loss: float
-    grad_norm: float
+    grad_norm: float = Field(description="of replicas that meet seldom: the largest")
     sent: tuple[Sent, ...] = Field(
         description="mean over ranks; they send the same, but in a flat ring not over the same level's links"
     )
@@ -104,7 +104,10 @@ class Outcome(Strict):
     peak_reserved_bytes_max: int | None = Field(
         default=None, description="of the device's allocator, fragments included, over ranks"
     )
-    sent: tuple[Sent, ...] = Field(default=(), description="in the last step, mean over ranks")
+    sent: tuple[Sent, ...] = Field(
+        default=(),
+        description="in the last step, mean over ranks; where replicas meet seldom, over the last period too",
+    )
     outside: tuple[Sent, ...] = Field(
         default=(), description="of rank 0 in the last warm-up step, counted from outside of the engine"
     )

@@ -101,6 +101,11 @@ class RunSpec(RunOptions):
                 f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
                 "be turned off, its collectives are its own, and it accumulates depth-first"
             )
+        if self.steps % self.scheme.period:
+            raise ValueError(
+                f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "
+                f"'{self.scheme.name}': replicas would not agree on the last steps"
+            )
         box = self.machine.box
         if box is not None and self.ranks > box.nodes * self.machine.node_size:
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")

@@ -9,6 +9,7 @@ from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import STEP, Collective, Place
+from lowband.spec.sync import Sync
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -24,6 +25,9 @@ class Placement(Strict):
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
     optim: str = Field(description="level of fp32 master weights and Adam moments")
+    sync: Sync | None = Field(
+        default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
+    )
 
 
 if TYPE_CHECKING:
@@ -64,6 +68,22 @@ class Scheme(_WithWires):
                 where=where,
                 allowed=levels.names[:weights],
             )
+        if self.sync is None:
+            return
+        possible = levels.names[optim:-1]
+        if not possible:
+            raise UserError(
+                "sync has no replicas: the optimizer's level is world",
+                where=where,
+                allowed="optim inside world",
+            )
+        if self.sync.beyond not in possible:
+            raise UserError(
+                f"sync.beyond ({self.sync.beyond}) must be the optimizer's level ({self.optim}) or one "
+                "between it and world",
+                where=where,
+                allowed=possible,
+            )
 
     def on(self, inner: Sequence[str]) -> "Scheme":
         """The scheme on a machine: `package` and `node` are matched by position where it has other names.
@@ -96,6 +116,16 @@ class Scheme(_WithWires):
         return wire
 
     @property
+    def rows(self) -> tuple[Collective, ...]:
+        """The collectives that the scheme runs."""
+        return tuple(row for row in STEP if row.every != "sync" or self.sync is not None)
+
+    @property
+    def period(self) -> int:
+        """Optimizer steps after which what is sent repeats."""
+        return 1 if self.sync is None else self.sync.every
+
+    @property
     def is_quantized(self) -> bool:
         """Whether any collective sends quantized values."""
         return any(self.wire(collective.name) in WIRE_BITS for collective in STEP)
@@ -109,6 +139,8 @@ class Scheme(_WithWires):
         """The level that `place` stands for in this scheme."""
         if place in (SELF, WORLD):
             return place
+        if place == "replica":
+            return WORLD if self.sync is None else self.sync.beyond
         level: str = self.backward_level if place == "backward" else getattr(self, place)
         return level
 

@@ -11,8 +11,9 @@ from lowband.spec.wire import Wire
 
 T = TypeVar("T")
 
-# A level of the machine, named by the state of the scheme that lies there, or `self` or `world`.
-Place = Literal["self", "weights", "backward", "grads", "optim", "world"]
+# A level of the machine, named by the state of the scheme that lies there, or by the replica that its ranks
+# make up; or `self` or `world`.
+Place = Literal["self", "weights", "backward", "grads", "optim", "replica", "world"]
 
 # Of gradient accumulation: depth: one micro-batch after the other; breadth: each unit computes all of them.
 Order = Literal["depth", "breadth"]
@@ -29,10 +30,10 @@ class Collective:
 
     kind:    gather: shards of `outer` become the shard of `inner`; reduce: the shard of `inner` becomes the
              summed shard of `outer`; all_reduce: a reduce and a gather back
-    carries: weights travel in the compute dtype, gradients in the reduce dtype
-    every:   once per pass over a unit (see `passes`), or once per optimizer step (at the boundary of
-             accumulation)
-    during:  the pass whose computation can hide it
+    carries: weights travel in the compute dtype, gradients in the reduce dtype, master weights in fp32
+    every:   once per pass over a unit (see `passes`), once per optimizer step (at the boundary of
+             accumulation), or once per exchange between replicas (`every` of the scheme's sync)
+    during:  the pass whose computation can hide it; None: it comes after the optimizer
     of_root: whether the root unit takes part; it stays gathered from forward to backward
     coded:   the quantized wire that the planner tries besides native; None: native only
     """
@@ -41,15 +42,15 @@ class Collective:
     kind: Kind
     inner: Place
     outer: Place
-    carries: Literal["weights", "gradients"]
-    every: Literal["pass", "step"]
-    during: Literal["forward", "backward"]
+    carries: Literal["weights", "gradients", "masters"]
+    every: Literal["pass", "step", "sync"]
+    during: Literal["forward", "backward"] | None
     of_root: bool = True
     coded: Wire | None = None
 
     def dtype(self, compute_dtype: str, reduce_dtype: str) -> str:
         """The native dtype of the data it carries."""
-        return compute_dtype if self.carries == "weights" else reduce_dtype
+        return {"weights": compute_dtype, "gradients": reduce_dtype, "masters": "fp32"}[self.carries]
 
 
 # fmt: off
@@ -59,12 +60,18 @@ BACKWARD_GATHER = Collective(  # from the secondary shard, where the scheme keep
     "backward_gather", "gather", SELF, "backward", "weights", "pass", "backward", of_root=False, coded="int8")
 UPDATE_GATHER = Collective(  # new weights, for the next step's first forward
     "update_gather", "gather", "weights", "optim", "weights", "step", "forward")
+SYNC_REDUCE = Collective(  # how far replicas have moved, and the outer optimizer's update back
+    "sync_reduce", "all_reduce", "replica", WORLD, "masters", "sync", None)
+ANCHOR_GATHER = Collective(  # new weights after it, where several ranks of a replica hold the same ones
+    "anchor_gather", "gather", "optim", "replica", "masters", "sync", None)
 STEP: tuple[Collective, ...] = (
     FORWARD_GATHER,
     BACKWARD_GATHER,
     Collective("grad_reduce", "reduce", SELF, "grads", "gradients", "pass", "backward", coded="int4"),
     Collective("boundary_reduce", "reduce", "grads", "optim", "gradients", "step", "backward", coded="int4"),
-    Collective("replica_reduce", "all_reduce", "optim", WORLD, "gradients", "step", "backward"),
+    Collective("replica_reduce", "all_reduce", "optim", "replica", "gradients", "step", "backward"),
+    SYNC_REDUCE,
+    ANCHOR_GATHER,
     UPDATE_GATHER,
 )
 # fmt: on

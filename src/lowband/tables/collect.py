@@ -27,6 +27,7 @@ from lowband.spec.csv_tables import write_csv
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
 from lowband.spec.run import RunSpec
+from lowband.spec.scheme import Scheme
 from lowband.tables.points import NO_CONDITION, POINT, identity
 from lowband.validation.scale_model import box_step_s
 
@@ -133,12 +134,17 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
         "interface_bytes": outcome.interface_bytes,
         "ledger_bytes": sum(sent.bytes for step in steps for sent in step.sent) or None,
         "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
-        "closed_form_outside_bytes": None if spec.scheme.is_quantized else peer_sent_bytes(spec),
+        "closed_form_outside_bytes": peer_sent_bytes(spec) if _is_comparable(spec.scheme) else None,
         "notes": outcome.notes,
         "weights_sha256": outcome.weights_sha256,
         "wall_s": outcome.wall_s,
         "measurement_version": outcome.measurement_version,
     }
+
+
+def _is_comparable(scheme: Scheme) -> bool:
+    """Whether each step sends what a peer's step must send."""
+    return not scheme.is_quantized and scheme.sync is None
 
 
 def _environment(folder: RunFolder) -> Row:
@@ -166,7 +172,8 @@ def _steps(spec: RunSpec, steps: list[StepRecord]) -> Iterator[Row]:
 def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
     """Every level that ranks talk over x every collective of the run; 0 is a row too.
 
-    Bytes are those of the last step, a steady one: the first gathers no updated weights.
+    Bytes are those of the last step, a steady one: the first gathers no updated weights. Where replicas meet
+    seldom, they are the mean over the last period.
     """
     levels = spec.levels
     counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})

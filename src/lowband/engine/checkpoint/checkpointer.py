@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.api import engine_of
-from lowband.engine.checkpoint.fit import check_fit
+from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, random_states
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, of_replica, random_states, seen_by
 from lowband.engine.checkpoint.manifest import (
     MOST_STEPS,
     Content,
@@ -171,17 +171,19 @@ class Checkpointer:
         return manifest
 
     def _fill(
-        self, path: Path, manifest: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
+        self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[str, Any]:
         device = engine_of(module).device
 
-        def check() -> tuple[Logical, dict[str, Piece]]:
+        def check() -> tuple[Manifest, Logical, dict[str, Piece]]:
             here = Logical.of(module, optimizer)
+            check_replicas(whole, path, here)
+            manifest = seen_by(whole, here.replica)
             random = random_states(module) if len(manifest.files) == dist.get_world_size() else {}
             if f"rng.cuda.{dist.get_rank()}" not in manifest.tensors:  # saved on the CPU
                 random.pop(f"rng.cuda.{dist.get_rank()}", None)
             check_fit(manifest, path, here, random)
-            return here, random
+            return manifest, here, random
 
         def read(tick: Tick) -> dict[str, torch.Tensor]:
             values = {
@@ -191,7 +193,7 @@ class Checkpointer:
             check_random(values, random, device, path)
             return values
 
-        here, random = self._meeting.agree(check)
+        manifest, here, random = self._meeting.agree(check)
         values = self._meeting.together(f"reading {path}", read)
         made = self._meeting.agree(lambda: new_states(manifest, here))
         with torch.no_grad():
@@ -213,11 +215,15 @@ class _Snapshot:
     ) -> "_Snapshot":
         if not 0 <= step <= MOST_STEPS:
             raise UserError(f"step is {step}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
+        if (replicas := engine_of(module).replicas) is not None:
+            replicas.before_step()  # before the first one, the weights are the anchor
         here = Logical.of(module, optimizer)
         _check_json("extra", extra)
         for i, group in enumerate(here.groups):
             _check_json(f"param group {i}", group.options)
-        written = {name: piece for name, piece in here.pieces.items() if piece.writes}
+        written = {
+            of_replica(name, here.replica): piece for name, piece in here.pieces.items() if piece.writes
+        }
         pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
         # Copied through JSON, so that later changes by the caller are not saved.
         return cls(here.content(step), json.loads(json.dumps(extra)), pieces)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, state_of
+from lowband.engine.checkpoint.logical_tensors import STEPS, Logical, Piece, replicas_in, state_of
 from lowband.engine.checkpoint.manifest import Group, Manifest, Saved
 from lowband.errors import UserError
 
@@ -13,11 +13,12 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
 
     random: states of this rank's random number generators; empty if they will not be restored
     """
-    kinds = {"model", "optimizer", "buffer", "rng"}
+    kinds = {"model", "optimizer", "buffer", "rng", "sync"}
     for name in [*manifest.tensors, *manifest.numbers]:
         if name.partition(".")[0] not in kinds or (name in manifest.numbers and state_of(name) is None):
             raise UserError(f"'{name}' is of an unknown kind", where=folder, allowed=sorted(kinds))
-    for kind in ("model.", "buffer."):
+    # A checkpoint of other schemes has no sync; then all replicas start a period from its weights.
+    for kind in ("model.", "buffer.", *(["sync."] if STEPS in manifest.tensors else [])):
         mine = [name for name in here.pieces if name.startswith(kind)]
         _check_names("", mine, [name for name in manifest.tensors if name.startswith(kind)], folder)
         for name in mine:
@@ -32,6 +33,17 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
         )
     _check_groups(here.groups, manifest.groups, folder)
     _check_states(manifest, folder, here)
+
+
+def check_replicas(manifest: Manifest, folder: Path, here: Logical) -> None:
+    """Raise UserError if the checkpoint is of replicas that meet seldom, and there are not as many here."""
+    saved, has_sync = replicas_in(manifest), STEPS in manifest.tensors
+    if has_sync and (STEPS not in here.pieces or saved != here.replicas):
+        raise UserError(
+            f"was saved by {saved} replicas that meet seldom",
+            where=folder,
+            allowed=f"a scheme with sync and {saved} replicas",
+        )
 
 
 def _check_groups(mine: tuple[Group, ...], theirs: tuple[Group, ...], folder: Path) -> None:

@@ -2,6 +2,10 @@
 
 A logical tensor is the tensor that a single device would have without sharding. A rank holds a range of each
 flattened parameter and of each per-element optimizer state, and all of the others (step counts, buffers).
+
+Replicas that meet seldom differ: in a checkpoint the tensors of the second one are named
+`replica.1.model.NAME` and so on. What they share, `sync`, is there once: the anchor, the outer optimizer's
+momentum, and the number of steps since the last exchange.
 """
 
 from collections.abc import Iterator
@@ -13,10 +17,14 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.api import engine_of
-from lowband.engine.checkpoint.manifest import Content, Group, Number, Saved
+from lowband.engine.checkpoint.manifest import Content, Group, Manifest, Number, Saved
+from lowband.engine.replicas import Replicas
 from lowband.engine.shard_parameter import ShardOf
 from lowband.engine.state_dict import own_state_dict
 from lowband.errors import UserError
+from lowband.spec.partition import intersect
+
+STEPS = "sync.steps"  # in every checkpoint of replicas that meet seldom
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,9 @@ class Logical:
     """All state of a module and its optimizer that a checkpoint holds.
 
     shards: the optimizer's parameters by name
-    pieces: by name in the manifest, without the random number generators' states, which belong to ranks
+    pieces: by name in the manifest of the first replica, without the random number generators' states, which
+            belong to ranks
+    replica, replicas: this rank's, and how many there are; 0 and 1 without sync
     """
 
     shards: dict[str, nn.Parameter]
@@ -65,6 +75,8 @@ class Logical:
     numbers: dict[str, Number]
     groups: tuple[Group, ...]
     optimizer: str
+    replica: int
+    replicas: int
 
     @classmethod
     def of(cls, module: nn.Module, optimizer: torch.optim.Optimizer) -> "Logical":
@@ -75,6 +87,8 @@ class Logical:
         shards, parameters = {}, {}
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
+        engine = engine_of(module)
+        size = engine.topology.levels.size(engine.collectives.scheme.level("replica"))
         pieces = {f"model.{name}": piece for name, piece in parameters.items()}
         numbers: dict[str, Number] = {}
         for name, shard in shards.items():
@@ -83,16 +97,46 @@ class Logical:
                 if isinstance(value, Number):
                     numbers[full] = value
                 else:
-                    pieces[full] = _state_piece(full, value, shard, parameters[name])
+                    is_first = dist.get_rank() % size == 0
+                    pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
         for name, buffer in buffers(module).items():
             pieces[name] = _whole(buffer, writes=dist.get_rank() == 0)
-        return cls(shards, parameters, pieces, numbers, _groups(shards, optimizer), _full_name(optimizer))
+        if engine.replicas is not None:
+            pieces |= _sync_pieces(engine.replicas, size)
+        groups, kind = _groups(shards, optimizer), _full_name(optimizer)
+        replica, replicas = dist.get_rank() // size, dist.get_world_size() // size
+        return cls(shards, parameters, pieces, numbers, groups, kind, replica, replicas)
 
     def content(self, step: int) -> Content:
-        tensors = {name: piece.saved for name, piece in self.pieces.items()}
+        tensors = {
+            of_replica(name, replica): piece.saved
+            for replica in range(self.replicas)
+            for name, piece in self.pieces.items()
+        }
         return Content(
             step=step, optimizer=self.optimizer, groups=self.groups, tensors=tensors, numbers=self.numbers
         )
+
+
+def of_replica(name: str, replica: int) -> str:
+    """The name of a replica's tensor in a manifest, given that of the first one's."""
+    is_own = name.partition(".")[0] in ("model", "optimizer")
+    return f"replica.{replica}.{name}" if is_own and replica else name
+
+
+def seen_by(manifest: Manifest, replica: int) -> Manifest:
+    """The manifest with this replica's tensors under the first one's names, and without those of others."""
+    if STEPS not in manifest.tensors:
+        return manifest
+    names = {of_replica(name, replica): name for name in manifest.tensors if not name.startswith("replica.")}
+    tensors = {name: manifest.tensors[full] for full, name in names.items() if full in manifest.tensors}
+    return manifest.model_copy(update={"tensors": tensors})
+
+
+def replicas_in(manifest: Manifest) -> int:
+    """How many replicas a checkpoint has; 1 without sync."""
+    found = {name.split(".")[1] for name in manifest.tensors if name.startswith("replica.")}
+    return 1 + len(found)
 
 
 def state_name(key: Any, parameter: str) -> str:
@@ -131,8 +175,9 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
     engine.put_shards()
     levels = engine.topology.levels
     for unit in engine.units:
-        # Beyond the optimizer's level ranks hold copies, so only the first group writes.
-        writes = engine.topology.rank < levels.size(unit.scheme.optim)
+        # Beyond the optimizer's level a replica's ranks hold copies, so only its first group writes.
+        first = engine.topology.rank % levels.size(unit.scheme.level("replica"))
+        writes = first < levels.size(unit.scheme.optim)
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of
             local = shard.detach()[: whole.stop - whole.start]  # without the padding behind
@@ -143,7 +188,31 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
             )
 
 
-def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece) -> Piece:
+def _sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
+    """size: ranks in a replica. Raises UserError while only some of several optimizers have stepped."""
+    if not replicas.is_between_steps:
+        raise UserError(
+            "some parameters have been stepped and others have not",
+            where="Checkpointer",
+            allowed="between the steps of all optimizers",
+        )
+    pieces = {STEPS: _whole(torch.tensor(replicas.steps), writes=dist.get_rank() == 0)}
+    for anchor in replicas.anchors:
+        held = [("anchor", anchor.values, anchor.range, dist.get_rank() < size)]
+        if anchor.momentum is not None:
+            held.append(("outer", anchor.momentum, anchor.outer_range, True))
+        for shard, place in zip(anchor.unit.shards, anchor.unit.layout.ranges(), strict=True):
+            whole: ShardOf = shard.shard_of  # type: ignore[attr-defined]
+            for key, values, (start, stop), writes in held:
+                a, b = intersect(place, (start, stop))
+                first = min(a, place[1]) - place[0]
+                local = values[a - start : b - start]
+                pieces[f"sync.{key}.{whole.name}"] = Piece(local, first, tuple(whole.shape), True, writes)
+    return pieces
+
+
+def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, is_first: bool) -> Piece:
+    """is_first: whether this rank writes a tensor of which every rank of its replica has the whole"""
     if type(value) is not torch.Tensor:
         raise UserError(
             f"'{full}' is of type {type(value).__name__}",
@@ -152,7 +221,7 @@ def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece) -
         )
     if value.shape == shard.shape:
         return parameter.like(value.detach()[: parameter.local.numel()])
-    return _whole(value, writes=dist.get_rank() == 0)
+    return _whole(value, writes=is_first)
 
 
 def _whole(value: torch.Tensor, writes: bool) -> Piece:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, buffers, state_of
+from lowband.engine.api import engine_of
+from lowband.engine.checkpoint.logical_tensors import STEPS, Logical, Piece, buffers, state_of
 from lowband.engine.checkpoint.manifest import Manifest
 from lowband.errors import UserError
 
@@ -17,7 +18,7 @@ def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[
     for name, saved in manifest.tensors.items():
         if saved.sharded:
             state = state_of(name)
-            piece = here.parameters[state[1] if state else name.removeprefix("model.")]
+            piece = here.parameters[state[1]] if state else here.pieces[name]
             needed[name] = (piece.start, piece.local.numel())
         elif not name.startswith("rng.") or name in random:
             needed[name] = (0, saved.numel)
@@ -73,6 +74,13 @@ def overwrite(
         piece.local.copy_(values[f"model.{name}"])
     for name, buffer in buffers(module).items():
         buffer.copy_(values[name].view(buffer.shape))
+    if (replicas := engine_of(module).replicas) is not None:
+        if STEPS in manifest.tensors:
+            for name in (name for name in here.pieces if name.startswith("sync.") and name != STEPS):
+                here.pieces[name].local.copy_(values[name])
+            replicas.resume(int(values[STEPS]))
+        else:
+            replicas.begin()
     for group, saved in zip(optimizer.param_groups, manifest.groups, strict=True):
         for key, value in saved.options.items():
             group[key] = tuple(value) if isinstance(group[key], tuple) else value
