@@ -1,9 +1,9 @@
 """A partition scheme: the level that each state is sharded over, and each collective's wire format."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, PositiveInt, create_model
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, create_model, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -46,6 +46,15 @@ class Scheme(_WithWires):
 
     block_size: PositiveInt = Field(default=ALIGN, description="values per scale of int8 and int4 wires")
     known_as: str = ""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `sync` and its wires where there is none: such a scheme's checksums outlive their addition."""
+        values: dict[str, Any] = handler(self)
+        if self.sync is None:
+            for key in ("sync", *(row.name for row in STEP if row.every == "sync")):
+                values.pop(key, None)
+        return values
 
     def check(self, levels: Levels) -> None:
         """Raises UserError, with the reason, for a placement that no order of collectives can serve."""
