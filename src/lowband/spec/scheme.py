@@ -49,7 +49,7 @@ class Scheme(_WithWires):
 
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `sync` and its wires where there is none: such a scheme's checksums outlive their addition."""
+        """Without `sync` and its wires where there is none, so that checksums of such a scheme stay."""
         values: dict[str, Any] = handler(self)
         if self.sync is None:
             for key in ("sync", *(row.name for row in STEP if row.every == "sync")):
