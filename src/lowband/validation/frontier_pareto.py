@@ -41,7 +41,8 @@ def pareto(config: Config) -> pd.DataFrame:
 
 def _rows(config: Config, stack: str) -> list[dict[str, object]]:
     machine, model = config.machine(CLUSTER), config.model(MODEL)
-    named = {_choices(config.scheme(name)): name for name in reversed(list(config.schemes))}
+    schemes = [config.scheme(name) for name in reversed(list(config.schemes))]
+    named = {_choices(scheme): scheme.name for scheme in schemes if scheme.sync is None}
     batch = MICRO_BATCH * ACCUMULATION * RANKS
     found = jobs(
         machine, config.given_stack(stack, machine), model, RANKS, SEQ_LEN, batch, [1], [1], [MICRO_BATCH],
