@@ -161,9 +161,14 @@ class Advisor:
 
 
 def placed_schemes(job: Workload, schemes: Sequence[Scheme]) -> list[Scheme]:
-    """Those of the schemes that the machine has levels for, after the job's own."""
+    """Those of the schemes that the machine has levels for, after the job's own.
+
+    Replicas that meet otherwise than the job's do not train the same way, so they are no change to advise.
+    """
     found = {job.scheme.name: job.scheme}
     for scheme in schemes:
+        if scheme.sync != job.scheme.sync:
+            continue
         try:
             found.setdefault(scheme.name, scheme.on(list(job.machine.sizes)))
         except UserError:
