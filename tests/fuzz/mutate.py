@@ -54,9 +54,9 @@ def _change(data: Any, value: Any, draw: random.Random) -> Any:
     """The data with one place changed."""
     places = list(_places(data))
     if not places:
-        return draw.choice(VALUES) if value is None else value
+        return deepcopy(draw.choice(VALUES)) if value is None else value
     parent, key = draw.choice(places)
-    new = draw.choice(VALUES) if value is None else value
+    new = deepcopy(draw.choice(VALUES)) if value is None else value
     how = draw.choice(["value", "value", "value", "swap", "remove", "add", "key"])
     if how == "swap":
         other, other_key = draw.choice(places)
