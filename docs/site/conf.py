@@ -33,7 +33,8 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 # The pages in their order.
 PAGES = {
     "Use": [
-        "docs/library", "docs/site/api", "docs/site/verbs", "docs/predictor", "docs/running", "docs/sites",
+        "docs/library", "docs/low-communication", "docs/site/api", "docs/site/verbs", "docs/predictor",
+        "docs/running", "docs/sites",
     ],
     "Results": [
         "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model", "docs/kernels",

@@ -5,6 +5,7 @@ from lowband.engine.api import clip_grad_norm_ as clip_grad_norm_
 from lowband.engine.api import full_state_dict as full_state_dict
 from lowband.engine.api import no_sync as no_sync
 from lowband.engine.api import shard as shard
+from lowband.engine.api import sync_replicas as sync_replicas
 from lowband.engine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from lowband.engine.matrices import Matrices as Matrices
 from lowband.engine.safetensors_files import Safetensors as Safetensors

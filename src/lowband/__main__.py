@@ -66,9 +66,8 @@ def _bad_input(line: str) -> int:
 def command_line() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
     parser = argparse.ArgumentParser(
-        prog="lowband", usage="lowband VERB ...", add_help=False,
+        prog="lowband", usage="lowband VERB ...   lowband VERB --help   lowband --version", add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="lowband VERB --help: its options and an example; lowband --version",
     )  # fmt: skip
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument(

@@ -156,7 +156,7 @@ def targets(sound_run: Path, manifest: str) -> list[Target]:
             lambda root: model_of_config(root / "hf.json"),
         ),
         Target("checkpoint's manifest", *of_checkpoint),
-        Target("the same, sealed", *of_checkpoint, _sealed),
+        Target("manifest with its checksum", *of_checkpoint, _sealed),
         *of_run,
         *logs(),
     ]  # fmt: skip
