@@ -66,7 +66,9 @@ def test_the_documented_sequence_makes_one_table(tmp_path: Path) -> None:
     by_module = selected.groupby("module")["tests"].sum().to_dict()
     assert by_module.keys() == {"engine", "streams", "kernels"}
     assert by_module["kernels"] == len(CASES)  # each once
-    assert len(json.loads(re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)[0])["overhead"]) == 2
+    engine = json.loads(re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)[0])["overhead"]
+    assert [row["dtype"] for row in engine] == ["torch.float32", "torch.bfloat16"]
+    assert all(row["engine_s"] > 0 and row["bare_s"] > 0 for row in engine)
 
     folder = tree / "results" / "reference" / "cpu"
     rows = pd.read_csv(folder / "kernels.csv", dtype=str, keep_default_na=False)

@@ -1,12 +1,9 @@
 """tests/gpu: collected and skipped without a GPU; on a GPU that lacks a package, a failure."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 # A GPU that is not there, on a machine without pydantic.
@@ -37,12 +34,3 @@ def test_on_a_gpu_what_is_skipped_has_failed() -> None:
     done = run("-c", BARE_GPU)
     assert done.returncode == 1, done.stdout
     assert "1 skipped on a GPU, which counts as failed: tests/gpu/test_engine_gpu.py" in done.stdout
-
-
-@pytest.mark.slow
-def test_the_program_that_times_the_engine_runs() -> None:
-    done = run("tests/gpu/overhead.py", "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["overhead"]
-    assert [row["dtype"] for row in rows] == ["torch.float32", "torch.bfloat16"]
-    assert all(row["engine_s"] > 0 and row["bare_s"] > 0 for row in rows)
