@@ -98,3 +98,15 @@ def test_suites_is_a_list_of_names(suites: str, tmp_path: Path) -> None:
     (tmp_path / "config" / "config.yaml").write_text(f"suites: {suites}\n")
     with pytest.raises(UserError, match=r"config\.yaml: suites is not a list of names"):
         _ = Config(tmp_path).default_suites
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "../escaped", "; touch x #", "", "a/b", "a\nb"])
+def test_a_name_that_no_file_can_have_is_unknown(name: str, tmp_path: Path) -> None:
+    config = Config(tmp_path)
+    frontier = config.machine("frontier")
+    for ask in (
+        config.machine, config.suite, config.scheme, config.model, config.job,
+        lambda name: config.stack_on(name, "frontier"), lambda name: config.given_stack(name, frontier),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"no (cluster|suite|stack|entry) '"):
+            ask(name)

@@ -110,7 +110,7 @@ def _rates(values: dict[str, Any], form: str, run: ForeignRun) -> dict[str, Any]
         "samples_per_s": samples_per_s,
         "tokens_per_s": tokens_per_s,
         "reported_over_convention": reported * 1e12 / (tokens_per_rank * theirs)
-        if reported and theirs
+        if reported and tokens_per_rank and theirs
         else None,
         "model_flop_per_s_per_rank": tokens_per_rank * model_flops_per_token(run.model, run.seq_len),
         "flop_convention": MODEL_CONVENTION,

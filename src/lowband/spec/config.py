@@ -91,7 +91,7 @@ class Config:
         """The machine of `slurm/<cluster>/machine.yaml`, completed by the machines that it is `like`."""
         path = self._machine_file(cluster)
         if not path.exists():
-            raise UserError(f"no cluster '{cluster}'", where=self.clusters_folder, allowed=self.clusters)
+            raise self._no_cluster(cluster)
         values = {key: value for key, value in self._read(path).items() if key != "like"}
         for like in self._alike(cluster)[1:2]:
             values = self.machine(like).model_dump(exclude_none=True) | values
@@ -101,8 +101,7 @@ class Config:
         """The stack of `config/stacks/<name>.yaml`, with its constants on a cluster or its like."""
         if name == OURS.name:
             return OURS
-        path = self._own_or_built_in(self.stacks_folder / f"{name}.yaml")
-        if not path.is_file():
+        if not (_is_name(name) and (path := self._stack_file(name)).is_file()):
             raise UserError(f"no stack '{name}'", where=self.stacks_folder, allowed=self.stacks)
         return Stack.parse({**self._read(path), "name": name}, path).on(self._alike(cluster))
 
@@ -119,7 +118,7 @@ class Config:
 
     def suite(self, name: str) -> Suite:
         path = self._suite_file(name)
-        if not path.is_file():
+        if not _is_name(name) or not path.is_file():
             raise UserError(f"no suite '{name}'", where=self.suites_folder, allowed=self.suites)
         return Suite.parse({"name": name, **self._read(path)}, path)
 
@@ -163,7 +162,15 @@ class Config:
     def _own_or_built_in(self, path: Path) -> Path:
         return path if path.exists() else self._built_in(path)
 
+    def _no_cluster(self, name: str) -> UserError:
+        return UserError(f"no cluster '{name}'", where=self.clusters_folder, allowed=self.clusters)
+
+    def _stack_file(self, name: str) -> Path:
+        return self._own_or_built_in(self.stacks_folder / f"{name}.yaml")
+
     def _machine_file(self, cluster: str) -> Path:
+        if not _is_name(cluster):
+            raise self._no_cluster(cluster)
         return self._own_or_built_in(self.clusters_folder / cluster / "machine.yaml")
 
     def _alike(self, cluster: str) -> list[str]:
@@ -171,7 +178,7 @@ class Config:
         names = [cluster]
         while (path := self._machine_file(names[-1])).exists() and "like" in self._read(path):
             like = self._read(path)["like"]
-            if not isinstance(like, str) or not re.fullmatch(r"[\w.-]+", like):
+            if not isinstance(like, str) or not _is_name(like):
                 raise UserError(f"like: {like!r} is not a cluster's name", where=path, allowed=self.clusters)
             names.append(like)
             if names[-1] in names[:-1]:
@@ -192,7 +199,7 @@ class Config:
 
     def _read_entry(self, cls: type[Strict], file: Path, name: str) -> Any:
         alone = file.with_suffix("") / f"{name}.yaml"
-        if alone.is_file():
+        if _is_name(name) and alone.is_file():
             if file.exists() and name in self._read(file):
                 raise UserError(f"'{name}' is also an entry of {file}", where=alone)
             return cls.parse({"name": name, **self._read(alone)}, alone)
@@ -200,6 +207,11 @@ class Config:
             if path.exists() and name in (entries := self._read(path)):
                 return parse_entry(cls, entries[name], f"{path}: {name}", name=name)
         raise UserError(f"no entry '{name}'", where=file, allowed=sorted(self._entries_of(file)))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a file in one of the folders may have this name."""
+    return re.fullmatch(r"[\w+-][\w.+-]{0,99}", text) is not None
 
 
 def _own_file(cls: type[T], given: str) -> T | None:
