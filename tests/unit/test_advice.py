@@ -11,6 +11,7 @@ from lowband.__main__ import main
 from lowband.commands.advise import SCHEMES
 from lowband.predict.advice import MICRO_BATCHES, RECOMPUTE, SHOWN, split
 from lowband.predict.advice_text import advise, text
+from lowband.predict.choice import MODEL_ERROR
 from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid, setting
 from lowband.predict.workload import Workload
@@ -63,7 +64,8 @@ def test_each_change_is_what_predict_says_of_it(passes: int) -> None:
         tokens = int(micro) * accumulation / passes
         ends = zip(base["interval"]["step_time_s"], after["interval"]["step_time_s"], strict=True)
         at_ends = [tokens * old / new - 1 for old, new in ends]
-        low, high = (min(*at_ends, gain), max(*at_ends, gain))
+        error = 1 + MODEL_ERROR
+        low, high = min(*at_ends, (1 + gain) / error - 1), max(*at_ends, (1 + gain) * error - 1)
         assert change["interval"] == f"{100 * low:+.0f} to {100 * high:+.0f} %"
         batch = int(micro) * accumulation
         assert ("global batch" in change["costs"]) == (batch != passes)

@@ -47,7 +47,8 @@ class Outcome:
 class Change:
     """A point that differs from the job asked about.
 
-    gain:   tokens per second over the job's, less 1: least, predicted, most over the constants' intervals
+    gain:   tokens per second over the job's, less 1: least, predicted, most over the constants'
+            intervals, and at least the model's error apart from the predicted
     memory: bytes per rank more than the job's
     costs:  what else it costs; empty: nothing
     """
@@ -123,8 +124,10 @@ class Advisor:
 
     def _change(self, point: Key, to: Key) -> Change:
         base, found = self.found[point], self.found[to]
-        gains = sorted(new / old - 1 for new, old in zip(found.tokens, base.tokens, strict=True))
-        gain = (gains[0], found.tokens[1] / base.tokens[1] - 1, gains[2])
+        ratios = sorted(new / old for new, old in zip(found.tokens, base.tokens, strict=True))
+        ratio = found.tokens[1] / base.tokens[1]
+        least, most = min(ratios[0], ratio / (1 + MODEL_ERROR)), max(ratios[2], ratio * (1 + MODEL_ERROR))
+        gain = (least - 1, ratio - 1, most - 1)
         costs = []
         before, after = point[2] * point[3], to[2] * to[3]
         if before != after:

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from lowband.report.figures.style import TWO_COLUMNS, canvas, legend_above, one_line
 
@@ -31,6 +32,7 @@ def draw(df: pd.DataFrame) -> Figure:
         factors, places = spans["interval_factor"].median(), spans["middle"].first()
         axes.vlines(places, 1 / factors, factors, color="0.2", linewidth=0.8)
     axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
     axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
     axes.set_ylabel("predicted / published")
