@@ -103,10 +103,9 @@ def test_suites_is_a_list_of_names(suites: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["9" * 5000, "../escaped", "; touch x #", "", "a/b", "a\nb"])
 def test_a_name_that_no_file_can_have_is_unknown(name: str, tmp_path: Path) -> None:
     config = Config(tmp_path)
-    frontier = config.machine("frontier")
     for ask in (
-        config.machine, config.suite, config.scheme, config.model, config.job,
-        lambda name: config.stack_on(name, "frontier"), lambda name: config.given_stack(name, frontier),
+        config.machine, config.suite, config.scheme, config.model,
+        lambda name: config.stack_on(name, "frontier"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=r"no (cluster|suite|stack|entry) '"):
             ask(name)

@@ -44,7 +44,7 @@ class Replicas:
         """Count a step of an optimizer that has these shards."""
         again = [shard for shard in shards if shard not in self._open]
         if again:
-            left = next(iter(self._open))
+            left = min(self._open, key=_name)  # the same on every rank
             raise UserError(
                 f"'{_name(again[0])}' was stepped twice before '{_name(left)}' was stepped once",
                 where="sync",
