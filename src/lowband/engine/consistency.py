@@ -1,14 +1,43 @@
-"""Verify that all ranks were given the same inputs before their first collective."""
+"""What must hold before a module is sharded: schemes that fit, and the same inputs on all ranks."""
 
 import hashlib
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lowband.errors import UserError
+from lowband.spec.mesh import Levels
+from lowband.spec.scheme import Scheme
+
+
+def check_schemes(scheme: Scheme, of_units: Sequence[Scheme], levels: Levels) -> None:
+    """Raises UserError unless all schemes fit the levels, and those of units the module's."""
+    for placed in (scheme, *of_units):
+        placed.check(levels)
+        if placed.sync != scheme.sync:
+            raise UserError(
+                "a unit's own placement has another sync than the module's",
+                where=f"scheme '{placed.name}'",
+                allowed=f"the sync of scheme '{scheme.name}' for every unit",
+            )
+
+
+def check_same_sharding(
+    module: nn.Module, scheme: Scheme, placed: Sequence[tuple[str, Scheme]], more: Mapping[str, object]
+) -> None:
+    """Raises UserError, on every rank, if ranks differ in schemes, in the module or in `more`.
+
+    placed: each unit's name and scheme
+    """
+    if is_alone():
+        return
+    inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
+    own = [(name, of_unit.model_dump()) for name, of_unit in placed if of_unit != scheme]
+    facts = facts_of(module, [name for name, _ in placed])
+    check_same({**inputs, "units with their own placement": own, **more, **facts})
 
 
 def check_same(mine: Mapping[str, object]) -> tuple[str, ...]:

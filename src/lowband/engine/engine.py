@@ -23,7 +23,7 @@ which breaks the graph at them.
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map
 
 from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
-from lowband.engine.consistency import check_same, facts_of, is_alone
+from lowband.engine.consistency import check_same_sharding, check_schemes
 from lowband.engine.division import Wrap, divide
 from lowband.engine.forward_pass import Pass, requiring_grad
 from lowband.engine.initial import Init, Initial, Source
@@ -47,7 +47,7 @@ from lowband.engine.shard import Unit
 from lowband.engine.state_dict import refuse_state_dicts
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.mesh import SELF, Levels
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import NORM_GATHER, Pattern
 
@@ -84,15 +84,12 @@ class Engine:
         check_unsharded(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
-        _check_schemes(scheme, schemes, topology.levels)
-        if not is_alone():
-            inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
-            own = [(g[1], s.model_dump()) for g, s in zip(groups, schemes, strict=True) if s != scheme]
-            inputs["units with their own placement"] = own
-            dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
-            inputs["collectives"] = pattern
-            facts = facts_of(module, [name for _, name, _ in groups])
-            check_same({**inputs, **dtypes, **facts, "seed of initial values": seed})
+        check_schemes(scheme, schemes, topology.levels)
+        placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
+        dtypes = {"compute_dtype": str(compute_dtype), "reduce_dtype": str(reduce_dtype)}
+        check_same_sharding(
+            module, scheme, placed, {"collectives": pattern, **dtypes, "seed of initial values": seed}
+        )
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
@@ -392,18 +389,6 @@ class Engine:
             yield
         finally:
             self.sync = True
-
-
-def _check_schemes(scheme: Scheme, of_units: Sequence[Scheme], levels: Levels) -> None:
-    """Raises UserError unless all schemes fit the levels, and those of units the module's."""
-    for placed in (scheme, *of_units):
-        placed.check(levels)
-        if placed.sync != scheme.sync:
-            raise UserError(
-                "a unit's own placement has another sync than the module's",
-                where=f"scheme '{placed.name}'",
-                allowed=f"the sync of scheme '{scheme.name}' for every unit",
-            )
 
 
 def _differentiable(values: Any) -> list[torch.Tensor]:
