@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import resource
 import zipfile
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +20,6 @@ from lowband.spec.csv_tables import read_table
 pytestmark = pytest.mark.slow
 
 SHIPPED = ("--config", "measurements=shipped", "results=shipped")
-CPU_S = 240  # two minutes on the two cores that the README asks for
 NO_TORCH = "raise ImportError('torch is not needed here')\n"
 
 
@@ -31,11 +29,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = copy_tree(tmp_path_factory.mktemp("shipped"))
     (tree / "blocked").mkdir()
     (tree / "blocked" / "torch.py").write_text(NO_TORCH)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = snakemake(tree, *SHIPPED, path=str(tree / "blocked"))
     assert result.returncode == 0, result.stderr[-4000:]
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < CPU_S
     return tree
 
 
