@@ -5,9 +5,10 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -32,10 +33,36 @@ def launched(ranks: int, example: str, *arguments: str | Path) -> subprocess.Com
 
 
 def run(ranks: int, example: str, *arguments: str | Path) -> list[float]:
-    """The losses of an example, in order."""
-    done = launched(ranks, example, *arguments)
-    assert done.returncode == 0, done.stderr
-    return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
+    """The losses of an example, in order. Ranks are forked: under torchrun each would import torch anew."""
+    by_rank = on_ranks(ranks, as_under_torchrun, example, [str(each) for each in arguments], free_port())
+    return losses_in(by_rank[0])
+
+
+def losses_in(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", printed)]
+
+
+def as_under_torchrun(example: str, arguments: list[str], port: int) -> str:
+    """What this rank prints."""
+    ranks = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
+    dist.destroy_process_group()
+    os.environ |= {name: str(value) for name, value in ranks.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [str(EXAMPLES / example), *arguments]
+    try:
+        with redirect_stdout(StringIO()) as said:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        if not dist.is_initialized():  # on_ranks leaves through a barrier
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return said.getvalue()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +81,9 @@ def write_llama(folder: Path) -> None:
 def test_a_plain_loop_learns_and_resumes_on_other_ranks_and_schemes(tmp_path: Path) -> None:
     options = ["--steps", "20", "--checkpoints", tmp_path / "checkpoints"]
     hier3 = ["train.py", "--scheme", "hier3", "--levels", "package=2,node=4", *options]
-    losses = run(4, *hier3)
+    done = launched(4, *hier3)
+    assert done.returncode == 0, done.stderr
+    losses = losses_in(done.stdout)
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.3
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000020")
@@ -146,21 +175,9 @@ def test_bad_arguments_end_in_one_line(
 
 
 def alone(example: str, arguments: list[str]) -> tuple[object, str]:
-    """Exit code and stderr of an example that is run in this process, as the only rank."""
-    dist.destroy_process_group()
-    os.environ |= {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "0",
-    }
-    sys.path.insert(0, str(EXAMPLES))
-    sys.argv = [str(EXAMPLES / example), *arguments]
+    """Exit code and stderr of an example with bad arguments, as the only rank."""
     with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit) as exited:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        as_under_torchrun(example, arguments, free_port())
     return exited.value.code, said.getvalue()
 
 

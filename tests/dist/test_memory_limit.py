@@ -69,9 +69,9 @@ def on_fresh_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["zero3", "hier3"])
-def test_it_trains_under_the_limit(scheme: str) -> None:
-    by_rank = on_fresh_ranks(RANKS, train_under_the_limit, scheme)
+def test_it_trains_under_the_limit() -> None:
+    """Under hier3, whose weights are sharded least: others need less memory."""
+    by_rank = on_fresh_ranks(RANKS, train_under_the_limit, "hier3")
     assert all(losses == by_rank[0] for losses in by_rank)
     assert by_rank[0][1] < by_rank[0][0]
 
