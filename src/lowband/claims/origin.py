@@ -44,7 +44,7 @@ def is_shipped(tables_dir: Path, root: Path) -> bool:
 
 def origin(table: str, tables_dir: Path, root: Path) -> Origin:
     """The origin of the rows of a table in `tables_dir`. root: the folder that holds results/"""
-    if set(TABLES.get(table, ())) & set(PREDICTED):
+    if {table, *TABLES.get(table, ())} & set(PREDICTED):
         return Origin(COMPUTED, tables_dir)
     if OF_GPUS in TABLES.get(table, ()):
         return Origin(SHIPPED, root)

@@ -13,7 +13,7 @@ from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.plan import WIRES
-from lowband.report import box_documents, suite_documents
+from lowband.report import box_documents, seldom_documents, suite_documents
 from lowband.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.report.findings import findings
 from lowband.report.needs import needs
@@ -357,6 +357,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "intervals": ("docs/predictor.md", _intervals),
     "alternatives": ("docs/predictor.md", _alternatives),
     "pareto": ("docs/predictor.md", _pareto),
+    "published": ("docs/low-communication.md", seldom_documents.published),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),

@@ -11,10 +11,12 @@ from lowband.validation import SOURCES
 from lowband.validation.frontier_alternatives import alternatives
 from lowband.validation.frontier_maps import frontier_map, largest, scale
 from lowband.validation.frontier_pareto import pareto
+from lowband.validation.low_communication import low_communication
 from lowband.validation.validate import validate
 
 PREDICTED = (  # names of the tables
-    "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "constants",
+    "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "low_communication",
+    "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -28,6 +30,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(scale(config), out / "scale.csv")
     write_csv(largest(config), out / "largest.csv")
     write_csv(pareto(config), out / "pareto.csv")
+    write_csv(low_communication(config), out / "low_communication.csv")
     write_csv(constants(config), out / "constants.csv")
 
 
