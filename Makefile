@@ -2,7 +2,7 @@
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       as reproduce, on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
-# make faults      200 faults of all kinds in real runs: build/faults.csv (docs/reliability.md); faults of disks and
+# make faults      200 faults of all kinds in real runs: build/faults (docs/reliability.md); faults of disks and
 #                  links need root
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
@@ -63,7 +63,7 @@ test: install
 	$(BIN)/python -m pytest tests/box
 
 faults: install
-	$(BIN)/python -m tests.faults --cases 200 --out build/faults.csv
+	$(BIN)/python -m tests.faults --cases 200 --out build/faults
 
 check: install
 	$(BIN)/ruff check .

@@ -1,11 +1,11 @@
 """`python -m tests.faults`: faults of every kind at random moments of real runs, from fixed seeds.
 
-python -m tests.faults --cases 200 --out results/reference/faults/injected.csv
+python -m tests.faults --cases 200 --out results/reference/faults
 python -m tests.faults --seed 17
 
 After each fault the same command is given again. A case is right if the run ended within 30 s of its fault,
 by the exit code and the one line that the fault calls for, recorded its outcome, and in the end has the
-weights and the steps of an undisturbed run, bit by bit. Rows that the file has already are kept.
+weights and the steps of an undisturbed run, bit by bit. Rows that the folder has already are kept.
 """
 
 import argparse
@@ -14,12 +14,15 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from lowband.box import links
-from lowband.run.environment import code_version
+from lowband.run.environment import code_version, describe, host
 from tests.faults.draw import case
 from tests.faults.kinds import KINDS, ON_A_DISK, ON_LINKS
 from tests.faults.trial import Result, trial
 
+TABLE = "injected.csv"
 COLUMNS = (
     "seed", "kind", "scheme", "ranks", "step", "victim", "detected_s", "exit_code", "printed",
     "printed_again", "resumed_from", "same_weights", "same_steps", "seconds", "wrong", "commit",
@@ -32,11 +35,15 @@ def main() -> int:
     which.add_argument("--cases", type=int, help="the seeds 0 to N - 1")
     which.add_argument("--seed", type=int, help="one case")
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), help="these only")
-    parser.add_argument("--out", type=Path, help="CSV, one row a fault")
+    parser.add_argument("--out", type=Path, help="folder of injected.csv, env.json")
     options = parser.parse_args()
     kinds = options.kinds or possible_kinds()
     seeds = [options.seed] if options.cases is None else range(options.cases)
     rows = _read(options.out)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
+        (options.out / "env.json").write_text(environment.to_json())
     done = {int(row["seed"]) for row in rows}
     for seed in seeds:
         if seed in done:
@@ -71,18 +78,17 @@ def _row(result: Result, seconds: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _read(path: Path | None) -> list[dict[str, object]]:
-    if path is None or not path.exists():
+def _read(folder: Path | None) -> list[dict[str, object]]:
+    if folder is None or not (folder / TABLE).exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with (folder / TABLE).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def _write(path: Path | None, rows: list[dict[str, object]]) -> None:
-    if path is None:
+def _write(folder: Path | None, rows: list[dict[str, object]]) -> None:
+    if folder is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
