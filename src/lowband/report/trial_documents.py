@@ -42,9 +42,8 @@ def faults(root: Path) -> list[str]:
         len(cases), cases["is_right"].sum(), cases[["same_weights", "same_steps"]].all().all(),
         cases["detected_s"].median(), cases["detected_s"].max(),
     ]  # fmt: skip
-    rows["detected"] = [
-        "-" if pd.isna(row.median) else f"{row.median:.1f} ({row.longest:.1f})" for row in rows.itertuples()
-    ]
+    times = zip(rows["median"], rows["longest"], strict=True)
+    rows["detected"] = ["-" if pd.isna(middle) else f"{middle:.1f} ({most:.1f})" for middle, most in times]
     rows["same"] = rows["same"].map({True: "all", False: "not all"})
     cells = {
         "fault": "{kind}", "cases": "{cases}", "right": "{right}",
