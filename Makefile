@@ -2,6 +2,8 @@
 # make test        set up, run the tests
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       as reproduce, on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
+# make faults      200 faults of all kinds in real runs: build/faults (docs/reliability.md); faults of disks and
+#                  links need root
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
 # make site        documents and reference of the library as pages to read without a network: build/site/index.html
@@ -21,9 +23,9 @@ BIN := $(VENV)/bin
 REPORT := .venv-report
 POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
-SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-triggers mtime input params
+SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test check site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test faults check site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -59,6 +61,9 @@ smoke: install
 test: install
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder --ignore tests/box
 	$(BIN)/python -m pytest tests/box
+
+faults: install
+	$(BIN)/python -m tests.faults --cases 200 --out build/faults
 
 check: install
 	$(BIN)/ruff check .

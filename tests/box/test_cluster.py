@@ -28,7 +28,9 @@ def isolated(script: str) -> subprocess.CompletedProcess[str]:
 PRELUDE = """
     import os, subprocess, time
     from pathlib import Path
+    import psutil
     from lowband.box import cluster, links
+    from lowband.box.layout import HEAD_ADDRESS
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/etc/slurm"], check=True)
     def nothing_is_left():
         assert links.namespaces() == []
@@ -50,6 +52,10 @@ def test_up_twice_status_down_twice() -> None:
     print(cluster.up(Path(), "frontier-box"))
     assert "is already up" in cluster.up(Path(), "frontier-box")
     assert cluster.status() == "the box of frontier-box is up: 4 idle"
+    controllers = [p for p in psutil.process_iter() if p.name() == "slurmctld"]
+    connections = [c for p in controllers for c in p.net_connections()]
+    heard = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+    assert heard == {HEAD_ADDRESS}, heard
     srun = ["srun", "-N2", "-n4", "hostname"]
     hosts = subprocess.run(srun, capture_output=True, text=True, timeout=30).stdout.split()
     assert sorted(hosts) == ["node1", "node1", "node2", "node2"], hosts

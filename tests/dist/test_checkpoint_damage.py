@@ -101,7 +101,7 @@ def test_if_none_is_whole_the_newest_is_named_and_nothing_changed(tmp_path: Path
         flip_a_bit(tmp_path / f"step-0000000{step}" / "rank-00000.bin")
     for error, skipped, is_untouched in on_ranks(2, load_newest, str(tmp_path)):
         assert error.startswith(str(tmp_path / "step-00000002" / "rank-00000.bin"))
-        assert "every checkpoint in this folder is damaged" in error
+        assert "every checkpoint in this folder is damaged; remove it to start over" in error
         assert len(skipped) == 2
         assert is_untouched
 

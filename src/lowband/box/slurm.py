@@ -27,6 +27,8 @@ _SBIN = ("/usr/sbin", "/sbin")  # not in every user's path
 _CONF = """\
 ClusterName=box
 SlurmctldHost=head({head})
+# The controller listens to the box alone; a box that stays has it on the host's own network.
+CommunicationParameters=NoCtldInAddrAny
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge

@@ -10,6 +10,7 @@ from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
 from lowband.tables.build import OF_GPUS, TABLES, raw_dir, read_source, source_paths
+from lowband.tables.build import SHIPPED as SHIPPED_SOURCE
 from lowband.validation.tables import PREDICTED
 
 HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
@@ -44,10 +45,13 @@ def is_shipped(tables_dir: Path, root: Path) -> bool:
 
 def origin(table: str, tables_dir: Path, root: Path) -> Origin:
     """The origin of the rows of a table in `tables_dir`. root: the folder that holds results/"""
-    if {table, *TABLES.get(table, ())} & set(PREDICTED):
+    sources = TABLES.get(table, ())
+    if {table, *sources} & set(PREDICTED):
         return Origin(COMPUTED, tables_dir)
-    if OF_GPUS in TABLES.get(table, ()):
+    if OF_GPUS in sources:
         return Origin(SHIPPED, root)
+    if sources and all(source.startswith(SHIPPED_SOURCE) for source in sources):
+        return Origin(SHIPPED, source_paths(sources[0], tables_dir, root)[0].parent)
     is_all_shipped = is_shipped(tables_dir, root)
     suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])
     folder = raw_dir(table, suites, tables_dir, root)

@@ -13,7 +13,7 @@ from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.plan import WIRES
-from lowband.report import box_documents, seldom_documents, suite_documents
+from lowband.report import box_documents, seldom_documents, suite_documents, trial_documents
 from lowband.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.report.findings import findings
 from lowband.report.needs import needs
@@ -319,26 +319,6 @@ def _compiled(root: Path) -> list[str]:
     return markdown(filled(table, cells))
 
 
-def _mutants(root: Path) -> list[str]:
-    """By folder: mutants tried and killed; then the survivors, with the finding about each."""
-    tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
-    tried["folder"] = "`" + tried["file"].str.removeprefix("src/lowband/").str.split("/").str[0] + "/`"
-    counts = pd.crosstab(tried["folder"], tried["outcome"]).reindex(
-        index=tried["folder"].unique(), columns=["killed", "timeout", "survived"], fill_value=0
-    )
-    counts["all"] = counts.sum(axis=1)
-    counts["same"] = tried["verdict"].str.startswith("equivalent").groupby(tried["folder"]).sum()
-    counts.loc["all"] = counts.sum()
-    counts["share"] = 100 * (counts["killed"] + counts["timeout"]) / counts["all"]
-    rates = {
-        "code": "{folder}", "mutants": "{all}", "killed by a test": "{killed}", "endless": "{timeout}",
-        "survived": "{survived}", "of these equivalent": "{same}", "killed": "{share:.0f} %",
-    }  # fmt: skip
-    left = tried[tried["outcome"] == "survived"].replace({"verdict": ""}, "open")
-    cells = {"survivor": "{file}:{line}", "before": "`{before}`", "after": "`{after}`", "": "{verdict}"}
-    return [*markdown(filled(counts.reset_index(), rates)), "", *markdown(filled(left, cells))]
-
-
 # block -> its document and the function that builds it
 BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
@@ -368,5 +348,6 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),
-    "mutants": ("docs/testing.md", _mutants),
+    "mutants": ("docs/testing.md", trial_documents.mutants),
+    "campaign": ("docs/reliability.md", trial_documents.faults),
 }

@@ -25,6 +25,7 @@ from lowband.spec.files import write_whole
 
 GRACE_S = 5.0  # time between SIGTERM and SIGKILL
 CAUSE_S = 2.0  # wait after the first failure seen: its cause may show a little later
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 LOOK_S = 1.0  # interval between checks for a failure on another node
 
 
@@ -42,12 +43,20 @@ class TimeLimit(Exception):
 
 
 def run_local(ranks: int, work: Callable[[Rank], None], time_limit_s: float) -> None:
-    """Run `work` on all ranks of a job on this machine alone. Raises the same errors as `run_ranks`."""
+    """Run `work` on all ranks of a job on this machine alone, which listen to no other machine.
+
+    Raises the same errors as `run_ranks`.
+    """
+
+    def work_on_loopback(rank: Rank) -> None:
+        # gloo asks nobody who connects. By default it listens where the host's name points, e.g. on the LAN.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        work(rank)
+
     with tempfile.TemporaryDirectory(prefix="lowband-") as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        run_ranks(
-            [Rank(rank, ranks, rank, rendezvous) for rank in range(ranks)], work, time_limit_s, Path(folder)
-        )
+        all_ranks = [Rank(rank, ranks, rank, rendezvous) for rank in range(ranks)]
+        run_ranks(all_ranks, work_on_loopback, time_limit_s, Path(folder))
 
 
 def run_ranks(ranks: list[Rank], work: Callable[[Rank], None], time_limit_s: float, causes: Path) -> None:

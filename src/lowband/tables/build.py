@@ -38,6 +38,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "training_speed": (OF_GPUS, "reported/03_flashattention2_2307.08691"),
     "kernel_rates": (OF_GPUS,),
     "kernel_resources": ("compiled",),
+    "faults": (f"{SHIPPED}injected",),
 }
 
 # Tables of a suite or benchmark that a reproduction may leave out: they are then made from its shipped raw

@@ -134,7 +134,8 @@ class Checkpointer:
                 continue
             return self._fill(path, manifest, module, optimizer)
         if damage is not None:
-            raise UserError(f"{damage.what}; every checkpoint in this folder is damaged", where=damage.where)
+            what = f"{damage.what}; every checkpoint in this folder is damaged; remove it to start over"
+            raise UserError(what, where=damage.where)
         return None
 
     # ---- writing, in a thread

@@ -142,6 +142,14 @@ FIGURES: dict[str, Entry] = {
         "size, of its scale, or of its machine. Bars: 80 % intervals from the other folds, medians over "
         "folds. Predicted, not measured." + _READING,
     ),
+    "faults": Entry(
+        "faults",
+        "Faults injected into real runs on 4 and 8 ranks, by kind (`make faults`). Left: seconds until the "
+        "run ended or the fault was refused, one point each; dotted: what is promised. Faults that a run "
+        "must survive, or finds when it is started again, have no such time. Right: cases. As promised: "
+        "exit code, message and outcome, and in the end the weights and records of an undisturbed run. "
+        "Shipped measurements.",
+    ),
     "frontier_map": Entry(
         "frontier_map",
         "Where the ratios of arXiv 2501.04266 hold (both within 5 %: hatched), over the batch per GCD and "

@@ -1,0 +1,98 @@
+"""`python -m tests.faults`: faults of every kind at random moments of real runs, from fixed seeds.
+
+python -m tests.faults --cases 200 --out results/reference/faults
+python -m tests.faults --seed 17
+
+After each fault the same command is given again. A case is right if the run ended within 30 s of its fault,
+by the exit code and the one line that the fault calls for, recorded its outcome, and in the end has the
+weights and the steps of an undisturbed run, bit by bit. Rows that the folder has already are kept.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from lowband.box import links
+from lowband.run.environment import code_version, describe, host
+from tests.faults.draw import case
+from tests.faults.kinds import KINDS, ON_A_DISK, ON_LINKS
+from tests.faults.trial import Result, trial
+
+TABLE = "injected.csv"
+COLUMNS = (
+    "seed", "kind", "scheme", "ranks", "step", "victim", "detected_s", "exit_code", "printed",
+    "printed_again", "resumed_from", "same_weights", "same_steps", "seconds", "wrong", "commit",
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.split("\n")[0])
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--cases", type=int, help="the seeds 0 to N - 1")
+    which.add_argument("--seed", type=int, help="one case")
+    parser.add_argument("--kinds", nargs="*", choices=list(KINDS), help="these only")
+    parser.add_argument("--out", type=Path, help="folder of injected.csv, env.json")
+    options = parser.parse_args()
+    kinds = options.kinds or possible_kinds()
+    seeds = [options.seed] if options.cases is None else range(options.cases)
+    rows = _read(options.out)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
+        (options.out / "env.json").write_text(environment.to_json())
+    done = {int(row["seed"]) for row in rows}
+    for seed in seeds:
+        if seed in done:
+            continue
+        start = time.monotonic()
+        row = _row(trial(case(seed, kinds)), time.monotonic() - start)
+        print(*(row[key] for key in COLUMNS[:-1]), sep=" | ", flush=True)
+        rows.append(row)
+        _write(options.out, rows)
+    return int(any(row["wrong"] for row in rows))
+
+
+def possible_kinds() -> list[str]:
+    """Without what this machine cannot do: disks and links of one's own need root."""
+    reason = links.missing()
+    if not reason:
+        return list(KINDS)
+    print(f"no faults of disks and links: {reason}")
+    return [name for name, kind in KINDS.items() if kind not in (*ON_A_DISK, *ON_LINKS)]
+
+
+def _row(result: Result, seconds: float) -> dict[str, object]:
+    case, seen, (commit, is_dirty) = result.case, result.seen, code_version()
+    return {
+        "seed": case.seed, "kind": case.kind, "scheme": case.scheme, "ranks": case.ranks, "step": case.step,
+        "victim": case.victim, "detected_s": "" if seen.detected_s is None else f"{seen.detected_s:.2f}",
+        "exit_code": seen.code, "printed": " / ".join(seen.lines),
+        "printed_again": " / ".join(result.lines_again),
+        "resumed_from": "" if result.resumed_from is None else result.resumed_from,
+        "same_weights": result.same_weights, "same_steps": result.same_steps, "seconds": f"{seconds:.1f}",
+        "wrong": result.wrong, "commit": commit + ("-dirty" if is_dirty else ""),
+    }  # fmt: skip
+
+
+def _read(folder: Path | None) -> list[dict[str, object]]:
+    if folder is None or not (folder / TABLE).exists():
+        return []
+    with (folder / TABLE).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _write(folder: Path | None, rows: list[dict[str, object]]) -> None:
+    if folder is None:
+        return
+    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
