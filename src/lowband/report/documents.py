@@ -319,6 +319,28 @@ def _compiled(root: Path) -> list[str]:
     return markdown(filled(table, cells))
 
 
+def _joined(root: Path) -> list[str]:
+    """By ranks and scheme: medians of a step, and of its ratio to the peer's step in the same turn."""
+    steps = read_table(root / "results/reference/joined/steps.csv")
+    by, ours, parts = ["ranks", "scheme"], ("hops", "joined"), []
+    for _, found in steps.groupby(by, sort=False):
+        [peer] = {*found["engine"]} - {*ours}
+        times = found.pivot_table(["step_s", "cpu_s"], [*by, "step"], "engine")
+        row = times["step_s"].groupby(by).median().reset_index().rename(columns={peer: "peer_s"})
+        row["peer"] = peer
+        for engine in ours:
+            for column in ("step_s", "cpu_s"):
+                row[f"{engine}_{column}"] = (times[column][engine] / times[column][peer]).median()
+        parts.append(row)
+    cells = {
+        "ranks": "{ranks}", "scheme": "{scheme}", "peer": "{peer}", "peer's step (s)": "{peer_s:.2f}",
+        "hops (s)": "{hops:.2f}", "joined (s)": "{joined:.2f}", "hops / peer": "{hops_step_s:.2f}",
+        "joined / peer": "{joined_step_s:.2f}", "processor time, hops / peer": "{hops_cpu_s:.2f}",
+        "joined / peer ": "{joined_cpu_s:.2f}",
+    }  # fmt: skip
+    return markdown(filled(pd.concat(parts), cells))
+
+
 def _mutants(root: Path) -> list[str]:
     """By folder: mutants tried and killed; then the survivors, with the finding about each."""
     tried = read_table(root / "results" / "reference" / "mutants" / "mutants.csv").fillna("").astype(str)
@@ -364,6 +386,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "orders": ("docs/benchmarks.md", _orders),
     "optimizers": ("docs/benchmarks.md", _optimizers),
     "compiled": ("docs/benchmarks.md", _compiled),
+    "joined": ("docs/benchmarks.md", _joined),
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),
