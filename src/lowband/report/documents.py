@@ -320,25 +320,22 @@ def _compiled(root: Path) -> list[str]:
 
 
 def _joined(root: Path) -> list[str]:
-    """By ranks and scheme: medians of a step, and of its ratio to the peer's step in the same turn."""
-    steps = read_table(root / "results/reference/joined/steps.csv")
-    by, ours, parts = ["ranks", "scheme"], ("hops", "joined"), []
-    for _, found in steps.groupby(by, sort=False):
-        [peer] = {*found["engine"]} - {*ours}
-        times = found.pivot_table(["step_s", "cpu_s"], [*by, "step"], "engine")
-        row = times["step_s"].groupby(by).median().reset_index().rename(columns={peer: "peer_s"})
-        row["peer"] = peer
-        for engine in ours:
+    """By ranks, scheme and way: a step over the peer's in the same turn, median and middle 60 % of turns."""
+    steps, rows = read_table(root / "results/reference/joined/steps.csv"), []
+    for (ranks, scheme), found in steps.groupby(["ranks", "scheme"], sort=False):
+        [peer] = {*found["engine"]} - {"hops", "joined"}
+        times = found.pivot_table(["step_s", "cpu_s"], "step", "engine")
+        for way in ("hops", "joined"):
+            row: dict[str, Any] = {"ranks": ranks, "scheme": scheme, "way": way, "peer": peer}
             for column in ("step_s", "cpu_s"):
-                row[f"{engine}_{column}"] = (times[column][engine] / times[column][peer]).median()
-        parts.append(row)
+                low, middle, high = (times[column][way] / times[column][peer]).quantile([0.2, 0.5, 0.8])
+                row[column] = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+            rows.append(row)
     cells = {
-        "ranks": "{ranks}", "scheme": "{scheme}", "peer": "{peer}", "peer's step (s)": "{peer_s:.2f}",
-        "hops (s)": "{hops:.2f}", "joined (s)": "{joined:.2f}", "hops / peer": "{hops_step_s:.2f}",
-        "joined / peer": "{joined_step_s:.2f}", "processor time, hops / peer": "{hops_cpu_s:.2f}",
-        "joined / peer ": "{joined_cpu_s:.2f}",
+        "ranks": "{ranks}", "scheme": "{scheme}", "ours": "{way}", "peer": "{peer}",
+        "step, ours / peer": "{step_s}", "processor time, ours / peer": "{cpu_s}",
     }  # fmt: skip
-    return markdown(filled(pd.concat(parts), cells))
+    return markdown(filled(pd.DataFrame(rows), cells))
 
 
 def _mutants(root: Path) -> list[str]:
