@@ -60,7 +60,7 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
     dtype=st.sampled_from(["fp32", "bf16"]),
     reduce_dtype=st.sampled_from(["fp32", "bf16"]),
     accumulation=st.integers(1, 2),
-    pattern=st.sampled_from(["hops", "flat"]),
+    pattern=st.sampled_from(["hops", "flat", "joined"]),
     place=st.floats(0, 1, exclude_max=True),
 )
 def check(

@@ -65,9 +65,9 @@ def two_units() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Sequential(nn.Linear(7, 31), nn.Linear(31, 17)))
 
 
-def count_all(inner: dict[str, int]):
+def count_all(inner: dict[str, int], pattern: str):
     topology = Topology(inner)
-    return {scheme: train(two_units, scheme, "flat", topology, torch.float32)[:3] for scheme in SCHEMES}
+    return {scheme: train(two_units, scheme, pattern, topology, torch.float32)[:3] for scheme in SCHEMES}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def count_all(inner: dict[str, int]):
 def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
     """Those of each rank, and their mean. With packages of 3 ranks it is not whole."""
     levels = Levels.fit(inner, ranks)
-    by_rank = on_ranks(ranks, count_all, inner)
+    by_rank = on_ranks(ranks, count_all, inner, "flat")
     for name in SCHEMES:
         scheme, totals = CONFIG.scheme(name), Counter()
         for rank, counted in enumerate(by_rank):
@@ -114,7 +114,7 @@ def test_training_agrees_with_hops(ranks: int) -> None:
                 assert all(torch.equal(weights[key], weights_of_hops[key]) for key in weights)
 
 
-def links_of_messages(scheme: str, inner: dict[str, int]):
+def links_of_messages(scheme: str, inner: dict[str, int], pattern: str):
     """Bytes of a step by level, counted at gloo: sent to the rank that truly gets them."""
     topology, seen, send = Topology(inner), Counter(), dist.isend
 
@@ -124,7 +124,7 @@ def links_of_messages(scheme: str, inner: dict[str, int]):
 
     gloo.dist.isend = isend
     model = lowband.shard(
-        Tower(), CONFIG.scheme(scheme), topology, is_layer, torch.bfloat16, collectives="flat"
+        Tower(), CONFIG.scheme(scheme), topology, is_layer, torch.bfloat16, collectives=pattern
     )
     seen.clear()
     model(inputs(0, topology.rank)).backward()
@@ -134,23 +134,24 @@ def links_of_messages(scheme: str, inner: dict[str, int]):
     return seen, +counted
 
 
+@pytest.mark.parametrize("pattern", ["flat", "joined"])
 @pytest.mark.parametrize("scheme", ["zero3", "hier3"])
-def test_bytes_are_counted_on_the_links_that_they_take(scheme: str) -> None:
+def test_bytes_are_counted_on_the_links_that_they_take(scheme: str, pattern: str) -> None:
     for ranks, inner in ((8, INNER), (6, {"package": 3, "node": 3})):
         levels = set()
-        for seen, counted in on_ranks(ranks, links_of_messages, scheme, inner):
+        for seen, counted in on_ranks(ranks, links_of_messages, scheme, inner, pattern):
             assert seen == counted
             levels |= seen.keys()
         assert levels == {hop.level for hop in Levels.fit(inner, ranks).hops(SELF, WORLD)}
 
 
-def train_and_resume(folder: str) -> list[dict[str, torch.Tensor]]:
+def train_and_resume(folder: str, pattern: str) -> list[dict[str, torch.Tensor]]:
     """Final weights of two steps with recomputed layers; the second time from a checkpoint of the first."""
     topology, found = Topology(INNER), []
     for is_resumed in (False, True):
         model = lowband.shard(
             Tower(checkpointing=True), CONFIG.scheme("zero3"), topology, is_layer, torch.float32,
-            collectives="flat",
+            collectives=pattern,
         )  # fmt: skip
         optimizer = sgd(model.parameters())
         checkpointer = lowband.Checkpointer(Path(folder))
@@ -167,8 +168,9 @@ def train_and_resume(folder: str) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def test_recomputed_and_resumed(tmp_path: Path) -> None:
-    (through, resumed), *_ = on_ranks(4, train_and_resume, str(tmp_path))
+@pytest.mark.parametrize("pattern", ["flat", "joined"])
+def test_recomputed_and_resumed(tmp_path: Path, pattern: str) -> None:
+    (through, resumed), *_ = on_ranks(4, train_and_resume, str(tmp_path), pattern)
     assert through.keys() == resumed.keys() != set()
     assert all(torch.equal(through[key], resumed[key]) for key in through)
 
@@ -200,7 +202,7 @@ def differing() -> str:
 def test_ranks_that_differ_and_unknown_values_are_refused() -> None:
     for text in on_ranks(2, differing):
         assert "differs from rank 0 in collectives: flat, not hops" in text
-    with pytest.raises(UserError, match=r"unknown collectives 'ring' .allowed: hops, flat"):
+    with pytest.raises(UserError, match=r"unknown collectives 'ring' .allowed: hops, flat, joined"):
         lowband.shard(Tower(), "zero3", None, is_layer, collectives="ring")
 
 

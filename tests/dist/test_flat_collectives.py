@@ -1,4 +1,4 @@
-"""One flat collective, a ring over all ranks: the values of hops, in the order of the ring."""
+"""One collective, flat or of joined hops: the values of hops, in the order of the ring or in that of hops."""
 
 from dataclasses import replace
 from functools import partial
@@ -46,19 +46,19 @@ def reduced(messages: Collectives, full: torch.Tensor) -> torch.Tensor:
 
 def give_up_gloo(topology: Topology) -> None:
     """Run the path of NCCL and RCCL, with gloo's own collectives under it."""
-    for bounds in (topology._groups, topology._rings):
+    for bounds in (topology._groups, topology._joined):
         for key, bound in bounds.items():
             bounds[key] = replace(bound, back=None)
 
 
-def both_patterns(inner: dict[str, int], is_native: bool):
+def all_patterns(inner: dict[str, int], is_native: bool):
     """By wire and pattern: what is gathered, reduced, and reduced of whole numbers; and the values."""
     topology = Topology(inner)
     numel = SHARD * topology.levels.world
     values = values_of(topology.rank, numel)
     found = {}
     for wire in WIRES:
-        for pattern in ("hops", "flat"):
+        for pattern in ("hops", "flat", "joined"):
             messages = collectives_of(topology, wire, pattern)
             if is_native:
                 give_up_gloo(topology)
@@ -85,9 +85,10 @@ def in_ring_order(held: list[torch.Tensor], levels: Levels, rank: int) -> torch.
 @pytest.mark.parametrize(("ranks", "inner"), CASES)
 def test_values_of_one_collective(ranks: int, inner: dict[str, int]) -> None:
     """Gathers equal those of hops. Sums equal the ring's order bit by bit, and those of hops nearly: each
-    order rounds n - 1 times, by eps / 2 of the terms' absolute values at most."""
+    order rounds n - 1 times, by eps / 2 of the terms' absolute values at most. Joined hops give the bits of
+    hops in everything."""
     levels = Levels.fit(inner, ranks)
-    values, by_rank = zip(*on_ranks(ranks, both_patterns, inner, False), strict=True)
+    values, by_rank = zip(*on_ranks(ranks, all_patterns, inner, False), strict=True)
     halves = [value.bfloat16() for value in values]
     largest = torch.stack(values).abs().sum(0)
     for rank, found in enumerate(by_rank):
@@ -95,6 +96,8 @@ def test_values_of_one_collective(ranks: int, inner: dict[str, int]) -> None:
         bound = (ranks - 1) * torch.finfo(torch.float32).eps * largest.chunk(ranks)[place]
         for wire in WIRES:
             (gather, reduce, whole, half), hops = found[wire, "flat"], found[wire, "hops"]
+            for joined, expected in zip(found[wire, "joined"], hops, strict=True):
+                assert torch.equal(joined, expected)
             assert torch.equal(gather, hops[0])
             if wire in ("native", "fp32"):
                 assert torch.equal(reduce, in_ring_order(values, levels, rank))
@@ -109,8 +112,9 @@ def test_values_of_one_collective(ranks: int, inner: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(("ranks", "inner"), [(6, {"node": 3}), (8, {"package": 2, "node": 4})])
 def test_a_back_ends_own_collectives_are_in_the_order_of_ranks(ranks: int, inner: dict[str, int]) -> None:
-    for _, found in on_ranks(ranks, both_patterns, inner, True):
+    for _, found in on_ranks(ranks, all_patterns, inner, True):
         for wire in WIRES:
-            flat, hops = found[wire, "flat"], found[wire, "hops"]
-            assert torch.equal(flat[0], hops[0])
-            assert torch.equal(flat[2], hops[2])  # sums of whole numbers
+            for pattern in ("flat", "joined"):
+                one, hops = found[wire, pattern], found[wire, "hops"]
+                assert torch.equal(one[0], hops[0])
+                assert torch.equal(one[2], hops[2])  # sums of whole numbers

@@ -18,6 +18,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Pattern
 
 CONFIG = Config(Path(__file__).parents[2])
 SCHEMES = sorted(name for name in CONFIG.schemes if CONFIG.scheme(name).sync is None)
@@ -47,9 +48,13 @@ ACCUMULATIONS = (1, 2)
 ON_POWERS_OF_TWO = tuple((name, n) for name in SCHEMES for n in ACCUMULATIONS)
 
 
-def train_sharded(scheme_name: str, accumulation: int, topology: lowband.Topology) -> Trained:
+def train_sharded(
+    scheme_name: str, accumulation: int, topology: lowband.Topology, pattern: Pattern = "hops"
+) -> Trained:
     scheme = CONFIG.scheme(scheme_name)
-    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, wrap=Block, compute_dtype=torch.float32)
+    model = lowband.shard(
+        GPT(SPEC, seed=7), scheme, topology, Block, compute_dtype=torch.float32, collectives=pattern
+    )
     optimizer = optimizer_of(model.parameters())
     losses, norms = [], []
     for step in range(STEPS):

@@ -150,7 +150,7 @@ class Case:
     def is_exact(self) -> bool:
         """Whether the order of all sums is known."""
         outer = [net.checkpoint for net in self.nets]
-        return self.collectives == "hops" and not gets_gradients_in_pieces(
+        return self.collectives != "flat" and not gets_gradients_in_pieces(
             [net.parts for net in self.nets], outer, self.again, self.program
         )
 

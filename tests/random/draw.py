@@ -41,7 +41,8 @@ FEATURES = {
     "own-topologies": 0.5,
     "carried": 0.15,
 }
-FLAT = 0.15  # of cases run on flat rings; drawn last, so that the others are what they were before
+# Of cases run on flat rings, and of the others on joined hops; drawn last, so that the rest stays as it was.
+FLAT, JOINED = 0.15, 0.15
 NOT_PLAIN = {
     "two",
     "flights",
@@ -95,9 +96,11 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
         has = (has - {"bf16", "bf16-sums", "wires", "quantized"}) | {"flat"}
         optimizers = ("sgd",) * len(optimizers)
         nets = [replace(net, scheme=_plain(net.scheme)) for net in nets]
+    elif random.random() < JOINED and "joined" not in without:
+        has = has | {"joined"}
     return Case(
         seed=seed,
-        features=tuple(name for name in (*FEATURES, "flat") if name in has),
+        features=tuple(name for name in (*FEATURES, "flat", "joined") if name in has),
         ranks=ranks,
         inner=inner,
         nets=tuple(nets),
@@ -109,7 +112,7 @@ def case(seed: int, without: frozenset[str] = frozenset()) -> Case:
         optimizers=optimizers,
         program=program,
         slow=slow,
-        collectives="flat" if is_flat else "hops",
+        collectives="flat" if is_flat else "joined" if "joined" in has else "hops",
     )
 
 

@@ -31,7 +31,7 @@ def test_a_seed_gives_one_case_and_cases_have_all_features() -> None:
     drawn = [case(seed) for seed in range(200)]
     assert drawn == [case(seed) for seed in range(200)]
     assert len(set(drawn)) == 200
-    assert {feature for c in drawn for feature in c.features} == {*FEATURES, "flat"}
+    assert {feature for c in drawn for feature in c.features} == {*FEATURES, "flat", "joined"}
     assert not {f for seed in range(100) for f in case(seed, frozenset({"two"})).features} & {"two"}
 
 

@@ -283,6 +283,19 @@ def test_bytes_of_a_flat_step_by_hand() -> None:
     }
 
 
+def test_bytes_of_joined_hops_by_hand() -> None:
+    """The same unit: each rank sends a seventh of its 14,000 bytes to each of 3 in its node and 4 beyond."""
+    levels = Levels.fit({"node": 4}, 8)
+    scheme = ZERO3.model_copy(update={"grad_reduce": "int4", "block_size": 500})
+    for rank in (None, 0, 7):
+        assert sent_bytes([8000], scheme, levels, "bf16", "bf16", 1, False, "joined", rank) == {
+            ("node", "forward_gather", "native"): 6000,
+            ("world", "forward_gather", "native"): 8000,
+            ("node", "grad_reduce", "int4"): 3 * 1024,
+            ("world", "grad_reduce", "int4"): 512,
+        }
+
+
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     places=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3),
@@ -326,6 +339,8 @@ def test_buffers_of_a_ring_by_hand(backend: str, held: int) -> None:
     """A unit of 8,000 values in bf16 on 2 nodes of 4: its gradient and an eighth; or it and its copy."""
     levels = Levels.fit({"node": 4}, 8)
     assert buffer_bytes([8000], ZERO3, levels, "bf16", "bf16", backend, "flat") == held
+    # Joined, gloo's ranks exchange the whole gradient; other back ends do the same as for a ring.
+    assert buffer_bytes([8000], ZERO3, levels, "bf16", "bf16", backend, "joined") == 2 * 16000
     one_level = Levels.fit({}, 8)  # ranks are in the order of the shards: no copy
     assert buffer_bytes([8000], ZERO3, one_level, "bf16", "bf16", backend, "flat") == 16000 + 2000
 

@@ -1,5 +1,7 @@
 """A mesh against ranks written out and sorted into groups by hand."""
 
+from collections import Counter
+from fractions import Fraction
 from math import prod
 
 import pytest
@@ -110,3 +112,11 @@ def test_a_ring_by_its_ranks(counts: list[int], data: st.DataObject) -> None:
         start_of_whole, _ = shard_range(levels.world, levels, inner, one)
         assert (start - start_of_whole) * size == ring.places[at] * levels.world
     assert ring.senders == {hop.level: links.count(hop.level) for hop in ring.hops}
+    others = Counter(
+        next(name for name in levels.names if one // levels.size(name) == rank // levels.size(name))
+        for one in ranks
+        if one != rank
+    )
+    joined = levels.joined(inner, outer)
+    assert joined.shares(rank) == {level: Fraction(count, across - 1) for level, count in others.items()}
+    assert (joined.hop, joined.places) == (ring.hop, ring.places)

@@ -21,7 +21,7 @@ from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Joined, Levels
 from lowband.spec.plain_data import read_yaml
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
@@ -120,7 +120,7 @@ def test_the_runs_own_collectives_decide(box: bool) -> None:
     spec = next(s for s in Config(ROOT).runs([suite]) if s.engine == "lowband" and s.scheme.name == "zero3")
     spec = spec.model_copy(update={"overlap": False})
     time, memory = {}, {}
-    for pattern in ("hops", "flat"):
+    for pattern in ("hops", "flat", "joined"):
         run = spec.model_copy(update={"collectives": pattern})
         one = workload_of(run)
         found = Network(one.machine, one.stack, own=one.collectives)
@@ -133,12 +133,13 @@ def test_the_runs_own_collectives_decide(box: bool) -> None:
         by_hand = {
             "flat": found.ring_s(hops, sent),
             "hops": sum(found.hop_s(t.hop, t.sent_bytes) for t in parts),
+            "joined": found.joined_s(Joined(tuple(hops)), sent),
         }
         assert found.collective_s(parts) == pytest.approx(by_hand[pattern], rel=1e-12)
         memory[pattern] = predict(one).memory_bytes["buffers"]
         time[pattern] = box_step_s(run) if box else predict(one).communication_s["forward_gather"]
-    assert time["flat"] != time["hops"]
-    assert memory["flat"] > memory["hops"]
+    assert len(set(time.values())) == 3
+    assert memory["flat"] == memory["joined"] > memory["hops"]
 
 
 def test_without_overlap_every_lane_second_is_exposed() -> None:

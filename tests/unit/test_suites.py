@@ -55,7 +55,12 @@ def test_strong_scaling_keeps_the_global_batch() -> None:
         ("suites/smoke.yaml", "warmup_steps: 2", "warmup_steps: 6", ("leave none of the 6 steps",)),
         ("suites/smoke.yaml", "ranks: 1}", "rank: 1}", ("'rank' is not an axis", "scheme, ranks")),
         ("suites/smoke.yaml", "axes:", "axes: [", ("smoke.yaml:", "is not YAML")),
-        ("suites/smoke.yaml", "axes:", "axes:\n  collectives: [ring]", ("collectives: ", "'hops' or 'flat'")),
+        (
+            "suites/smoke.yaml",
+            "axes:",
+            "axes:\n  collectives: [ring]",
+            ("collectives: ", "'hops', 'flat' or 'joined'"),
+        ),
         ("schemes.yaml", "weights: package", "weights: world", ("from inner to outer",)),
         ("schemes.yaml", "secondary: node", "secondary: world", ("secondary", "save nothing")),
         ("schemes.yaml", "grads: node", "grads: rack", ("no level 'rack'", "package, node, world")),
@@ -88,6 +93,7 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
         {"checkpoint_every": 2},
         {"overlap": False},
         {"collectives": "flat"},
+        {"collectives": "joined"},
         {"order": "breadth"},
     ],
 )

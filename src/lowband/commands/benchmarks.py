@@ -33,10 +33,15 @@ def add(commands: Any) -> None:
         commands, "bench-compile", "time steps: blocks as they are, and compiled by torch",
         "--out results/compile", "Uses the GPU if there is one. Takes three minutes.",
     )  # fmt: skip
+    joined = add_verb(
+        commands, "bench-joined", "time steps: hops, joined hops, DDP and FSDP2, in turns",
+        "--out results/joined", "Takes two minutes.",
+    )  # fmt: skip
     by_name = {
         "optimizers": (optimizers, ["ranks", "optimizer"]),
         "orders": (orders, ["passes", "order"]),
         "compile": (compiled, ["ranks", "engine", "blocks"]),
+        "joined": (joined, ["ranks", "scheme", "engine"]),
     }
     for name, (verb, by) in by_name.items():
         verb.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")

@@ -10,16 +10,17 @@ timing. A reduction starts with the whole unit's gradient. At a hop among n part
 
 A gather on an encoded wire holds its own message and all it receives; on a plain wire it has no buffer.
 
-In a flat ring over n ranks a reduction holds, on every back end, its input and 1/n of it. Back ends that
-gather and scatter by themselves do so in rank order, which is not the order of the shards if the ring has
-several hops: then a reduction also holds its input twice, and a gather all that it receives once more.
+In a flat ring over n ranks a reduction holds, on every back end, its input and 1/n of it. Joined hops hold
+what one hop does. Back ends that gather and scatter by themselves do so in rank order, which is not the order
+of the shards if several hops are one: then a reduction also holds its input twice, and a gather all that it
+receives once more.
 """
 
 from collections.abc import Sequence
 
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective, Pattern, is_ring
+from lowband.spec.step import Collective, Pattern, pattern_of
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -80,10 +81,11 @@ class _UnitBuffers:
         size = DTYPE_BYTES[dtype]
         numel = self._numel // self._levels.size(inner)
         peak = size * numel * (2 if self._reorders(row, dtype) else 1)
-        ring = self._levels.ring(inner, outer) if self._is_ring(row, dtype) else None
-        for hop in self._levels.hops(inner, outer) if ring is None else [ring.hop]:
+        pattern = self._runs_as(row, dtype)
+        joined = None if pattern == "hops" else self._levels.joined(inner, outer)
+        for hop in self._levels.hops(inner, outer) if joined is None else [joined.hop]:
             part, given = numel // hop.count, size * numel
-            if is_plain(wire, dtype) and (self._backend != "gloo" or ring is not None):
+            if is_plain(wire, dtype) and (self._backend != "gloo" or pattern == "flat"):
                 stages = [given + size * part]
             elif is_plain(wire, dtype):
                 stages = [given + given]
@@ -94,13 +96,13 @@ class _UnitBuffers:
             numel = part
         return peak
 
-    def _is_ring(self, row: Collective, dtype: str) -> bool:
-        return is_ring(self._pattern, row.kind, is_plain(self._scheme.wire(row.name), dtype))
+    def _runs_as(self, row: Collective, dtype: str) -> Pattern:
+        return pattern_of(self._pattern, row.kind, is_plain(self._scheme.wire(row.name), dtype))
 
     def _reorders(self, row: Collective, dtype: str) -> bool:
         """Whether the back end's order of ranks is not that of the shards."""
         hops = self._levels.hops(*self._scheme.span(row))
-        return self._backend != "gloo" and self._is_ring(row, dtype) and len(hops) > 1
+        return self._backend != "gloo" and self._runs_as(row, dtype) != "hops" and len(hops) > 1
 
     def _message(self, numel: int, wire: Wire, dtype: str) -> int:
         return message_bytes(numel, wire, dtype, self._scheme.block_size)

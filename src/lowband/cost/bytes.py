@@ -9,6 +9,9 @@ A flat ring over n ranks sends as much as all hops together: n - 1 times the sma
 all to its successor, so the level depends on the rank. With n1 partners inside, then n2, ..., the part of the
 ranks whose successor is across level i is 1 / (n1 ... n(i-1)) - 1 / (n1 ... ni), plus 1 / n at the outermost.
 
+Joined hops over n ranks send as much too, and as much to each of n - 1 partners. Of those, n1 ... n(i-1)
+(ni - 1) are across level i: so most bytes cross the outermost level, which hops spare.
+
 Source: the ring and pairwise-exchange volumes of Thakur, Rabenseifner and Gropp (2005), sections 4.1 and 4.3;
 ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather and one per reduction hop.
 """
@@ -20,12 +23,12 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
-from lowband.spec.mesh import SELF, Hop, Levels, Ring
+from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, Collective, Kind, Order, Pattern, is_ring, passes
+from lowband.spec.step import NORM_GATHER, Collective, Kind, Order, Pattern, passes, pattern_of
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -95,7 +98,7 @@ def sent_bytes(
     def add(
         name: str, kind: Kind, wire: Wire, by_hop: Sequence[tuple[Hop, int]], times: int | Fraction
     ) -> None:
-        for level, sent in _by_level(by_hop, is_ring(pattern, kind, wire == "native"), rank):
+        for level, sent in _by_level(by_hop, pattern_of(pattern, kind, wire == "native"), rank):
             counts[level, name, wire] += sent * times
 
     for unit, numel in enumerate(units):
@@ -121,17 +124,16 @@ def times(row: Collective, scheme: Scheme, accumulation: int, order: Order) -> i
 
 
 def _by_level(
-    by_hop: Sequence[tuple[Hop, int]], as_ring: bool, rank: int | None
+    by_hop: Sequence[tuple[Hop, int]], pattern: Pattern, rank: int | None
 ) -> Iterator[tuple[str, int | Fraction]]:
     """The bytes of one collective by level, given those of its hops."""
-    if not as_ring:
+    if pattern == "hops":
         yield from ((hop.level, sent) for hop, sent in by_hop)
     elif by_hop:
-        ring = Ring(tuple(sorted({hop for hop, _ in by_hop}, key=lambda hop: hop.stride)))
+        kind = Ring if pattern == "flat" else Joined
+        hops = kind(tuple(sorted({hop for hop, _ in by_hop}, key=lambda hop: hop.stride)))
         total = sum(sent for _, sent in by_hop)
-        for level, senders in ring.senders.items():
-            share = Fraction(senders, ring.hop.count) if rank is None else int(ring.level(rank) == level)
-            yield level, total * share
+        yield from ((level, total * share) for level, share in hops.shares(rank).items())
 
 
 @cache

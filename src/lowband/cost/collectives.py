@@ -1,16 +1,19 @@
-"""Seconds of a collective: base + steps x latency + bytes / rate, hop by hop or as one flat ring.
+"""Seconds of a collective: base + steps x latency + bytes / rate, hop by hop, as one flat ring, or joined.
 
     hops   sum over hops of   pieces (base + (n - 1) latency(level)) + bytes / rate(level)
     flat   pieces (base + sum over levels of steps(level) latency(level))
            + all bytes / min(rate(level) x ranks inside)
+    joined pieces (base + sum over levels of partners(level) latency(level)) + sum of bytes / rate(level)
 
 pieces: into how many collectives the stack cuts one (DeepSpeed gathers weight by weight). An all-reduce is
 two rounds of a ring, so it takes its steps twice. rate is the link's rate x its efficiency. A flat ring
 crosses a level's boundary once per inner group, so it can use the cards of all ranks of that group: its
 rate there is their combined rate. steps(level) of a ring over counts n1 (inner), n2, ... is (n_i - 1) x
-product of the counts outside. Message size enters through the latency: half the rate is reached at latency
-x rate bytes per step. Source: Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and
-Gropp 2005); the latencies by level are those of NCCL's and RCCL's own tuners.
+product of the counts outside. In joined hops a rank's messages leave one after the other, partners(i) =
+(n_i - 1) x product of the counts inside of them across level i: over equal links as in one hop among all.
+Message size enters through the latency: half the rate is reached at latency x rate bytes per step. Source:
+Hockney's model with the steps of ring collectives (Thakur, Rabenseifner and Gropp 2005); the latencies by
+level are those of NCCL's and RCCL's own tuners.
 """
 
 import math
@@ -23,10 +26,10 @@ import numpy as np
 from lowband.cost.bytes import Transfer
 from lowband.cost.numbers import Num
 from lowband.spec.machine import Machine
-from lowband.spec.mesh import Hop
+from lowband.spec.mesh import Hop, Joined
 from lowband.spec.sourced import Bound, Fact
 from lowband.spec.stack import ANY, Stack
-from lowband.spec.step import Pattern, is_ring
+from lowband.spec.step import Pattern, pattern_of
 
 Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
 MICRO, GIGA = 1e-6, 1e9
@@ -121,11 +124,28 @@ class Network:
             slowest = np.minimum(slowest, rate)
         return pieces * (self.base_s + rounds * steps) + sent / slowest
 
+    def joined_s(self, joined: Joined, sent: Num, pieces: float = 1, rounds: int = 1) -> Num:
+        """Seconds of joined hops in which each rank sends `sent` bytes; rounds: 2 for an all-reduce"""
+        shares = joined.shares(None)
+        steps = sum(
+            float(share * (joined.hop.count - 1)) * self.latency_s(level) for level, share in shares.items()
+        )
+        total: Num = pieces * rounds * (self.base_s + steps)
+        for level, share in shares.items():
+            total = total + float(share) * sent / self.rate(level)
+        return total
+
     def collective_s(self, parts: Sequence[Transfer], pieces: float = 1) -> Num:
         """Seconds of one collective of one unit, given its hops."""
-        if len(parts) > 1 and is_ring(self.pattern, parts[0].collective.kind, parts[0].wire == "native"):
-            hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
-            return self.ring_s(hops, sum(part.sent_bytes for part in parts), pieces)
+        if len(parts) > 1:
+            kind, is_plain = parts[0].collective.kind, parts[0].wire == "native"
+            pattern = pattern_of(self.pattern, kind, is_plain)
+            if pattern != "hops":
+                hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
+                sent = sum(part.sent_bytes for part in parts)
+                if pattern == "joined":
+                    return self.joined_s(Joined(tuple(hops)), sent, pieces, rounds=len(parts) // len(hops))
+                return self.ring_s(hops, sent, pieces)
         total: Num = 0.0
         for part in parts:
             total = total + self.hop_s(part.hop, part.sent_bytes, pieces)

@@ -54,7 +54,8 @@ def shard(
                    rank reads its ranges
     device:        where a module on the meta device is made; default: this process's GPU if
                    torch.distributed uses NCCL or RCCL, else the CPU
-    collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with
+    collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with;
+                   joined: one exchange between all ranks, for a machine whose links are all equal
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the

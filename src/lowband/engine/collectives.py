@@ -3,7 +3,11 @@
 A gather goes from the outer level inwards, a reduction from the inner level outwards. So each byte crosses
 a slow link as seldom as the algorithm allows, and a hop's messages travel on one level's links only.
 All buffers are flat, with the sizes that `spec.partition` computes. A flat collective, the baseline, is one
-ring over all partners instead (engine.ring); `spec.step.is_ring` decides which ones are.
+ring over all partners instead (engine.ring); joined hops are one exchange between them, for a machine whose
+links are all equal. `spec.step.pattern_of` decides which ones are.
+
+[Note: joined sums] On gloo the owner of a shard receives every rank's part of it and sums in the order of
+hops: over the innermost level's partners, then those sums over the next one's. So the bits are those of hops.
 
 [Note: quantize once per hop] A gather moves the same values through all its hops: each shard is encoded once,
 by its owner, and decoded once. A reduction changes the values at every hop, so each hop encodes its own sums;
@@ -27,9 +31,9 @@ from lowband.engine.memory import MemoryMeter
 from lowband.engine.ring import gather_around, in_rank_order, sum_around
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.spec.mesh import SELF
+from lowband.spec.mesh import SELF, Hop
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective, Kind, Pattern, is_ring
+from lowband.spec.step import Collective, Kind, Pattern, pattern_of
 from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
@@ -56,15 +60,14 @@ class Collectives:
     ) -> None:
         """overlap: whether collectives run behind the caller; otherwise `submit` waits for them
 
-        With the pattern `flat` every rank must do this at the same time, because it creates process groups.
+        Unless the pattern is `hops`, every rank must do this at the same time: it creates process groups.
         """
         self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
         self.device, self.lanes, self._overlap = device, topology.lanes(device), overlap
         self._pattern = pattern
-        if pattern == "flat":
-            whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
-            for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):
-                topology.ring(inner, outer)
+        whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
+        for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):
+            self._hops(inner, outer, "gather", plain=True)
 
     def submit(
         self,
@@ -91,9 +94,10 @@ class Collectives:
         return handle
 
     def _hops(self, inner: str, outer: str, kind: Kind, plain: bool) -> list[BoundHop]:
-        """A collective's hops, inner first; a flat one has one, its ring, on the outermost level."""
-        as_ring = is_ring(self._pattern, kind, plain)
-        return self.topology.ring(inner, outer) if as_ring else self.topology.hops(inner, outer)
+        """A collective's hops, inner first; where they are one, it is on the outermost level."""
+        topology = self.topology
+        by_pattern = {"hops": topology.hops, "flat": topology.ring, "joined": topology.joined}
+        return by_pattern[pattern_of(self._pattern, kind, plain)](inner, outer)
 
     def inwards(self, inner: str, outer: str) -> list[str]:
         """The levels of a gather's hops, in order."""
@@ -178,10 +182,12 @@ class Collectives:
     def _gather_hop(self, call: Call, parts: torch.Tensor, bound: BoundHop, name: str) -> None:
         """Fill `parts`, [partners, length], of which this rank has its own."""
         mine = parts[bound.place]
-        if bound.back is not None and bound.ring is not None:
-            gather_around([parts[place] for place in bound.ring.places], bound, call.name(name))
-        elif bound.back is not None:
-            bound.exchange([mine] * bound.hop.count, parts, call.name(name))
+        if bound.back is not None:
+            by_partner = [parts[place] for place in bound.places]
+            if bound.is_ring:
+                gather_around(by_partner, bound, call.name(name))
+            else:
+                bound.exchange([mine] * bound.hop.count, by_partner, call.name(name))
         elif bound.reorders is not None:
             ordered = in_rank_order(parts, bound.reorders)
             gathered = call.hold(parts.new_empty(ordered.shape))
@@ -223,15 +229,15 @@ class Collectives:
             yield bound.hop.level, [full]
             rows = full.view(bound.hop.count, -1)
             del full
-            if bound.back is not None and bound.ring is not None:
+            if bound.back is not None and bound.is_ring:
                 full = call.hold(torch.empty_like(rows[0]))
-                sum_around([rows[place] for place in bound.ring.places], full, bound, call.name(name))
+                sum_around([rows[place] for place in bound.places], full, bound, call.name(name))
                 call.release(rows)
                 self._count(bound, name, "native", (bound.hop.count - 1) * full.nbytes)
             elif bound.back is not None:
                 received = self._exchange(call, rows, bound, name, "native")
                 del rows
-                full = self._sum(call, received)
+                full = self._sum(call, received, [bound.hop] if bound.joined is None else bound.joined.hops)
                 del received
             else:
                 if bound.reorders is not None:
@@ -262,13 +268,13 @@ class Collectives:
         return out
 
     def _count(self, bound: BoundHop, name: str, wire: Wire, sent_bytes: int) -> None:
-        """Count a hop's bytes, or a ring's, which all go to the next rank."""
-        if bound.ring is None:
+        """Count a hop's bytes; where it is several, on the levels whose links they take."""
+        if bound.joined is None:
             self.ledger.add(bound.hop.level, name, wire, sent_bytes)
             return
-        for hop in bound.ring.hops:  # also 0 bytes, so that all ranks count under the same keys
-            is_crossed = hop.level == bound.ring.level(self.topology.rank)
-            self.ledger.add(hop.level, name, wire, sent_bytes if is_crossed else 0)
+        # Also 0 bytes, so that all ranks count under the same keys.
+        for level, share in bound.joined.shares(self.topology.rank).items():
+            self.ledger.add(level, name, wire, int(sent_bytes * share))
 
     def _exchange(
         self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire
@@ -279,21 +285,29 @@ class Collectives:
         """
         received = call.hold(torch.empty_like(messages))
         if bound.back is not None:
-            received[bound.coordinate] = messages[bound.coordinate]
-            bound.exchange(messages, received, call.name(name))
+            received[bound.place] = messages[bound.place]
+            sent, into = ([rows[place] for place in bound.places] for rows in (messages, received))
+            bound.exchange(sent, into, call.name(name))
         else:
             dist.all_to_all_single(received, messages, group=bound.group)
         call.release(messages)
-        self.ledger.add(bound.hop.level, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
+        self._count(bound, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
         return received
 
-    def _sum(self, call: Call, received: torch.Tensor) -> torch.Tensor:
-        """The sum of all rows, 1D, in the order of the partners: a reference can repeat it bit by bit."""
-        total = call.hold(received[0].clone())
-        for i in range(1, len(received)):
-            total += received[i]
+    def _sum(self, call: Call, received: torch.Tensor, hops: Sequence[Hop]) -> torch.Tensor:
+        """The sum of all rows, 1D, in the order of the hops' partners: a reference can repeat it bit by bit.
+
+        Overwrites `received`. See [Note: joined sums].
+        """
+        total = received
+        for hop in hops:
+            rows = total.view(hop.count, -1)
+            total = rows[0]
+            for row in rows[1:]:
+                total += row
+        summed = call.hold(total.clone())
         call.release(received)
-        return total
+        return summed
 
     def _decode_sum(
         self, call: Call, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from lowband.engine.topology import BoundHop
-from lowband.spec.mesh import Ring
+from lowband.spec.mesh import Joined
 
 
-def in_rank_order(parts: torch.Tensor, ring: Ring) -> torch.Tensor:
+def in_rank_order(parts: torch.Tensor, joined: Joined) -> torch.Tensor:
     """A view of [partners, n] parts by partner: [..., n], an axis per hop, outermost first."""
-    counts = [hop.count for hop in ring.hops]
+    counts = [hop.count for hop in joined.hops]
     axes = [*reversed(range(len(counts))), len(counts)]
     return parts.view(*counts, -1).permute(axes)
 

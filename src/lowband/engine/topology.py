@@ -1,5 +1,5 @@
 """The process groups and lanes of a job: one group per hop between neighbouring levels, a lane per level; and
-one group per ring of flat collectives, if there are any.
+one group per set of hops that are one, a ring or joined, if there are any.
 """
 
 import itertools
@@ -18,31 +18,42 @@ from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes
 from lowband.engine.order import Order
 from lowband.spec.config import Config
-from lowband.spec.mesh import Hop, Levels, Ring
+from lowband.spec.mesh import Hop, Joined, Levels, Ring
 
 _TOPOLOGIES = itertools.count()
 
 
 @dataclass(frozen=True)
 class BoundHop:
-    """A hop, or a ring as one hop, together with this rank's process groups for it."""
+    """A hop, or several as one, together with this rank's process groups for it."""
 
     hop: Hop
     group: dist.ProcessGroup
     coordinate: int
     back: dist.ProcessGroup | None  # on gloo: for messages to earlier ranks, see engine.gloo
-    ring: Ring | None = None  # for a flat collective: its partners pass messages on, see engine.ring
+    joined: Joined | None = (
+        None  # the hops that are one; in a Ring partners pass messages on, see engine.ring
+    )
+
+    @property
+    def is_ring(self) -> bool:
+        return isinstance(self.joined, Ring)
+
+    @property
+    def places(self) -> list[int]:
+        """By partner, which of the equal parts of a buffer is its."""
+        return list(range(self.hop.count)) if self.joined is None else self.joined.places
 
     @property
     def place(self) -> int:
         """Which of the partners' equal parts of a buffer is this rank's."""
-        return self.coordinate if self.ring is None else self.ring.places[self.coordinate]
+        return self.places[self.coordinate]
 
     @property
-    def reorders(self) -> Ring | None:
-        """The ring, if the back end moves parts in rank order and that is not the order of the shards."""
-        is_reordered = self.ring is not None and self.back is None and len(self.ring.hops) > 1
-        return self.ring if is_reordered else None
+    def reorders(self) -> Joined | None:
+        """The hops, if the back end moves parts in rank order and that is not the order of the shards."""
+        is_reordered = self.joined is not None and self.back is None and len(self.joined.hops) > 1
+        return self.joined if is_reordered else None
 
     def exchange(
         self, sent: Sequence[torch.Tensor | None], received: Sequence[torch.Tensor | None], name: str
@@ -75,7 +86,7 @@ class Topology:
     levels: Levels = field(init=False)
     rank: int = field(init=False)
     _groups: dict[str, BoundHop] = field(init=False, default_factory=dict)
-    _rings: dict[Ring, BoundHop] = field(init=False, default_factory=dict)
+    _joined: dict[Joined, BoundHop] = field(init=False, default_factory=dict)  # and rings
     _lanes: dict[torch.device, Lanes] = field(init=False, default_factory=dict)
     _device_meshes: dict[str, DeviceMesh] = field(init=False, default_factory=dict)
     _calls: "itertools.count[int]" = field(init=False, default_factory=itertools.count)
@@ -103,13 +114,11 @@ class Topology:
 
         Every rank must call this, in the same order, because the first call for a ring creates its groups.
         """
-        ring = self.levels.ring(inner, outer)
-        if ring is None:
-            return []
-        if ring not in self._rings:
-            bound = self._groups[ring.hop.level] if len(ring.hops) == 1 else self._bound(ring.hop)
-            self._rings[ring] = replace(bound, ring=ring)
-        return [self._rings[ring]]
+        return self._as_one(self.levels.ring(inner, outer))
+
+    def joined(self, inner: str, outer: str) -> list[BoundHop]:
+        """The same hops joined to one, likewise."""
+        return self._as_one(self.levels.joined(inner, outer))
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """torch's view of the same ranks, for DTensor and code that is built on it.
@@ -144,6 +153,14 @@ class Topology:
     def next_call(self) -> int:
         """The number of the next submission; the same on every rank."""
         return next(self._calls)
+
+    def _as_one(self, joined: Joined | None) -> list[BoundHop]:
+        if joined is None:
+            return []
+        if joined not in self._joined:
+            bound = self._groups[joined.hop.level] if len(joined.hops) == 1 else self._bound(joined.hop)
+            self._joined[joined] = replace(bound, joined=joined)
+        return [self._joined[joined]]
 
     def _bound(self, hop: Hop) -> BoundHop:
         group = self._new_group(hop)

@@ -13,7 +13,13 @@ from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.plan import WIRES
-from lowband.report import box_documents, seldom_documents, suite_documents, trial_documents
+from lowband.report import (
+    benchmark_documents,
+    box_documents,
+    seldom_documents,
+    suite_documents,
+    trial_documents,
+)
 from lowband.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.report.findings import findings
 from lowband.report.needs import needs
@@ -256,69 +262,6 @@ def _softmax(root: Path) -> list[str]:
     return lines[:-1]
 
 
-def _start(root: Path) -> list[str]:
-    """By rank count: groups and connections in closed form, times and processor time measured."""
-    rows = read_table(root / "results/reference/start/start.csv").groupby("ranks").median().reset_index()
-    cells = {
-        "ranks": "{ranks:.0f}", "groups of the job": "{groups_made:.0f}", "of a rank": "{groups_joined:.0f}",
-        "connections of a rank": "{connections:.0f}", "groups made after (s)": "{groups_s:.2f}",
-        "sharded after (s)": "{sharded_s:.2f}", "processor time of a rank (s)": "{cpu_s:.2f}",
-    }  # fmt: skip
-    reads = read_table(root / "results/reference/start/read.csv").groupby("what")["bytes_per_s"]
-    shard, plain = (reads.get_group(what) / 1e9 for what in ("shard", "file"))
-    sentence = (
-        f"A checkpoint of 1 GiB is read into shards on 4 ranks at {shard.median():.2f} GB/s "
-        f"({shard.min():.2f} to {shard.max():.2f}), by one plain read at {plain.median():.2f} GB/s "
-        f"({plain.min():.2f} to {plain.max():.2f}); neither finds it in memory. The disk is shared with "
-        "other machines."
-    )
-    return [*markdown(filled(rows, cells)), "", sentence]
-
-
-def _optimizers(root: Path) -> list[str]:
-    """By ranks: medians of a step's parts with AdamW and with Muon."""
-    steps = read_table(root / "results/reference/optimizers/steps.csv")
-    parts = ["passes_s", "exchange_s", "update_s"]
-    rows = steps.groupby(["ranks", "tokens_per_rank", "optimizer"], sort=False)[parts].median().reset_index()
-    cells = {
-        "ranks": "{ranks}", "tokens per rank": "{tokens_per_rank}", "optimizer": "{optimizer}",
-        "passes (s)": "{passes_s:.2f}", "exchange (s)": "{exchange_s:.2f}", "update (s)": "{update_s:.2f}",
-    }  # fmt: skip
-    return markdown(filled(rows, cells))
-
-
-def _orders(root: Path) -> list[str]:
-    """By number of passes: medians of a step's processor time in both orders."""
-    steps = read_table(root / "results/reference/orders/steps.csv")
-    times = steps.pivot_table("cpu_s", ["ranks", "passes"], "order", aggfunc="median").reset_index()
-    times["ratio"] = times["breadth"] / times["depth"]
-    cells = {
-        "ranks": "{ranks}", "passes": "{passes}", "depth-first (s)": "{depth:.2f}",
-        "breadth-first (s)": "{breadth:.2f}", "breadth / depth": "{ratio:.2f}",
-    }  # fmt: skip
-    return markdown(filled(times, cells))
-
-
-def _compiled(root: Path) -> list[str]:
-    """By folder of results, ranks and engine: medians of a step with eager and with compiled blocks."""
-    rows = []
-    for path in sorted((root / "results/reference/compile").glob("*/steps.csv")):
-        steps = read_table(path)
-        by = ["device", "ranks", "engine"]
-        first = steps[steps["step"] == 0].pivot_table("step_s", by, "blocks", sort=False)
-        times = steps[steps["step"] > 0].pivot_table("step_s", by, "blocks", aggfunc="median", sort=False)
-        times["first"] = first["compiled"]
-        rows.append(times.reset_index().assign(on=path.parent.name))
-    table = pd.concat(rows)
-    table["ratio"] = table["compiled"] / table["eager"]
-    cells = {
-        "on": "{on}", "ranks": "{ranks}", "engine": "{engine}", "eager (s)": "{eager:.4f}",
-        "compiled (s)": "{compiled:.4f}", "compiled / eager": "{ratio:.2f}",
-        "first compiled step (s)": "{first:.1f}",
-    }  # fmt: skip
-    return markdown(filled(table, cells))
-
-
 # block -> its document and the function that builds it
 BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "counterparts": ("docs/peers.md", _counterparts),
@@ -341,10 +284,11 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),
-    "start": ("docs/benchmarks.md", _start),
-    "orders": ("docs/benchmarks.md", _orders),
-    "optimizers": ("docs/benchmarks.md", _optimizers),
-    "compiled": ("docs/benchmarks.md", _compiled),
+    "start": ("docs/benchmarks.md", benchmark_documents.start),
+    "orders": ("docs/benchmarks.md", benchmark_documents.orders),
+    "optimizers": ("docs/benchmarks.md", benchmark_documents.optimizers),
+    "compiled": ("docs/benchmarks.md", benchmark_documents.compiled),
+    "joined": ("docs/benchmarks.md", benchmark_documents.joined),
     "headlines": ("README.md", _headlines),
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),

@@ -22,7 +22,7 @@ def join_job(rank: Rank, spec: RunSpec, links: str, device_type: str) -> torch.d
     """
     if links == SHAPED:
         join(spec, rank.rank, rank.local_rank)
-    _share_one_heap()
+    share_one_heap()
     device = _device(rank, device_type)
     torch.set_num_threads(1)  # the cores are shared by the ranks
     dist.init_process_group(
@@ -35,7 +35,7 @@ def join_job(rank: Rank, spec: RunSpec, links: str, device_type: str) -> torch.d
     return device
 
 
-def _share_one_heap() -> None:
+def share_one_heap() -> None:
     """Let all threads of this process allocate from one heap, which keeps freed memory.
 
     glibc gives each thread its own heap, which keeps freed memory. Peak resident memory would then depend on

@@ -8,6 +8,7 @@ A rank is a mixed-radix number. Each digit counts along one axis and crosses the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -44,18 +45,43 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Several hops of one collective as a single ring over all their partners, in rank order.
+class Joined:
+    """Several hops of one collective as a single one: each of all their partners sends to every other.
 
-    hops: inner first, at least one. A rank sends to its successor alone; the last rank's is the first.
+    hops: inner first, at least one
     """
 
     hops: tuple[Hop, ...]
 
     @property
     def hop(self) -> Hop:
-        """The ring's ranks as the partners of one hop, on the outermost level."""
+        """All their ranks as the partners of one hop, on the outermost level."""
         return Hop(self.hops[-1].level, prod(hop.count for hop in self.hops), self.hops[0].stride)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """By partner, which of the equal parts of a buffer is its shard (see spec.partition)."""
+        places = [0]
+        for hop in self.hops:
+            places = [place * hop.count + i for i in range(hop.count) for place in places]
+        return places
+
+    def shares(self, _rank: int | None) -> dict[str, Fraction]:
+        """By level, the part of a rank's bytes that travels on its links; the same for every rank, because
+        each sends as much to every partner."""
+        found, inside = {}, 1
+        for hop in self.hops:
+            found[hop.level] = Fraction((hop.count - 1) * inside, self.hop.count - 1)
+            inside *= hop.count
+        return found
+
+
+@dataclass(frozen=True)
+class Ring(Joined):
+    """Several hops of one collective as a single ring over all their partners, in rank order.
+
+    A rank sends to its successor alone; the last rank's is the first.
+    """
 
     def level(self, rank: int) -> str:
         """The level whose links lead from `rank` to its successor: the innermost that contains both."""
@@ -72,13 +98,11 @@ class Ring:
         found[self.hops[-1].level] += 1  # the last rank's successor is the first
         return found
 
-    @cached_property
-    def places(self) -> list[int]:
-        """By partner, which of the equal parts of a buffer is its shard (see spec.partition)."""
-        places = [0]
-        for hop in self.hops:
-            places = [place * hop.count + i for i in range(hop.count) for place in places]
-        return places
+    def shares(self, rank: int | None) -> dict[str, Fraction]:
+        """By level, the part of a rank's bytes that travels on its links: all or nothing; None: the mean."""
+        if rank is None:
+            return {level: Fraction(count, self.hop.count) for level, count in self.senders.items()}
+        return {hop.level: Fraction(hop.level == self.level(rank)) for hop in self.hops}
 
 
 @dataclass(frozen=True)
@@ -142,6 +166,11 @@ class Levels:
         """The same steps as one ring; None if there are none."""
         hops = self.hops(inner, outer)
         return Ring(tuple(hops)) if hops else None
+
+    def joined(self, inner: str, outer: str) -> Joined | None:
+        """The same steps joined to one; None if there are none."""
+        hops = self.hops(inner, outer)
+        return Joined(tuple(hops)) if hops else None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ class RunOptions(Strict):
     reduce_dtype: Dtype = "fp32"
     overlap: bool = Field(default=True, description="communication behind the computation")
     collectives: Pattern = Field(
-        default="hops", description="hops: one per level; flat: a ring over all ranks"
+        default="hops",
+        description="hops: one per level; flat: a ring over all ranks; joined: one exchange of all",
     )
     learning_rate: PositiveFloat = 1e-3
     weight_decay: NonNegativeFloat = 0.1
@@ -93,7 +94,7 @@ class RunSpec(RunOptions):
             self.device == "fake",
             self.checkpoint_every > 0,
             not self.overlap,
-            self.collectives == "flat",
+            self.collectives != "hops",
             self.order == "breadth",
         )
         if self.engine != "lowband" and any(only_ours):

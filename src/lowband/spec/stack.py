@@ -58,7 +58,8 @@ class Stack(StackConstants):
     name: str
     description: str
     collectives: Pattern = Field(
-        default="hops", description="hops: one per level; flat: one ring over all ranks"
+        default="hops",
+        description="hops: one per level; flat: one ring over all ranks; joined: one exchange of all",
     )
     at: dict[str, StackConstants] = Field(
         default={}, description="cluster -> constants that were measured or fitted there"

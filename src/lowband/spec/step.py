@@ -20,8 +20,8 @@ Order = Literal["depth", "breadth"]
 
 Kind = Literal["gather", "reduce", "all_reduce"]
 
-# How collectives run: a hop per level, or one ring over all their ranks.
-Pattern = Literal["hops", "flat"]
+# How collectives run: a hop per level, one ring over all their ranks, or one exchange between all of them.
+Pattern = Literal["hops", "flat", "joined"]
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,15 @@ def passes(accumulation: T, order: Order) -> T | Literal[1]:
     return accumulation if order == "depth" else 1
 
 
-def is_ring(pattern: Pattern, kind: Kind, is_plain: bool) -> bool:
-    """Whether a collective runs as one ring over all its ranks. The only home of this rule.
+def pattern_of(chosen: Pattern, kind: Kind, is_plain: bool) -> Pattern:
+    """How a collective runs where a pattern was chosen. The only home of this rule.
 
     is_plain: whether its values travel unchanged
-    A reduction on any other wire never does: a ring would round its partial sums at each step. The quantized
+    A reduction on any other wire always goes hop by hop: a ring would round its partial sums at each step,
+    and one exchange would round every rank's values where hops round those of a level's sums. The quantized
     reduction of ZeRO++, qgZ, is made of hops for that reason (arXiv 2306.10209, section 3.3).
     """
-    return pattern == "flat" and (kind == "gather" or is_plain)
+    return chosen if kind == "gather" or is_plain else "hops"
 
 
 def reductions(every: Literal["pass", "step"]) -> list[Collective]:

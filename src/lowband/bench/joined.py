@@ -1,0 +1,108 @@
+"""Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
+
+Each engine trains its own copy of the model in the same processes, one step of each after the other. So what
+else the machine does falls on all of them alike.
+"""
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import lowband
+from lowband.model.gpt import GPT, Block
+from lowband.run.joining import share_one_heap
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
+
+MACHINE, MODEL = "local", "gpt-5m"
+ENGINES = {"ddp": ("hops", "joined", "DDP"), "zero3": ("hops", "joined", "FSDP2")}  # by scheme, the peer last
+RANKS = (4, 8)
+GLOBAL_BATCH, SEQ_LEN = 8, 128
+WARMUP, STEPS = 2, 12
+TIME_LIMIT_S = 1800
+
+
+class Step(NamedTuple):
+    """step_s: of the slowest rank; cpu_s: processor time of a rank, in the mean"""
+
+    ranks: int
+    scheme: str
+    engine: str
+    step: int
+    step_s: float
+    cpu_s: float
+
+
+def bench(root: Path) -> list[Step]:
+    """STEPS steps of every engine, for each number of RANKS."""
+    config, rows = Config(root), []
+    sizes, spec = config.machine(MACHINE).sizes, config.model(MODEL)
+    for ranks in RANKS:
+        for name, engines in ENGINES.items():
+            given = engines, sizes, config.scheme(name), spec
+            by_rank = on_ranks(ranks, _train, *given, time_limit_s=TIME_LIMIT_S)
+            for engine in engines:
+                for step, times in enumerate(zip(*(found[engine] for found in by_rank), strict=True), 1):
+                    walls, used = zip(*times, strict=True)
+                    rows.append(Step(ranks, name, engine, step, max(walls), sum(used) / ranks))
+    return rows
+
+
+def _train(
+    engines: tuple[str, ...], sizes: dict[str, int], scheme: Scheme, spec: ModelSpec
+) -> dict[str, list[tuple[float, float]]]:
+    """Per engine, this rank's seconds and processor seconds of each step after WARMUP."""
+    share_one_heap()
+    topology = lowband.Topology(sizes)
+    random = torch.Generator().manual_seed(dist.get_rank())
+    shape = GLOBAL_BATCH // dist.get_world_size(), SEQ_LEN
+    tokens = torch.randint(spec.vocab, shape, generator=random)
+    steps = {name: _stepper(_prepared(name, GPT(spec, seed=1), topology, scheme), tokens) for name in engines}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+    for i in range(WARMUP + STEPS):
+        for name, step in steps.items():
+            dist.barrier()
+            begun, used = time.perf_counter(), _processor_s()
+            step()
+            if i >= WARMUP:
+                times[name].append((time.perf_counter() - begun, _processor_s() - used))
+    return times
+
+
+def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Scheme) -> nn.Module:
+    """The model under an engine in fp32, each block one unit."""
+    if engine == "DDP":
+        return DistributedDataParallel(model)
+    if engine == "FSDP2":
+        for block in model.blocks:
+            fully_shard(block)
+        return fully_shard(model)
+    pattern = "joined" if engine == "joined" else "hops"
+    return lowband.shard(model, scheme, topology, Block, torch.float32, collectives=pattern)
+
+
+def _stepper(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
+    adamw = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step() -> None:
+        model(tokens, tokens).backward()
+        adamw.step()
+        adamw.zero_grad()
+
+    return step
+
+
+def _processor_s() -> float:
+    """Of all threads of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,49 @@
+"""Joined hops, one exchange between all ranks: the bits of hops and of a single process, and counts."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from test_flat import count_all
+from test_parity import CONFIG, INNER, SCHEMES, Case, Trained, single, train_sharded
+
+from lowband.cost.bytes import sent_bytes
+from lowband.cost.memory import state_bytes
+from lowband.engine.topology import Topology
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.mesh import Levels
+
+RANKS = [(1, INNER), (2, INNER), (4, INNER), (8, INNER), (6, {"package": 3, "node": 3})]
+EXACT = (("ddp", 1), ("ddp", 2), ("zero3", 1), ("hier3-exact", 2))
+
+
+def train_in_both_ways(cases: Sequence[Case], inner: dict[str, int]) -> dict[Case, list[Trained]]:
+    topology = Topology(inner)
+    return {case: [train_sharded(*case, topology, way) for way in ("joined", "hops")] for case in cases}
+
+
+@pytest.mark.parametrize(("ranks", "inner"), RANKS)
+def test_bit_equal_to_hops_and_to_a_single_process(ranks: int, inner: dict[str, int]) -> None:
+    """hier3 too, whose quantized reductions stay hops."""
+    cases = (*EXACT, ("hier3", 1))
+    trained = on_ranks(ranks, train_in_both_ways, cases, inner, time_limit_s=400)[0]
+    expected = single(ranks, EXACT, **inner)
+    for case in cases:
+        joined, hops = trained[case]
+        assert joined[:2] == hops[:2], case
+        assert joined[2].keys() == hops[2].keys()
+        for weights in (hops[2], expected[case][2] if case in expected else {}):
+            assert all(torch.equal(joined[2][name], weights[name]) for name in weights), case
+
+
+@pytest.mark.parametrize(("ranks", "inner"), RANKS)
+def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
+    """Those of each rank, which are the mean."""
+    levels = Levels.fit(inner, ranks)
+    for rank, counted in enumerate(on_ranks(ranks, count_all, inner, "joined")):
+        for name in SCHEMES:
+            sent, held, units = counted[name]
+            given = units, CONFIG.scheme(name), levels, "fp32", "fp32", 1
+            assert sent == sent_bytes(*given, True, "joined", rank) == sent_bytes(*given, True, "joined")
+            expected = state_bytes(*given, "gloo", "joined")
+            assert {state: held.get(state, 0) for state in expected} == expected
