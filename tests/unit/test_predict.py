@@ -71,7 +71,8 @@ def test_replicas_that_meet_seldom_by_hand() -> None:
     found = record(one, predict(one))
     assert found["memory_bytes"]["anchor"] == 4 * numel // 8
     assert found["memory_bytes"]["outer"] == 4 * numel // 64
-    assert found["sync"] == {"replica_ranks": 8, "every": 100, "sent_bytes": numel * 7 // 8}
+    sent = {"sent_bytes": numel * 7 // 8, "most_at_once_bytes": numel * 7 // 8}
+    assert found["sync"] == {"replica_ranks": 8, "every": 100, "fragments": 1, "delay": 0, **sent}
     assert "replicas of 8 ranks exchange weights every 100 steps" in text(found)
     assert found["communication_s"]["replica_reduce"] == 0
     often = replace(one, scheme=one.scheme.model_copy(update={"sync": sync.model_copy(update={"every": 1})}))
@@ -79,6 +80,30 @@ def test_replicas_that_meet_seldom_by_hand() -> None:
     assert often_s == pytest.approx(100 * seldom_s)
     slowest = Network(FRONTIER, ZERO).rate("world")
     assert often_s == pytest.approx(numel * 7 / 8 / slowest, rel=0.02)  # the rest is fixed times
+
+
+def test_exchanges_that_arrive_late_by_hand() -> None:
+    """Streaming DiLoCo on 8 nodes of 8: a tenth of the units at once, and what a step hides of it."""
+    one = job("streaming-diloco")
+    numels, sync = stage_numels(one.model, one.levels, 1, 1), one.scheme.sync
+    assert sync is not None
+    found = record(one, predict(one))
+    fragments = [sum(numels[fragment::10]) for fragment in range(10)]
+    assert found["memory_bytes"]["in_flight"] == 4 * max(fragments) // 8
+    per_value = (1 / 2 + 4 / one.scheme.block_size) * 2 / 8 * 7 / 8  # INT4 and scales; there and back
+    assert found["sync"]["sent_bytes"] == pytest.approx(sum(numels) * per_value, rel=1e-3)
+    assert found["sync"]["most_at_once_bytes"] == pytest.approx(max(fragments) * per_value, rel=1e-3)
+    assert "every 100 steps, in 10 fragments in turn, which arrive 1 step(s) later, " in text(found)
+
+    def waits(**sync_of: int) -> float:
+        scheme = one.scheme.model_copy(update={"sync": sync.model_copy(update=sync_of)})
+        return float(step_time(replace(one, scheme=scheme)).items["exposed_sync_reduce"])
+
+    at_once, together, late = waits(delay=0), waits(delay=0, fragments=1), waits(delay=1)
+    assert at_once == pytest.approx(together)
+    assert late < at_once
+    assert waits(delay=2) <= late
+    assert waits(delay=20) == waits(delay=10)  # the next fragment's exchange starts after 10 steps
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
