@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from started import begun, ended, spec_file
 from test_checkpoint import train
+from test_parity import SPEC, optimizer_of
 from test_stopped_runs import Kill
 from test_sync_checkpoint import build, masters
 from test_sync_late import NESTEROV, ZERO3
 
 import lowband
 from lowband.engine.api import engine_of
+from lowband.errors import UserError
+from lowband.model.gpt import GPT
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.scheme import Scheme
@@ -64,6 +68,37 @@ def go_on_otherwise(folder: str):
                     assert torch.equal(anchors[0].values, first - updates)
                 break
     return arrived
+
+
+def load_under_other_units(folder: str) -> list[str]:
+    """Fragments on their way, as before and with all parameters in one unit; then no exchange at all."""
+    scheme = LATE.model_copy(update={"sync": Sync(**NESTEROV, fragments=3, delay=2, mix=0.5)})
+    topology, said = lowband.Topology(INNER), []
+    model, optimizer = build(scheme, topology)
+    train(model, optimizer, 0, SAVED)
+    before = [anchor.is_in_flight for anchor in engine_of(model).replicas.anchors]
+    assert before == [True, False, True]  # started after steps 4 and 3; that of step 2 has arrived
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.save(SAVED, model, optimizer, {})
+    checkpointer.wait()
+    model, optimizer = build(scheme, topology)
+    checkpointer.load(checkpointer.latest(), model, optimizer)
+    assert [anchor.is_in_flight for anchor in engine_of(model).replicas.anchors] == before
+    for _ in range(2):  # refused before anything is overwritten, and again
+        model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, lambda module: False, torch.float32)
+        with pytest.raises(UserError) as error:
+            checkpointer.load(checkpointer.latest(), model, optimizer_of(model.parameters()))
+        said.append(str(error.value))
+        assert engine_of(model).replicas.is_new
+    return said
+
+
+def test_fragments_on_their_way_fit_the_units_or_are_refused(tmp_path: Path) -> None:
+    for said in on_ranks(4, load_under_other_units, str(tmp_path), time_limit_s=400):
+        assert len(set(said)) == 1
+        assert "had not arrived, that of '" in said[0]
+        assert "(allowed: the units and fragments that it was saved with)" in said[0]
+        assert "\n" not in said[0]
 
 
 def test_resumed_while_an_exchange_is_on_its_way(tmp_path: Path) -> None:

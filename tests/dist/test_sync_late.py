@@ -42,13 +42,20 @@ SCHEMES = {
         Scheme(name="two late, ddp inside", **DDP, sync=Sync(**NESTEROV, delay=2, mix=0.3)),
         Scheme(name="fragments", **ZERO3, sync=Sync(**NESTEROV, fragments=3)),
         Scheme(name="fragments, late", **HIER3, sync=Sync(**NESTEROV, fragments=3, delay=2, mix=0.5)),
+        Scheme(
+            name="two outer levels",
+            weights="package",
+            grads="package",
+            optim="package",
+            sync=Sync(**MOMENTUM | {"beyond": "package"}, fragments=3, delay=1, mix=0.5),
+        ),
         Scheme(name="int4, late", **HIER3, sync=Sync(**NESTEROV, delay=2, mix=0.5), sync_reduce="int4"),
     )
 }
 ON = {
     2: ("one late", "a period late", "fragments"),
     4: ("one late, mixed", "mixed at once", "fragments, late", "int4, late"),
-    8: ("two late, ddp inside", "a period late", "fragments, late"),
+    8: ("two late, ddp inside", "two outer levels", "fragments, late"),
 }
 CASES = [(ranks, name) for ranks, names in ON.items() for name in names]
 EXACT = [(ranks, name) for ranks, name in CASES if not SCHEMES[name].is_quantized]

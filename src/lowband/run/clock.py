@@ -48,8 +48,13 @@ class StepClock:
         return StepTimes(step_s, times.exposed_s, times.busy_s - times.exposed_s, times.exchange_s)
 
     def _synchronize(self) -> None:
-        """Wait for the computation, which waits for what it needs of the lanes, not for what runs behind."""
-        if self._device.type == "cuda":
+        """Wait for the computation, which waits for all that it needs of the lanes; an exchange between
+        replicas may go on. A peer has other streams, so the whole device is waited for."""
+        if self._device.type != "cuda":
+            return
+        if self._lanes is None:
+            torch.cuda.synchronize(self._device)
+        else:
             torch.cuda.current_stream(self._device).synchronize()
 
 
