@@ -3,6 +3,7 @@ several models in a single process do; bytes and memory as in closed form; ancho
 """
 
 import threading
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
 from test_sync import HIER3, INNER, are_equal
 
 import lowband
-from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.bytes import sent_bytes, transfers, unit_numels
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
 from lowband.errors import UserError
@@ -159,6 +160,25 @@ def test_bytes_and_memory_over_a_period_are_those_of_the_closed_forms(ranks: int
         states = state_bytes(units, scheme, levels, "fp32", "fp32", 1, "gloo")
         assert {kind: held.get(kind, 0) for kind in states} == states
         assert ("in_flight" in states) == (scheme.sync.delay > 0)
+
+
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_a_fragments_bytes_are_counted_in_the_step_in_which_it_arrives(ranks: int, name: str) -> None:
+    scheme, levels = SCHEMES[name], Levels.fit(INNER[ranks], ranks)
+    sync = scheme.sync
+    for _, sent, _, _, units, _ in (found[name] for found in sharded(ranks)):
+        for step in range(2 * EVERY, STEPS):
+            place = step % EVERY + 1
+            fragment = sync.arrives(place) if sync.delay else sync.starts(place)
+            expected: Counter[tuple[str, str, str]] = Counter()
+            for unit, numel in enumerate(units):
+                for one in transfers(numel, unit == 0, scheme, levels, "fp32", "fp32"):
+                    if one.collective.every == "sync" and sync.fragment_of(unit) == fragment:
+                        expected[one.hop.level, one.collective.name, one.wire] += one.sent_bytes
+            exchanged = {
+                key: n for key, n in sent[step].items() if key[1] in ("sync_reduce", "anchor_gather")
+            }
+            assert exchanged == expected
 
 
 def train_while_the_exchange_is_held_up(inner: dict[str, int]):
