@@ -17,7 +17,7 @@ from lowband.predict.plan_files import write
 from lowband.predict.prediction import predict
 from lowband.predict.render import record, text
 from lowband.predict.request import Grid
-from lowband.predict.time import step_time
+from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
@@ -95,15 +95,24 @@ def test_exchanges_that_arrive_late_by_hand() -> None:
     assert found["sync"]["most_at_once_bytes"] == pytest.approx(max(fragments) * per_value, rel=1e-3)
     assert "every 100 steps, in 10 fragments in turn, which arrive 1 step(s) later, " in text(found)
 
-    def waits(**sync_of: int) -> float:
+    def step(stack: str, link: float, **sync_of: int) -> StepTime:
         scheme = one.scheme.model_copy(update={"sync": sync.model_copy(update=sync_of)})
-        return float(step_time(replace(one, scheme=scheme)).items["exposed_sync_reduce"])
+        placed = Config(ROOT).stack_on(stack, "frontier")
+        return step_time(replace(one, scheme=scheme, stack=placed, faster={"world": link}))
 
-    at_once, together, late = waits(delay=0), waits(delay=0, fragments=1), waits(delay=1)
-    assert at_once == pytest.approx(together)
-    assert late < at_once
-    assert waits(delay=2) <= late
-    assert waits(delay=20) == waits(delay=10)  # the next fragment's exchange starts after 10 steps
+    def waits(stack: str, link: float, **sync_of: int) -> float:
+        return float(step(stack, link, **sync_of).items["exposed_sync_reduce"])
+
+    overlap, at_once = 0.874, waits("fsdp", 1, delay=0)
+    assert at_once == pytest.approx(waits("fsdp", 1, delay=0, fragments=1))
+    assert waits("fsdp", 1, delay=1) == pytest.approx((1 - overlap) * at_once)  # shorter than a step
+    hides_nothing = [waits("deepspeed-zero", 1, delay=delay) for delay in (0, 1)]
+    assert hides_nothing[1] == pytest.approx(hides_nothing[0])
+    at_once, whole = waits("fsdp", 1e-4, delay=0), step("fsdp", 1e-4, delay=0)  # longer than ten steps
+    each = float(whole.total) - at_once
+    for delay in (1, 2, 10, 20):  # the next fragment's exchange starts after ten steps
+        late = at_once - 10 * overlap * min(delay, 10) * each / 100
+        assert waits("fsdp", 1e-4, delay=delay) == pytest.approx(late)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
