@@ -87,14 +87,40 @@ def train_replicas(
     steps: int,
     clip: float,
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    unit_of: Callable[[str], int] = lambda name: 0,
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
-    """Replicas that meet every H steps: by step each rank's loss, and the weights agreed on last."""
+    """Replicas that meet every H steps: by step each rank's loss, and the weights agreed on last.
+
+    Exchanges arrive `delay` steps after their start, when a part `mix` of a replica's own weights remains.
+    unit_of: maps a parameter's name to its unit, which decides on its fragment
+    """
     sync, size = scheme.sync, levels.size(scheme.sync.beyond)
     models = [make_model() for _ in range(levels.world // size)]
     trained = [list(model.parameters()) for model in models]
     optimizers = [make_optimizer(parameters) for parameters in trained]
+    names = [name for name, _ in models[0].named_parameters()]
     anchors = [p.detach().clone() for p in trained[0]]
     momenta = [torch.zeros_like(anchor) for anchor in anchors]
+    arriving = {}  # step -> index of a parameter, and the update
+
+    def start(i: int) -> torch.Tensor:
+        """The update of a parameter, from the weights that the replicas have now."""
+        moved = [anchors[i] - trained[rank // size][i].detach() for rank in range(levels.world)]
+        mean = sum_over(moved, levels, sync.beyond, WORLD)[0] / len(models)
+        if sync.outer == "average":
+            return mean
+        momenta[i].mul_(sync.momentum).add_(mean)
+        is_ahead = sync.outer == "nesterov"
+        return sync.learning_rate * (mean + sync.momentum * momenta[i] if is_ahead else momenta[i])
+
+    def arrive(step: int) -> None:
+        for i, update in arriving.pop(step, []):
+            anchors[i] -= update
+            for parameters in trained:
+                own = parameters[i].detach()
+                mixed = sync.mix * own + (1 - sync.mix) * anchors[i] if sync.mix else anchors[i]
+                parameters[i].data.copy_(mixed)
+
     losses = []
     for step in range(steps):
         at_step, by_rank = [], []
@@ -115,18 +141,11 @@ def train_replicas(
                 for parameter in parameters:
                     parameter.grad.mul_(clip / norm)
             optimizer.step()
-        if (step + 1) % sync.every == 0:
-            for i, (anchor, momentum) in enumerate(zip(anchors, momenta, strict=True)):
-                moved = [anchor - trained[rank // size][i].detach() for rank in range(levels.world)]
-                mean = sum_over(moved, levels, sync.beyond, WORLD)[0] / len(models)
-                if sync.outer == "average":
-                    update = mean
-                else:
-                    momentum.mul_(sync.momentum).add_(mean)
-                    is_ahead = sync.outer == "nesterov"
-                    update = sync.learning_rate * (mean + sync.momentum * momentum if is_ahead else momentum)
-                anchor -= update
-                for parameters in trained:
-                    parameters[i].data.copy_(anchor)
-    names = [name for name, _ in models[0].named_parameters()]
+        arrive(step)
+        for i, name in enumerate(names):
+            offset = (unit_of(name) % sync.fragments + 1) * sync.every // sync.fragments
+            if step + 1 >= offset and (step + 1 - offset) % sync.every == 0:
+                arriving.setdefault(step + sync.delay, []).append((i, start(i)))
+        if not sync.delay:
+            arrive(step)
     return losses, dict(zip(names, anchors, strict=True))

@@ -9,13 +9,15 @@ import torch
 import torch.distributed as dist
 from modules import INNER, Tower, inputs, is_layer
 from streams import Device, Watch
-from test_parity import CONFIG, SCHEMES, SPEC, optimizer_of, part_of_batch
+from test_parity import SCHEMES, SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
 from lowband.engine import lane
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.scheme import Scheme
+from lowband.spec.sync import Sync
 
 RANK, RANKS, STEPS = 3, 8, 4
 MODULES = {
@@ -26,12 +28,12 @@ MODULES = {
 }
 
 
-def steps(module: str, scheme: str, dtype: torch.dtype, pattern: str, collect) -> None:
+def steps(module: str, scheme: str | Scheme, dtype: torch.dtype, pattern: str, collect) -> None:
     """Accumulated with and without no_sync, or breadth-first, clipped; an evaluation between; the whole
     weights at the end."""
     make, wrap, arguments = MODULES[module]
     topology = lowband.Topology(INNER)
-    model = lowband.shard(make(), CONFIG.scheme(scheme), topology, wrap, dtype, collectives=pattern)
+    model = lowband.shard(make(), scheme, topology, wrap, dtype, collectives=pattern)
     optimizer = optimizer_of(model.parameters())
     for step in range(STEPS):
         if module == "breadth":
@@ -51,7 +53,7 @@ def steps(module: str, scheme: str, dtype: torch.dtype, pattern: str, collect) -
 
 def watched(
     module: str,
-    scheme: str,
+    scheme: str | Scheme,
     dtype: torch.dtype,
     forgotten: str = "",
     frees: str = "",
@@ -102,6 +104,18 @@ def test_no_two_streams_race_in_flat_collectives(scheme: str) -> None:
     [(races, _, accesses)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16, "", "", "flat")
     assert races == {}
     assert min(accesses) > 10
+
+
+@pytest.mark.parametrize("wire", ["native", "int8"])
+@pytest.mark.parametrize("beyond", ["package", "node"])
+def test_no_two_streams_race_while_replicas_exchange_behind_training(beyond: str, wire: str) -> None:
+    outer = {"outer": "nesterov", "momentum": 0.9}
+    sync = Sync(beyond=beyond, every=2, fragments=2, delay=2, mix=0.5, **outer)
+    inside = {"weights": "package", "grads": "package", "optim": "package"}
+    scheme = Scheme(name="late", **inside, sync=sync, sync_reduce=wire)
+    [(races, _, accesses)] = on_ranks(1, look, "gpt", scheme, torch.bfloat16)
+    assert races == {}
+    assert min(accesses) > 5
 
 
 @pytest.mark.parametrize("scheme", ["zero3", "hier3"])

@@ -234,7 +234,7 @@ def test_misuse_is_refused_in_one_line() -> None:
         ({"every": 2, "momentum": 0.9}, "outer average has neither learning_rate nor momentum"),
         ({"every": 2, "outer": "nesterov"}, "outer nesterov has a momentum above 0"),
         ({"every": 2, "outer": "adam"}, "sync.outer: Input should be 'average', 'momentum' or 'nesterov'"),
-        ({"evry": 2}, "unknown key 'sync.evry' (allowed: beyond, every, learning_rate, momentum, outer)"),
+        ({"evry": 2}, "unknown key 'sync.evry' (allowed: beyond, delay, every, fragments, "),
     ],
 )
 def test_a_sync_that_does_not_fit_is_refused_in_one_line(sync: dict[str, object], part: str) -> None:

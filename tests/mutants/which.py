@@ -42,7 +42,7 @@ _TESTS = {
     "spec/exchange": [f"{UNIT}counterparts.py"],
     "spec/huggingface": [f"{UNIT}huggingface.py"],
     "spec/plain_data": [f"{UNIT}plain_data.py"],
-    "spec/sync": [f"{UNIT}{of}.py" for of in ("predict", "suites")] + [f"{DIST}sync.py"],
+    "spec/sync": [f"{UNIT}{of}.py" for of in ("predict", "suites", "sync_schedule")] + [f"{DIST}sync.py"],
     "spec/sourced": [f"{UNIT}machine.py", *_PREDICT],
     "spec/files": [f"{UNIT}files.py", f"{UNIT}records.py"],
     "spec/job": [f"{UNIT}job.py"],

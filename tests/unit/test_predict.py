@@ -17,7 +17,7 @@ from lowband.predict.plan_files import write
 from lowband.predict.prediction import predict
 from lowband.predict.render import record, text
 from lowband.predict.request import Grid
-from lowband.predict.time import step_time
+from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
@@ -71,7 +71,8 @@ def test_replicas_that_meet_seldom_by_hand() -> None:
     found = record(one, predict(one))
     assert found["memory_bytes"]["anchor"] == 4 * numel // 8
     assert found["memory_bytes"]["outer"] == 4 * numel // 64
-    assert found["sync"] == {"replica_ranks": 8, "every": 100, "sent_bytes": numel * 7 // 8}
+    sent = {"sent_bytes": numel * 7 // 8, "most_at_once_bytes": numel * 7 // 8}
+    assert found["sync"] == {"replica_ranks": 8, "every": 100, "fragments": 1, "delay": 0, **sent}
     assert "replicas of 8 ranks exchange weights every 100 steps" in text(found)
     assert found["communication_s"]["replica_reduce"] == 0
     often = replace(one, scheme=one.scheme.model_copy(update={"sync": sync.model_copy(update={"every": 1})}))
@@ -79,6 +80,39 @@ def test_replicas_that_meet_seldom_by_hand() -> None:
     assert often_s == pytest.approx(100 * seldom_s)
     slowest = Network(FRONTIER, ZERO).rate("world")
     assert often_s == pytest.approx(numel * 7 / 8 / slowest, rel=0.02)  # the rest is fixed times
+
+
+def test_exchanges_that_arrive_late_by_hand() -> None:
+    """Streaming DiLoCo on 8 nodes of 8: a tenth of the units at once, and what a step hides of it."""
+    one = job("streaming-diloco")
+    numels, sync = stage_numels(one.model, one.levels, 1, 1), one.scheme.sync
+    assert sync is not None
+    found = record(one, predict(one))
+    fragments = [sum(numels[fragment::10]) for fragment in range(10)]
+    assert found["memory_bytes"]["in_flight"] == 4 * max(fragments) // 8
+    per_value = (1 / 2 + 4 / one.scheme.block_size) * 2 / 8 * 7 / 8  # INT4 and scales; there and back
+    assert found["sync"]["sent_bytes"] == pytest.approx(sum(numels) * per_value, rel=1e-3)
+    assert found["sync"]["most_at_once_bytes"] == pytest.approx(max(fragments) * per_value, rel=1e-3)
+    assert "every 100 steps, in 10 fragments in turn, which arrive 1 step(s) later, " in text(found)
+
+    def step(stack: str, link: float, **sync_of: int) -> StepTime:
+        scheme = one.scheme.model_copy(update={"sync": sync.model_copy(update=sync_of)})
+        placed = Config(ROOT).stack_on(stack, "frontier")
+        return step_time(replace(one, scheme=scheme, stack=placed, faster={"world": link}))
+
+    def waits(stack: str, link: float, **sync_of: int) -> float:
+        return float(step(stack, link, **sync_of).items["exposed_sync_reduce"])
+
+    overlap, at_once = 0.874, waits("fsdp", 1, delay=0)
+    assert at_once == pytest.approx(waits("fsdp", 1, delay=0, fragments=1))
+    assert waits("fsdp", 1, delay=1) == pytest.approx((1 - overlap) * at_once)  # shorter than a step
+    hides_nothing = [waits("deepspeed-zero", 1, delay=delay) for delay in (0, 1)]
+    assert hides_nothing[1] == pytest.approx(hides_nothing[0])
+    at_once, whole = waits("fsdp", 1e-4, delay=0), step("fsdp", 1e-4, delay=0)  # longer than ten steps
+    each = float(whole.total) - at_once
+    for delay in (1, 2, 10, 20):  # the next fragment's exchange starts after ten steps
+        late = at_once - 10 * overlap * min(delay, 10) * each / 100
+        assert waits("fsdp", 1e-4, delay=delay) == pytest.approx(late)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

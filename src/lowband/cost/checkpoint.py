@@ -8,6 +8,7 @@
 
 With replicas that meet seldom, n of them, all files have 12 n P bytes, 4 P of the anchor and, with momentum,
 4 P of the outer optimizer; the rank that writes most has its part of each, and every replica's ranks write.
+Of parameters whose exchange has not arrived when the checkpoint is saved, files have 4 bytes more.
 
 N: padded elements of all units. A node's ranks share `node_gigabytes_per_s`, all nodes the file system's own
 rate. Left out: the manifest, buffers, generators' states, and the file system's time to create files.

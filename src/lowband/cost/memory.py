@@ -7,6 +7,9 @@
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
     anchor     4 N / |replica|       with sync: the weights that replicas agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
+    in_flight  4 N / |replica|       with a delayed sync: what has moved, then the update, while it is on its
+                                     way; of the fragments that are on their way at once. Buffers count what
+                                     is being sent once more
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
                stays; 0 where the weights are not sharded
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
@@ -90,6 +93,7 @@ def state_bytes(
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
         **({"sums": GRAD_BYTES * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
+        **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
     }
 
 
@@ -99,6 +103,13 @@ def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> di
         return {}
     outer = {"outer": MASTER_BYTES * numel // world} if sync.has_momentum else {}
     return {"anchor": MASTER_BYTES * numel // replica, **outer}
+
+
+def in_flight_bytes(unit_numels: Sequence[int], replica: int, sync: Sync | None) -> dict[str, int]:
+    """What exchanges on their way hold at the peak; nothing without delay. replica: ranks in a replica"""
+    if sync is None or not sync.delay:
+        return {}
+    return {"in_flight": MASTER_BYTES * sync.most_in_flight(unit_numels) // replica}
 
 
 def start_bytes(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 
 
@@ -13,11 +14,13 @@ class Call:
 
     number:  the submission's number on its topology
     unit:    name of the unit whose parameters are sent
+    ledger:  where its bytes are counted
     buffers: bytes of its send and receive buffers, now and at the peak
     """
 
     number: int
     unit: str
+    ledger: Ledger
     buffers: MemoryMeter = field(default_factory=MemoryMeter)
 
     def name(self, collective: str) -> str:

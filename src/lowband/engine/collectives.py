@@ -75,13 +75,15 @@ class Collectives:
         levels: Sequence[str],
         work: Callable[[Call], Work],
         uses: Sequence[torch.Tensor | None] = (),
+        ledger: Ledger | None = None,
     ) -> Handle:
         """Start collectives of a unit. Every rank must make the same submissions in the same order.
 
         levels: the levels of their hops, in order
         uses:   tensors that the caller is about to free
+        ledger: where their bytes are counted; default: with all others
         """
-        call = Call(self.topology.next_call(), unit)
+        call = Call(self.topology.next_call(), unit, self.ledger if ledger is None else ledger)
         self.topology.order.note(f"'{unit}' over {'-'.join(levels)} (collective {call.number})")
 
         def counted() -> Work:
@@ -176,7 +178,7 @@ class Collectives:
             count = bound.hop.count
             first = start - bound.place * length
             self._gather_hop(call, out[first : first + count * length].view(count, length), bound, name)
-            self._count(bound, name, wire, (count - 1) * length * out.element_size())
+            self._count(call, bound, name, wire, (count - 1) * length * out.element_size())
             start, length = first, count * length
 
     def _gather_hop(self, call: Call, parts: torch.Tensor, bound: BoundHop, name: str) -> None:
@@ -233,7 +235,7 @@ class Collectives:
                 full = call.hold(torch.empty_like(rows[0]))
                 sum_around([rows[place] for place in bound.places], full, bound, call.name(name))
                 call.release(rows)
-                self._count(bound, name, "native", (bound.hop.count - 1) * full.nbytes)
+                self._count(call, bound, name, "native", (bound.hop.count - 1) * full.nbytes)
             elif bound.back is not None:
                 received = self._exchange(call, rows, bound, name, "native")
                 del rows
@@ -264,17 +266,17 @@ class Collectives:
         out = call.hold(torch.empty_like(rows[0]))
         reduce_scatter(out, rows.view(-1), group=bound.group)
         call.release(rows)
-        self._count(bound, name, "native", (bound.hop.count - 1) * out.nbytes)
+        self._count(call, bound, name, "native", (bound.hop.count - 1) * out.nbytes)
         return out
 
-    def _count(self, bound: BoundHop, name: str, wire: Wire, sent_bytes: int) -> None:
+    def _count(self, call: Call, bound: BoundHop, name: str, wire: Wire, sent_bytes: int) -> None:
         """Count a hop's bytes; where it is several, on the levels whose links they take."""
         if bound.joined is None:
-            self.ledger.add(bound.hop.level, name, wire, sent_bytes)
+            call.ledger.add(bound.hop.level, name, wire, sent_bytes)
             return
         # Also 0 bytes, so that all ranks count under the same keys.
         for level, share in bound.joined.shares(self.topology.rank).items():
-            self.ledger.add(level, name, wire, int(sent_bytes * share))
+            call.ledger.add(level, name, wire, int(sent_bytes * share))
 
     def _exchange(
         self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire
@@ -291,7 +293,7 @@ class Collectives:
         else:
             dist.all_to_all_single(received, messages, group=bound.group)
         call.release(messages)
-        self._count(bound, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
+        self._count(call, bound, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
         return received
 
     def _sum(self, call: Call, received: torch.Tensor, hops: Sequence[Hop]) -> torch.Tensor:

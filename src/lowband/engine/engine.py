@@ -124,7 +124,7 @@ class Engine:
             unit.grads.watch(self._grads_ready)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
-        self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units)
+        self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
         for owner in (*(owner for owner in self.units_of if owner is not module), module):
             self._hook(owner)
         module.register_forward_hook(self._leave_forward, always_call=True)

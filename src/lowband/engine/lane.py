@@ -12,9 +12,10 @@ On a CPU a lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,19 @@ from lowband.engine.gloo import PeerLost
 # Yields the level whose lane comes next, and the tensors that were made in this lane and are used in the
 # next one.
 Work = Generator[tuple[str, Sequence[torch.Tensor]], None, object]
+
+
+class LaneTimes(NamedTuple):
+    """Seconds.
+
+    exposed_s:  in which callers have waited
+    busy_s:     in which any lane was busy
+    exchange_s: the part of exposed_s that was for exchanges between replicas
+    """
+
+    exposed_s: float
+    busy_s: float
+    exchange_s: float
 
 
 class Handle(Protocol):
@@ -50,7 +64,8 @@ class Lanes:
         }
         self._lock = threading.Lock()
         self._running, self._busy_since, self._busy_s = 0, 0.0, 0.0
-        self._exposed_s = 0.0
+        self._exposed_s, self._exchange_s = 0.0, 0.0
+        self._is_exchanging = False
         self._lost: PeerLost | None = None
 
     def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
@@ -70,11 +85,23 @@ class Lanes:
         for future in [thread.submit(call) for thread in self._threads.values()]:
             future.result()
 
-    def take_times(self) -> tuple[float, float]:
-        """Seconds that callers have waited, and seconds in which any lane was busy, since the last call."""
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """What the caller waits for in this context is an exchange between replicas."""
+        self._is_exchanging = True
+        try:
+            yield
+        finally:
+            self._is_exchanging = False
+
+    def take_times(self) -> LaneTimes:
+        """The times since the last call."""
         with self._lock:
-            times = self._exposed_s, self._busy_s
-            self._exposed_s = self._busy_s = 0.0
+            if self._running:  # an exchange that takes several steps
+                self._busy_s += (now := time.perf_counter()) - self._busy_since
+                self._busy_since = now
+            times = LaneTimes(self._exposed_s, self._busy_s, self._exchange_s)
+            self._exposed_s = self._busy_s = self._exchange_s = 0.0
         return times
 
     def _run_part(self, work: Work, level: str, before: Future[None] | None) -> None:
@@ -107,6 +134,7 @@ class Lanes:
     def _count_exposed(self, seconds: float) -> None:
         with self._lock:
             self._exposed_s += seconds
+            self._exchange_s += seconds if self._is_exchanging else 0.0
 
 
 def _advance(work: Work, level: str, is_first: bool) -> Sequence[torch.Tensor]:
@@ -166,7 +194,7 @@ class StreamLanes(Lanes):
         super().__init__(())
         self._device = device
         self._streams = {level: torch.cuda.Stream(device, priority=-1) for level in levels}
-        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
         self._parts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_timed = False  # True from the first `take_times` on: events are kept only if they are read
 
@@ -193,15 +221,18 @@ class StreamLanes(Lanes):
     def on_each_thread(self, call: Callable[[], None]) -> None:
         """Does nothing, because collectives run in the caller's own thread."""
 
-    def take_times(self) -> tuple[float, float]:
+    def take_times(self) -> LaneTimes:
         self._is_timed = True
-        torch.cuda.synchronize(self._device)
+        # Not the device: an exchange between replicas may go on. Its parts are counted once they have ended.
+        torch.cuda.current_stream(self._device).synchronize()
         # The caller's stream stalled from reaching a wait until its event; a negative span means no stall.
-        exposed_ms = sum(max(0.0, reached.elapsed_time(done)) for reached, done in self._waits)
-        busy_ms = _union_ms(self._parts)
+        stalls = [(max(0.0, reached.elapsed_time(done)), was) for reached, done, was in self._waits]
+        exposed_ms, exchange_ms = sum(ms for ms, _ in stalls), sum(ms for ms, was in stalls if was)
+        ended = [part for part in self._parts if part[1].query()]
+        self._parts = [part for part in self._parts if part not in ended]
+        busy_ms = _union_ms(ended)
         self._waits.clear()
-        self._parts.clear()
-        return exposed_ms / 1e3, busy_ms / 1e3
+        return LaneTimes(exposed_ms / 1e3, busy_ms / 1e3, exchange_ms / 1e3)
 
 
 def _union_ms(parts: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
@@ -225,7 +256,7 @@ class _OnStream:
         if self._lanes._is_timed:
             reached = torch.cuda.Event(enable_timing=True)
             reached.record(here)
-            self._lanes._waits.append((reached, self._done))
+            self._lanes._waits.append((reached, self._done, self._lanes._is_exchanging))
         here.wait_event(self._done)
         self._held.clear()  # the memory is reused only by later work on the caller's stream
 

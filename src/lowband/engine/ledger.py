@@ -18,12 +18,20 @@ class Ledger:
         with self._lock:
             self._bytes[level, collective, wire] += sent_bytes
 
+    def read(self) -> list[Sent]:
+        """The counts so far."""
+        with self._lock:
+            return self._counts()
+
     def take(self) -> list[Sent]:
         """Return the counts so far and reset them to zero."""
         with self._lock:
-            taken = [
-                Sent(level=level, collective=collective, wire=wire, bytes=count)
-                for (level, collective, wire), count in sorted(self._bytes.items())
-            ]
+            taken = self._counts()
             self._bytes.clear()
         return taken
+
+    def _counts(self) -> list[Sent]:
+        return [
+            Sent(level=level, collective=collective, wire=wire, bytes=count)
+            for (level, collective, wire), count in sorted(self._bytes.items())
+        ]

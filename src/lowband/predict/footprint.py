@@ -64,7 +64,7 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, with
     all activations, and gradients only if they accumulate; after the backward, with all gradients."""
     weights = items["weights"] + items["secondary"] + items["framework"]
-    weights = weights + items.get("anchor", 0) + items.get("outer", 0)
+    weights = weights + sum(items.get(kind, 0) for kind in ("anchor", "outer", "in_flight"))
     masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
     at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]

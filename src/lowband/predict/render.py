@@ -65,17 +65,26 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
 
 
 def _sync(job: Workload) -> dict[str, Any]:
-    """Of replicas that meet seldom: bytes that a rank sends in one exchange; nothing of other schemes."""
+    """Of replicas that meet seldom: what a rank sends in one period, and of it in the exchange of the largest
+    fragment; nothing of other schemes."""
     scheme, levels = job.scheme, job.levels
-    if scheme.sync is None:
+    if (sync := scheme.sync) is None:
         return {}
-    numels = stage_numels(job.model, levels, job.tp, job.pp)
-    parts = (
-        part for i, n in enumerate(numels) for part in transfers(n, i == 0, scheme, levels, "bf16", "bf16")
-    )
-    sent = sum(part.sent_bytes for part in parts if part.collective.every == "sync")
-    replica = levels.size(scheme.sync.beyond)
-    return {"sync": {"replica_ranks": replica, "every": scheme.sync.every, "sent_bytes": sent}}
+    by_fragment = [0] * sync.fragments
+    for i, numel in enumerate(stage_numels(job.model, levels, job.tp, job.pp)):
+        parts = transfers(numel, i == 0, scheme, levels, "bf16", "bf16")
+        sent = sum(part.sent_bytes for part in parts if part.collective.every == "sync")
+        by_fragment[sync.fragment_of(i)] += sent
+    return {
+        "sync": {
+            "replica_ranks": levels.size(sync.beyond),
+            "every": sync.every,
+            "fragments": sync.fragments,
+            "delay": sync.delay,
+            "sent_bytes": sum(by_fragment),
+            "most_at_once_bytes": max(by_fragment),
+        }
+    }
 
 
 def short_by(job: Workload, prediction: Prediction) -> float:
@@ -132,9 +141,11 @@ def text(row: dict[str, Any]) -> str:
 
 
 def _meeting(sync: dict[str, int]) -> str:
+    parts = f", in {sync['fragments']} fragments in turn" if sync["fragments"] > 1 else ""
+    late = f", which arrive {sync['delay']} step(s) later" if sync["delay"] else ""
     return (
-        f"replicas of {sync['replica_ranks']} ranks exchange weights every {sync['every']} steps, "
-        f"{sync['sent_bytes'] / GIB:.4g} GiB per rank; seconds are the mean over that period"
+        f"replicas of {sync['replica_ranks']} ranks exchange weights every {sync['every']} steps{parts}"
+        f"{late}, {sync['sent_bytes'] / GIB:.4g} GiB per rank; seconds are the mean over that period"
     )
 
 

@@ -16,8 +16,11 @@ The first micro-batch's forward also gathers updated weights; the last one's bac
 optimizer level and over replicas. Time beyond a pass's computation is exposed communication, attributed to
 collectives in proportion to their time in the lane.
 
-Replicas that meet seldom (spec.sync) exchange weights after every H-th step, behind nothing: a step has the
-H-th part of that time, the mean over a period.
+Replicas that meet seldom (spec.sync) exchange each fragment of the weights every H steps, x seconds, behind
+d = min(delay, H / fragments) steps of c seconds each without it: of what is exposed, join(d c, x) - d c, a
+step has the H-th part, the mean over a period. From the next fragment's start on an exchange shares the
+lane, so for longer delays and unequal fragments this is an upper bound. What gathers new weights in a replica
+afterwards is behind nothing.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds the
@@ -38,7 +41,7 @@ from lowband.cost.compute import Computer, work
 from lowband.cost.numbers import Num, join
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.step import STEP
+from lowband.spec.step import ANCHOR_GATHER, STEP, SYNC_REDUCE
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "host", "tensor_parallel", "pipeline_exchange", "bubble",
@@ -116,35 +119,49 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
-    for name, time in _after_backward(job, computer, root, block, blocks).items():
-        add(name, time)
+    add("optimizer", _optimizer_s(job, computer))
     if job.pp > 1:
         add("bubble", (job.pp - 1) / job.interleave * (blocks * (forward_s + backward_s) + exchange))
-    total: Num = 0.0
-    for item in items.values():
-        total = total + item
+    for name, time in _meeting(job, root, block, _sum(items, items), overlap).items():
+        add(name, time)
+    total = _sum(items, items)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
     lane = {r.name: times[r.every] * (root.get(r.name, 0.0) + blocks * block.get(r.name, 0.0)) for r in STEP}
     return StepTime(total, items, lane)
 
 
-def _after_backward(
-    job: Workload, computer: Computer, root: Lane, block: Lane, blocks: int
-) -> dict[str, Num]:
-    """Items of a step: the optimizer and, in the mean over a period, the exchange between replicas.
-
-    Nothing computes after the optimizer, so nothing hides the exchange.
-    """
+def _optimizer_s(job: Workload, computer: Computer) -> Num:
+    """Seconds of the optimizer and, in the mean over a period, of the outer one."""
     levels, sync = job.levels, job.scheme.sync
     numel = sum(stage_numels(job.model, levels, job.tp, job.pp))
     optimizer = computer.adam_s(numel / levels.size(job.scheme.optim))
     if sync is None:
-        return {"optimizer": optimizer}
+        return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
-    rows = [row.name for row in STEP if row.every == "sync"]
-    exchange = {name: root.get(name, 0.0) + blocks * block.get(name, 0.0) for name in rows}
-    exposed = {f"exposed_{name}": time / sync.every for name, time in exchange.items()}
-    return {"optimizer": optimizer + outer / sync.every, **exposed}
+    return optimizer + outer / sync.every
+
+
+def _meeting(job: Workload, root: Lane, block: Lane, step_s: Num, overlap: float) -> dict[str, Num]:
+    """What a step waits for exchanges between replicas, in the mean over a period; nothing without sync.
+
+    step_s: of a step without them
+    """
+    sync, blocks = job.scheme.sync, job.model.layers // job.pp
+    if sync is None:
+        return {}
+
+    def lane_s(name: str, fragment: int) -> Num:
+        in_it = sum(sync.fragment_of(unit) == fragment for unit in range(1, blocks + 1))
+        return in_it * block.get(name, 0.0) + (root.get(name, 0.0) if fragment == 0 else 0.0)
+
+    hidden = min(sync.delay, sync.gap) * step_s
+    reduced: Num = 0.0
+    gathered: Num = 0.0
+    for fragment in range(sync.fragments):
+        reduced = reduced + join(hidden, lane_s(SYNC_REDUCE.name, fragment), overlap) - hidden
+        gathered = gathered + lane_s(ANCHOR_GATHER.name, fragment)
+    names = {SYNC_REDUCE.name: reduced, ANCHOR_GATHER.name: gathered}
+    return {f"exposed_{name}": time / sync.every for name, time in names.items()}
 
 
 def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) -> tuple[Num, Num]:

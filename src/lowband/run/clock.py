@@ -17,11 +17,13 @@ class StepTimes:
     step_s:    from the first batch to the end of the optimizer step
     exposed_s: part of step_s in which the computation waited for collectives; NaN if unknown
     hidden_s:  time of collectives, copies, sums and quantization that ran behind the computation
+    exchange_s: part of exposed_s that was for exchanges between replicas
     """
 
     step_s: float
     exposed_s: float
     hidden_s: float
+    exchange_s: float
 
 
 class StepClock:
@@ -40,12 +42,20 @@ class StepClock:
     def stop(self) -> StepTimes:
         self._synchronize()
         step_s = time.perf_counter() - self._start
-        exposed_s, busy_s = self._lanes.take_times() if self._lanes is not None else (math.nan, math.nan)
-        return StepTimes(step_s, exposed_s, busy_s - exposed_s)
+        if self._lanes is None:
+            return StepTimes(step_s, math.nan, math.nan, math.nan)
+        times = self._lanes.take_times()
+        return StepTimes(step_s, times.exposed_s, times.busy_s - times.exposed_s, times.exchange_s)
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
+        """Wait for the computation, which waits for all that it needs of the lanes; an exchange between
+        replicas may go on. A peer has other streams, so the whole device is waited for."""
+        if self._device.type != "cuda":
+            return
+        if self._lanes is None:
             torch.cuda.synchronize(self._device)
+        else:
+            torch.cuda.current_stream(self._device).synchronize()
 
 
 def reset_peak_memory(device: torch.device) -> None:

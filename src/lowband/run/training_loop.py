@@ -18,6 +18,7 @@ from lowband.box.links import sent_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.checkpointer import Checkpointer
 from lowband.engine.checkpoint.meeting import Meeting
+from lowband.engine.replicas import Replicas
 from lowband.model.data import Corpus, batch
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
@@ -47,6 +48,7 @@ def train_rank(
     trainer = prepare(spec, device)
     model, optimizer = trainer.model, trainer.optimizer
     engine = engine_of(model) if spec.engine == "lowband" else None
+    replicas = engine.replicas if engine else None
     outside = Outside(spec.levels, engine.lanes if engine else None)
     clock = StepClock(engine.lanes if engine else None, device)
     checkpointer = _checkpointer(spec, corpus, folder)
@@ -84,10 +86,13 @@ def train_rank(
             folder.append_step(line)
         if checkpointer is not None and step % spec.checkpoint_every == 0:
             extra = {"step": step, "outside": [sent.model_dump() for sent in outside_sent]}
+            if replicas is not None and replicas.sync.delay:
+                extra["in_flight"] = _in_flight(replicas)
             checkpointer.save(step, model, optimizer, extra)
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
+    trainer.finish()
     # Read from the file, which also has the steps of earlier attempts: all steps, if one stopped at its end.
     steps = folder.whole_steps() if is_first else []
     outcome = _outcome(spec, trainer, device, has_stepped=resumed_from < spec.steps)
@@ -129,7 +134,20 @@ def _resume(
     extra = checkpointer.load_newest(model, optimizer) if checkpointer is not None else None
     if extra is None:
         return 0, ()
+    if "in_flight" in extra and (replicas := engine_of(model).replicas) is not None:
+        mine = extra["in_flight"][dist.get_rank()]
+        replicas.count_in_flight(
+            {unit: [Sent.model_validate(one) for one in sent] for unit, sent in mine.items()}
+        )
     return int(extra["step"]), tuple(Sent.model_validate(sent) for sent in extra["outside"])
+
+
+def _in_flight(replicas: Replicas) -> list[dict[str, list[dict[str, Any]]]]:
+    """By rank and unit: what exchanges have sent that no step has counted, because they have not arrived."""
+    everyones: list[Any] = [None] * dist.get_world_size()
+    sent = {name: [one.model_dump() for one in counts] for name, counts in replicas.sent_in_flight().items()}
+    dist.all_gather_object(everyones, sent)
+    return everyones
 
 
 def _backward(
@@ -159,7 +177,9 @@ def _gather_record(
     sent: list[Sent],
 ) -> StepRecord:
     """This step's record from all ranks' losses, times and bytes; all have the same keys in `sent`."""
-    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share, grad_norm]
+    exchange_s = times.exchange_s if spec.scheme.sync is not None else math.nan
+    mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share, grad_norm, exchange_s]
+    own = len(mine)
     mine += [one.bytes for one in sent]
     rows = _all_gather(mine, loss.device)
     slowest = max(rows, key=lambda row: row[1])
@@ -169,11 +189,12 @@ def _gather_record(
         compute_time_s=_known(slowest[1] - slowest[2]),
         exposed_comm_time_s=_known(slowest[2]),
         hidden_comm_time_s=_known(slowest[3]),
+        exposed_sync_time_s=_known(slowest[6]),
         tokens=spec.tokens_per_step,
         loss=sum(row[0] for row in rows) / spec.ranks,
         grad_norm=float(np.max([row[5] for row in rows])),  # NaN if one is
         sent=tuple(
-            one.model_copy(update={"bytes": mean(sum(int(row[6 + i]) for row in rows), spec.ranks)})
+            one.model_copy(update={"bytes": mean(sum(int(row[own + i]) for row in rows), spec.ranks)})
             for i, one in enumerate(sent)
         ),
         real_share=_known(max(row[4] for row in rows)),

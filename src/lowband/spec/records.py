@@ -60,6 +60,10 @@ class StepRecord(Strict):
         description="collectives behind the computation, with their copies, sums and quantization; "
         "null for a peer's engine"
     )
+    exposed_sync_time_s: float | None = Field(
+        default=None,
+        description="part of exposed_comm_time_s: waiting for exchanges between replicas; null without sync",
+    )
     tokens: int
     loss: float
     grad_norm: float = Field(description="of replicas that meet seldom: the largest")

@@ -107,6 +107,12 @@ class RunSpec(RunOptions):
                 f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "
                 f"'{self.scheme.name}': replicas would not agree on the last steps"
             )
+        if self.scheme.sync is not None and self.scheme.sync.delay and self.steps == self.scheme.period:
+            raise ValueError(
+                f"steps ({self.steps}) are one period of scheme '{self.scheme.name}', whose last exchange "
+                f"arrives in the next one (allowed: multiples of {self.scheme.period} "
+                f"from {2 * self.scheme.period})"
+            )
         box = self.machine.box
         if box is not None and self.ranks > box.nodes * self.machine.node_size:
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")

@@ -5,7 +5,15 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from lowband.engine.api import accumulate, clip_grad_norm_, engine_of, full_state_dict, no_sync, shard
+from lowband.engine.api import (
+    accumulate,
+    clip_grad_norm_,
+    engine_of,
+    full_state_dict,
+    no_sync,
+    shard,
+    sync_replicas,
+)
 from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.topology import Topology
 from lowband.engine.whole import state_digests
@@ -43,6 +51,11 @@ class Lowband(Trainer):
         if self._order == "breadth":
             return accumulate(self.model, range(passes), loss_of)
         return super().accumulate(passes, loss_of)
+
+    def finish(self) -> None:
+        replicas = engine_of(self.model).replicas
+        if replicas is not None and (replicas.sync.delay or replicas.sync.fragments > 1):
+            sync_replicas(self.model)
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return clip_grad_norm_(self.model, max_norm)

@@ -48,6 +48,9 @@ class Trainer(ABC):
         self.optimizer.zero_grad()
         return float(norm)  # read last: on a GPU this waits for the whole step
 
+    def finish(self) -> None:  # noqa: B027  most engines have nothing to do
+        """After the last step: make all ranks agree on the weights, if they do not."""
+
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 

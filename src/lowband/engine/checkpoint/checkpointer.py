@@ -26,7 +26,14 @@ from torch import nn
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, of_replica, random_states, seen_by
+from lowband.engine.checkpoint.logical_tensors import (
+    Logical,
+    Piece,
+    in_flight,
+    of_replica,
+    random_states,
+    seen_by,
+)
 from lowband.engine.checkpoint.manifest import (
     MOST_STEPS,
     Content,
@@ -184,6 +191,8 @@ class Checkpointer:
             if f"rng.cuda.{dist.get_rank()}" not in manifest.tensors:  # saved on the CPU
                 random.pop(f"rng.cuda.{dist.get_rank()}", None)
             check_fit(manifest, path, here, random)
+            if (replicas := engine_of(module).replicas) is not None:
+                in_flight(manifest, replicas)
             return manifest, here, random
 
         def read(tick: Tick) -> dict[str, torch.Tensor]:

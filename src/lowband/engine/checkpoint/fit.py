@@ -3,7 +3,15 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from lowband.engine.checkpoint.logical_tensors import STEPS, Logical, Piece, replicas_in, state_of
+from lowband.engine.checkpoint.logical_tensors import (
+    ANCHOR,
+    STEPS,
+    UPDATE,
+    Logical,
+    Piece,
+    replicas_in,
+    state_of,
+)
 from lowband.engine.checkpoint.manifest import Group, Manifest, Saved
 from lowband.errors import UserError
 
@@ -19,10 +27,12 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
             raise UserError(f"'{name}' is of an unknown kind", where=folder, allowed=sorted(kinds))
     # A checkpoint of other schemes has no sync; then all replicas start a period from its weights.
     for kind in ("model.", "buffer.", *(["sync."] if STEPS in manifest.tensors else [])):
-        mine = [name for name in here.pieces if name.startswith(kind)]
-        _check_names("", mine, [name for name in manifest.tensors if name.startswith(kind)], folder)
+        mine = [name for name in here.pieces if name.startswith(kind) and not name.startswith(UPDATE)]
+        theirs = [name for name in manifest.tensors if name.startswith(kind) and not name.startswith(UPDATE)]
+        _check_names("", mine, theirs, folder)
         for name in mine:
             _check_same(name, here.pieces[name].saved, manifest.tensors[name], folder)
+    _check_updates(manifest, folder, here)
     for name, piece in random.items():
         if name not in manifest.tensors:
             raise UserError(f"'{name}' is not in the checkpoint", where=folder)
@@ -33,6 +43,15 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
         )
     _check_groups(here.groups, manifest.groups, folder)
     _check_states(manifest, folder, here)
+
+
+def _check_updates(manifest: Manifest, folder: Path, here: Logical) -> None:
+    """Each update that had not arrived must be of an anchor here."""
+    for name in (name for name in manifest.tensors if name.startswith(UPDATE)):
+        anchor = name.replace(UPDATE, ANCHOR, 1)
+        if anchor not in here.pieces:
+            raise UserError(f"'{name}' is only in the checkpoint", where=folder)
+        _check_same(name, here.pieces[anchor].saved, manifest.tensors[name], folder)
 
 
 def check_replicas(manifest: Manifest, folder: Path, here: Logical) -> None:

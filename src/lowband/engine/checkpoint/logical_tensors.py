@@ -5,7 +5,8 @@ flattened parameter and of each per-element optimizer state, and all of the othe
 
 Replicas that meet seldom differ: in a checkpoint the tensors of the second one are named
 `replica.1.model.NAME` and so on. What they share, `sync`, is there once: the anchor, the outer optimizer's
-momentum, and the number of steps since the last exchange.
+momentum, the number of steps since the period began and, of exchanges that have not arrived, the update that
+they will bring.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.anchor import Anchor
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest, Number, Saved
 from lowband.engine.replicas import Replicas
@@ -25,6 +27,7 @@ from lowband.errors import UserError
 from lowband.spec.partition import intersect
 
 STEPS = "sync.steps"  # in every checkpoint of replicas that meet seldom
+ANCHOR, UPDATE = "sync.anchor.", "sync.update."  # the latter of parameters whose exchange has not arrived
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Logical:
         for name, buffer in buffers(module).items():
             pieces[name] = _whole(buffer, writes=dist.get_rank() == 0)
         if engine.replicas is not None:
-            pieces |= _sync_pieces(engine.replicas, size)
+            pieces |= sync_pieces(engine.replicas, size)
         groups, kind = _groups(shards, optimizer), _full_name(optimizer)
         replica, replicas = dist.get_rank() // size, dist.get_world_size() // size
         return cls(shards, parameters, pieces, numbers, groups, kind, replica, replicas)
@@ -188,8 +191,11 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
             )
 
 
-def _sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
-    """size: ranks in a replica. Raises UserError while only some of several optimizers have stepped."""
+def sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
+    """What replicas share, by name; waits for the exchange on its way. size: ranks in a replica
+
+    Raises UserError while only some of several optimizers have stepped.
+    """
     if not replicas.is_between_steps:
         raise UserError(
             "some parameters have been stepped and others have not",
@@ -199,6 +205,8 @@ def _sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
     pieces = {STEPS: _whole(torch.tensor(replicas.steps), writes=dist.get_rank() == 0)}
     for anchor in replicas.anchors:
         held = [("anchor", anchor.values, anchor.range, dist.get_rank() < size)]
+        if anchor.is_in_flight:
+            held.append(("update", anchor.update(), anchor.range, dist.get_rank() < size))
         if anchor.momentum is not None:
             held.append(("outer", anchor.momentum, anchor.outer_range, True))
         for shard, place in zip(anchor.unit.shards, anchor.unit.layout.ranges(), strict=True):
@@ -209,6 +217,27 @@ def _sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
                 local = values[a - start : b - start]
                 pieces[f"sync.{key}.{whole.name}"] = Piece(local, first, tuple(whole.shape), True, writes)
     return pieces
+
+
+def in_flight(manifest: Manifest, replicas: Replicas) -> list[Anchor]:
+    """The units whose exchange had not arrived when a checkpoint was saved.
+
+    Raises UserError if that holds for some of a unit's parameters only: the checkpoint has other units.
+    """
+    moving = []
+    for anchor in replicas.anchors:
+        names = [UPDATE + shard.shard_of.name for shard in anchor.unit.shards]  # type: ignore[attr-defined]
+        found = [name in manifest.tensors for name in names]
+        if any(found) and not all(found):
+            raise UserError(
+                f"the exchange of '{names[found.index(True)].removeprefix(UPDATE)}' had not arrived, that of "
+                f"'{names[found.index(False)].removeprefix(UPDATE)}' in the same unit had",
+                where="checkpoint",
+                allowed="the units and fragments that it was saved with",
+            )
+        if any(found):
+            moving.append(anchor)
+    return moving
 
 
 def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, is_first: bool) -> Piece:

@@ -105,8 +105,8 @@ class Manifest(Content):
     """The whole manifest.
 
     Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME` and `rng.DEVICE.RANK`; of
-    replicas that meet seldom, `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME` and
-    `sync.steps`.
+    replicas that meet seldom, `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME`,
+    `sync.update.NAME` and `sync.steps`.
 
     files:  size and checksum of each rank's file, by rank
     extra:  the caller's own data, as JSON reads it back

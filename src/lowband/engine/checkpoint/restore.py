@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 from lowband.engine.api import engine_of
-from lowband.engine.checkpoint.logical_tensors import STEPS, Logical, Piece, buffers, state_of
+from lowband.engine.checkpoint.logical_tensors import (
+    ANCHOR,
+    STEPS,
+    UPDATE,
+    Logical,
+    Piece,
+    buffers,
+    in_flight,
+    state_of,
+    sync_pieces,
+)
 from lowband.engine.checkpoint.manifest import Manifest
 from lowband.errors import UserError
 
@@ -18,7 +28,8 @@ def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[
     for name, saved in manifest.tensors.items():
         if saved.sharded:
             state = state_of(name)
-            piece = here.parameters[state[1]] if state else here.pieces[name]
+            like = name.replace(UPDATE, ANCHOR, 1) if name.startswith(UPDATE) else name
+            piece = here.parameters[state[1]] if state else here.pieces[like]
             needed[name] = (piece.start, piece.local.numel())
         elif not name.startswith("rng.") or name in random:
             needed[name] = (0, saved.numel)
@@ -76,9 +87,11 @@ def overwrite(
         buffer.copy_(values[name].view(buffer.shape))
     if (replicas := engine_of(module).replicas) is not None:
         if STEPS in manifest.tensors:
-            for name in (name for name in here.pieces if name.startswith("sync.") and name != STEPS):
-                here.pieces[name].local.copy_(values[name])
-            replicas.resume(int(values[STEPS]))
+            size = engine_of(module).topology.levels.size(replicas.sync.beyond)
+            replicas.resume(int(values[STEPS]), in_flight(manifest, replicas))
+            for name, piece in sync_pieces(replicas, size).items():
+                if name != STEPS:
+                    piece.local.copy_(values[name])
         else:
             replicas.begin()
     for group, saved in zip(optimizer.param_groups, manifest.groups, strict=True):

@@ -1,0 +1,135 @@
+"""Which step exchanges which part of the weights: pure arithmetic, for any period, fragments and delay."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowband.errors import UserError
+from lowband.spec.sync import Sync
+
+
+@st.composite
+def syncs(draw) -> Sync:
+    gap, fragments = draw(st.integers(1, 8)), draw(st.integers(1, 6))
+    every = gap * fragments
+    return Sync(beyond="node", every=every, fragments=fragments, delay=draw(st.integers(0, every)), mix=0.5)
+
+
+def events(sync: Sync, first: int, last: int) -> list[tuple[int, str, int]]:
+    """(step, what, fragment) after each of the steps, in the order in which the engine acts."""
+    found = []
+    for step in range(first, last + 1):
+        place = (step - 1) % sync.every + 1
+        if (fragment := sync.arrives(place)) is not None:
+            found.append((step, "arrives", fragment))
+        if (fragment := sync.starts(place)) is not None:
+            found.append((step, "starts", fragment))
+            if not sync.delay:
+                found.append((step, "arrives", fragment))
+    return found
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(sync=syncs(), first=st.integers(1, 200))
+def test_in_any_period_each_fragment_starts_once_and_arrives_once(sync: Sync, first: int) -> None:
+    found = Counter((what, fragment) for _, what, fragment in events(sync, first, first + sync.every - 1))
+    assert found == {(what, f): 1 for what in ("starts", "arrives") for f in range(sync.fragments)}
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(sync=syncs())
+def test_each_start_arrives_after_the_delay_and_before_its_fragments_next_start(sync: Sync) -> None:
+    on_its_way: dict[int, int] = {}  # fragment -> step of its start
+    most, arrived = 0, []
+    for step, what, fragment in events(sync, 1, 4 * sync.every):
+        if what == "starts":
+            assert fragment not in on_its_way
+            assert (
+                step == (fragment + 1) * sync.every // sync.fragments + (step - 1) // sync.every * sync.every
+            )
+            on_its_way[fragment] = step
+        elif fragment in on_its_way:
+            assert step == on_its_way.pop(fragment) + sync.delay
+            arrived.append(fragment)
+        else:
+            assert step <= sync.every  # nothing has started yet
+        if sync.delay:
+            most = max(most, len(on_its_way))
+    assert arrived == [i % sync.fragments for i in range(len(arrived))]  # in the order of their starts
+    assert most == sync.most_in_flight([1] * sync.fragments)
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(sync=syncs(), stop=st.integers(0, 100))
+def test_the_place_in_the_period_is_all_that_a_checkpoint_needs(sync: Sync, stop: int) -> None:
+    whole, place = events(sync, 1, 200), stop % sync.every
+    resumed = [(step - place + stop, what, f) for step, what, f in events(sync, place + 1, place + 100)]
+    assert [event for event in whole if stop < event[0] <= stop + 100] == resumed
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(sync=syncs(), units=st.lists(st.integers(0, 50), min_size=1, max_size=20))
+def test_fragments_divide_the_units(sync: Sync, units: list[int]) -> None:
+    of = [sync.fragment_of(unit) for unit in range(len(units))]
+    sizes = [sum(n for n, f in zip(units, of, strict=True) if f == g) for g in range(sync.fragments)]
+    assert sum(sizes) == sum(units)
+    assert max(Counter(of).values()) - min(Counter(of)[f] for f in range(sync.fragments)) <= 1
+    on_its_way, most = set(), 0
+    for _, what, fragment in events(sync, 1, 3 * sync.every) if sync.delay else []:
+        (on_its_way.add if what == "starts" else on_its_way.discard)(fragment)
+        most = max(most, sum(sizes[f] for f in on_its_way))
+    assert sync.most_in_flight(units) == most
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(sync=syncs(), lane=st.lists(st.floats(0, 20), min_size=6, max_size=6), step_s=st.floats(0.1, 5))
+def test_what_the_predictor_counts_as_exposed(sync: Sync, lane: list[float], step_s: float) -> None:
+    """Σ max(0, x - min(delay, gap) c): exact up to a delay of the gap, an upper bound beyond it."""
+    now, free, ends, waited = 0.0, 0.0, {}, Counter()
+    periods = 40
+    for step in range(1, periods * sync.every + 1):
+        now += step_s
+        place, period = (step - 1) % sync.every + 1, (step - 1) // sync.every
+        arriving, starting = sync.arrives(place), sync.starts(place)
+        for fragment in [arriving] if arriving in ends else []:
+            waited[period] += max(0.0, ends[fragment] - now)
+            now = max(now, ends.pop(fragment))
+        if starting is not None:
+            free = ends[starting] = max(free, now) + lane[starting]
+            if not sync.delay:
+                waited[period] += ends[starting] - now
+                now = ends.pop(starting)
+    formula = sum(max(0.0, x - min(sync.delay, sync.gap) * step_s) for x in lane[: sync.fragments])
+    mean = sum(waited[period] for period in range(10, periods)) / (periods - 10)
+    if sync.delay <= sync.gap:
+        assert mean == pytest.approx(formula, abs=1e-6)
+    else:
+        assert mean <= formula + sum(lane[: sync.fragments]) / 10 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sync", "part"),
+    [
+        ({"delay": 7}, "delay (7) is longer than the period (allowed: 0 to 6)"),
+        ({"delay": 6}, "no step would count (allowed: delay below 6, or mix above 0)"),
+        ({"delay": -1}, "sync.delay: Input should be greater than or equal to 0"),
+        ({"mix": 1}, "sync.mix: Input should be less than 1"),
+        ({"fragments": 4}, "fragments (4) do not divide the period of 6 steps (allowed: 1, 2, 3, 6)"),
+        ({"fragments": 0}, "sync.fragments: Input should be greater than 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(sync: dict[str, object], part: str) -> None:
+    with pytest.raises(UserError) as error:
+        Sync.parse({"beyond": "node", "every": 6, **sync}, "sync")
+    assert part.removeprefix("sync.") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_sync_without_the_later_keys_is_written_as_before() -> None:
+    plain = Sync(beyond="node", every=6, outer="nesterov", learning_rate=0.7, momentum=0.9)
+    assert list(plain.model_dump()) == ["beyond", "every", "outer", "learning_rate", "momentum"]
+    late = plain.model_copy(update={"delay": 2})
+    assert set(late.model_dump()) - set(plain.model_dump()) == {"delay"}
+    assert Sync.parse(late.model_dump(), "sync") == late
