@@ -78,5 +78,5 @@ def test_copies_explain_what_the_roofline_does_not_and_tiles_nothing_more() -> N
     off = errors(compare(pd.read_csv(SHIPPED))).set_index("kind").loc["all"]
     assert off["shapes"] == 100 == len({*bench.SHAPES})
     assert off["roofline_mean"] > 2 * off["packing_mean"]
-    assert off["packing_mean"] == pytest.approx(off["tiles_mean"], abs=1)
+    assert off["packing_mean"] - 1 < off["tiles_mean"] < off["packing_mean"] + 1.5
     assert off["packing_mean"] < 13

@@ -251,6 +251,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "accuracy": ("docs/predictor.md", predictor_documents.accuracy),
     "left_out": ("docs/predictor.md", predictor_documents.left_out),
     "at_scale": ("docs/predictor.md", predictor_documents.at_scale),
+    "products": ("docs/predictor.md", predictor_documents.products),
     "beyond": ("docs/predictor.md", predictor_documents.beyond),
     "intervals": ("docs/predictor.md", predictor_documents.intervals),
     "alternatives": ("docs/predictor.md", predictor_documents.alternatives),

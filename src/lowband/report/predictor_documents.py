@@ -11,6 +11,7 @@ from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
 from lowband.validation import KINDS
 from lowband.validation.intervals import calibrated_factors, covered
+from lowband.validation.products import METHODS, compare, errors
 
 PREDICTED = "results/reference/predicted"
 COMPARED = ["zero3", "zeropp", "hier3", "planned"]  # the schemes in the planner's table
@@ -68,8 +69,11 @@ def intervals(root: Path) -> list[str]:
 
 
 def alternatives(root: Path) -> list[str]:
-    """What can give the paper's numbers on Frontier; the best first."""
-    table = read_table(root / PREDICTED / "alternatives.csv")
+    return markdown(alternatives_frame(read_table(root / PREDICTED / "alternatives.csv")))
+
+
+def alternatives_frame(table: pd.DataFrame) -> pd.DataFrame:
+    """What can give the paper's numbers on Frontier, as text; the best first. table: `alternatives.csv`"""
     table = table.sort_values(["gives", "largest_error_percent"], ascending=[False, True], kind="stable")
     table = table.assign(yes=table["gives"].map({True: "yes", False: "no"}))
     cells = {
@@ -77,7 +81,7 @@ def alternatives(root: Path) -> list[str]:
         "ZeRO++ / ZeRO-3": "{ratio_zeropp_zero3:.3f}", "hier3 / ZeRO-3": "{ratio_hier3_zero3:.3f}",
         "efficiency": "{efficiency:.3f}", "gives the numbers": "{yes}", "plausibility": "{plausibility}",
     }  # fmt: skip
-    return markdown(filled(table.fillna({"values": ""}), cells))
+    return filled(table.fillna({"values": ""}), cells)
 
 
 def at_scale(root: Path) -> list[str]:
@@ -90,6 +94,13 @@ def at_scale(root: Path) -> list[str]:
         "error (%)": "{error_percent:+.1f}",
     }  # fmt: skip
     return markdown(filled(rows.join(named), cells))
+
+
+def products(root: Path) -> list[str]:
+    """Errors of predicted products on a processor, by kind of shape and method."""
+    found = errors(compare(pd.read_csv(root / "results/reference/products/products.csv")))
+    methods = {text: f"{{{name}_mean:.1f}} / {{{name}_max:.1f}}" for name, text in METHODS.items()}
+    return markdown(filled(found, {"shapes": "{kind}", "number": "{shapes}", **methods}))
 
 
 def beyond(root: Path) -> list[str]:
