@@ -12,6 +12,7 @@ from lowband.errors import UserError
 from lowband.predict.interval import ELSEWHERE
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from lowband.tables.derived import coverage
 from lowband.validation import FITTED, KINDS, SOURCES
 from lowband.validation.fit import rows_with, solve
 from lowband.validation.folds import cross_validate
@@ -164,3 +165,17 @@ def test_stragglers_explain_no_more() -> None:
         change[source] = pd.concat(after).abs().mean() - rows["off"].abs().mean()
     assert sum(points > 0 for points in change.values()) >= 5
     assert min(change.values()) > -0.003
+
+
+def test_coverage_is_the_share_of_rows_inside() -> None:
+    """At 80 % as in the table of intervals; more is stated, more lies inside."""
+    folds, held = read_table(SHIPPED / "folds.csv"), read_table(SHIPPED / "held_out.csv")
+    found = coverage.build(folds, held)
+    whole = found[found["cluster"] == coverage.ALL].pivot_table("inside", "level", "kind")
+    inside = covered(folds, held).dropna(subset="inside")
+    share = inside.assign(inside=inside["inside"].astype(float)).groupby("kind")["inside"].mean()
+    assert whole.loc[0.8].to_dict() == pytest.approx(share.to_dict())
+    assert (whole.diff().dropna() > 0).all().all()
+    assert (whole[["size", "scale"]].sub(whole.index, axis=0).abs() < 0.06).all().all()
+    parts = found[(found["cluster"] != coverage.ALL) & (found["level"] == 0.8)]
+    assert (parts["rows"] * parts["inside"]).sum() == pytest.approx(inside["inside"].sum())

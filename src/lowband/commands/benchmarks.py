@@ -37,6 +37,13 @@ def add(commands: Any) -> None:
         commands, "bench-joined", "time steps: hops, joined hops, DDP and FSDP2, in turns",
         "--out results/joined", "Takes two minutes.",
     )  # fmt: skip
+    products = add_verb(
+        commands, "bench-products", "time 100 matrix products on one core beside their predictions",
+        "--out results/products", "fp32, numpy's OpenBLAS. Takes half a minute.",
+    )  # fmt: skip
+    products.add_argument("--out", type=Path, required=True, help="folder of products.csv, env.json")
+    products.add_argument("--root", type=Path, default=Path())
+    products.set_defaults(run=_bench_products)
     by_name = {
         "optimizers": (optimizers, ["ranks", "optimizer"]),
         "orders": (orders, ["passes", "order"]),
@@ -99,6 +106,20 @@ def _bench_steps(options: argparse.Namespace) -> None:
     _write_environment(options.out, *steps.get("device", [])[:1])
     medians = steps.groupby(options.by).median().filter(like="_s")
     print(medians.to_string(float_format="%.3f"))
+
+
+def _bench_products(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.bench.products import bench
+    from lowband.spec.csv_tables import write_csv
+    from lowband.validation.products import compare, errors
+
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
+    timings = pd.DataFrame(bench(options.root))
+    write_csv(timings, options.out / "products.csv")
+    _write_environment(options.out)
+    print(errors(compare(timings)).to_string(index=False, float_format="%.1f"))
 
 
 def _write_environment(out: Path, device: str = "cpu") -> None:

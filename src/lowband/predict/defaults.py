@@ -27,6 +27,10 @@ DEVICE = {
         0.7, 0.36, 0.9, "the least and the most that fits found; 0.9 is an H100's copy"
     ),
     "kernel_us": _default(6.9, 5, 10, "fits 280 products on an H100"),
+    "speed_spread": _default(
+        0.015, 0, 0.041, "devices of one type differ by 8 %, at most 22 % (arXiv 2208.11035: ranges without "
+        "outliers, which are 5.4 standard deviations)",
+    ),
     "framework_gib": _default(
         3, 0.3, 4, "an empty CUDA context, to 5 % of 80 GiB; 3.03 was fitted on an H100 under torchtitan"
     ),
@@ -59,8 +63,11 @@ def with_defaults(machine: Machine, stack: Stack) -> tuple[Machine, Stack]:
     missing = {key: fact for key, fact in DEVICE.items() if getattr(device, key) is None}
     if device.matmul_efficiency is not None:
         missing.pop("attention_efficiency", None)
-    if device.memory_gib is None:
-        missing.pop("framework_gib", None)  # the host's memory, which holds no such runtime
+        if device.matmul_efficiency.calibrated_on:
+            missing.pop("speed_spread", None)  # fitted to whole steps, which waited for the slowest
+    if device.memory_gib is None:  # ranks share the host: its memory holds no such runtime
+        missing.pop("framework_gib", None)
+        missing.pop("speed_spread", None)
     peak = device.peak_tflops.get("bf16")
     if device.memory_gigabytes_per_s is None and peak is not None:
         rate, low, high = (peak * factor for factor in BYTES_PER_KILOFLOP)

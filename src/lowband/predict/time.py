@@ -28,6 +28,9 @@ time of p - 1 passes of a micro-batch divided by v (Narayanan et al., arXiv 2104
 sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
 M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
 batch, behind M f or M b.
+
+All computation takes as long as on the slowest of the ranks (cost/stragglers.py); what it takes beyond a
+middle device's is the item `straggler`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -37,16 +40,20 @@ import numpy as np
 
 from lowband.cost.bytes import Transfer, stage_numels, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
-from lowband.cost.compute import Computer, work
+from lowband.cost.compute import Computer, Work, work
 from lowband.cost.numbers import Num, join
+from lowband.cost.stragglers import slower
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import ANCHOR_GATHER, STEP, SYNC_REDUCE
 
 ITEMS = (
-    "forward", "recompute", "backward", "optimizer", "host", "tensor_parallel", "pipeline_exchange", "bubble",
+    "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
+    "pipeline_exchange", "bubble",
     *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
+
+COMPUTED = ("forward", "recompute", "backward", "optimizer")
 
 Lane = dict[str, Num]  # collective -> seconds in the lane, for one unit
 
@@ -66,10 +73,12 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         Network(job.machine, job.stack, case, job.faster, own=job.collectives),
         Computer(job.machine, job.compute_dtype, case),
     )
-    w = work(
+    middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
         job.sequence_parallel, job.dropout,
     )  # fmt: skip
+    wait = _wait(job, case)
+    w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
     numels = stage_numels(job.model, job.levels, job.tp, job.pp)
     root = _lane(job, network, computer, numels[0], is_root=True)
@@ -113,21 +122,35 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     backward(("pass", "step"), 1)
     forward(("pass",), job.passes - 1)
     backward(("pass",), job.passes - 1)
-    add("forward", micro_batches * (blocks * w.forward + w.head_forward))
-    add("backward", micro_batches * (blocks * w.backward + w.head_backward))
-    add("recompute", micro_batches * blocks * w.recompute)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
-    add("optimizer", _optimizer_s(job, computer))
+    optimizer = {"optimizer": _optimizer_s(job, computer)}
+    for name, time in (_computed(middle, blocks, micro_batches) | optimizer).items():
+        add(name, time)
+    add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
     if job.pp > 1:
         add("bubble", (job.pp - 1) / job.interleave * (blocks * (forward_s + backward_s) + exchange))
     for name, time in _meeting(job, root, block, _sum(items, items), overlap).items():
         add(name, time)
-    total = _sum(items, items)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
     lane = {r.name: times[r.every] * (root.get(r.name, 0.0) + blocks * block.get(r.name, 0.0)) for r in STEP}
-    return StepTime(total, items, lane)
+    return StepTime(_sum(items, items), items, lane)
+
+
+def _wait(job: Workload, case: Case) -> float:
+    """The share of its computation by which a step on the slowest device is longer."""
+    spread = job.machine.device.speed_spread
+    return 0.0 if spread is None else slower(job.ranks, number(spread, case))
+
+
+def _computed(one: Work, blocks: int, micro_batches: Num) -> dict[str, Num]:
+    """Items of a step's passes: computation of all micro-batches. one: of one block and micro-batch"""
+    return {
+        "forward": micro_batches * (blocks * one.forward + one.head_forward),
+        "backward": micro_batches * (blocks * one.backward + one.head_backward),
+        "recompute": micro_batches * blocks * one.recompute,
+    }
 
 
 def _optimizer_s(job: Workload, computer: Computer) -> Num:

@@ -11,11 +11,10 @@ import pandas as pd
 from lowband.claims.claim import read_claims
 from lowband.cost.softmax import TWO_PASS
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
-from lowband.predict.plan import WIRES
 from lowband.report import (
     benchmark_documents,
     box_documents,
+    predictor_documents,
     seldom_documents,
     suite_documents,
     trial_documents,
@@ -32,10 +31,6 @@ from lowband.spec.plain_data import read_text
 from lowband.spec.softmax import TORCH
 from lowband.tables.build import read_sources
 from lowband.tables.derived import peers, softmax
-from lowband.validation import KINDS
-from lowband.validation.intervals import calibrated_factors, covered
-
-COMPARED = ["zero3", "zeropp", "hier3", "planned"]  # the schemes in the planner's table
 
 
 def write_documents(root: Path) -> None:
@@ -100,103 +95,6 @@ def _headlines(root: Path) -> list[str]:
     claims = read_claims(root / "config" / "claims.yaml")
     names = {claim.id: claim.headline for claim in claims if claim.headline}
     return [*markdown(by_kind(graded)), "", *markdown(headlines(graded, names))]
-
-
-def _accuracy(root: Path) -> list[str]:
-    accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
-    cells = {
-        "source": "{source}", "machine": "{cluster}", "stack": "{stack}", "rows are": "{use}",
-        "rows": "{rows}",
-        "mean error (%)": "{mean_error_percent:.1f}", "largest (%)": "{max_error_percent:.1f}",
-        "constants per row": "{constants_per_row:.2g}", "on or outside bounds": "{beyond_bounds}",
-    }  # fmt: skip
-    return markdown(filled(accuracy, cells))
-
-
-def _left_out(root: Path) -> list[str]:
-    """By source: the errors of all its rows, each predicted by constants fitted without its size, ..."""
-    accuracy = read_table(root / "results" / "reference" / "predicted" / "accuracy.csv")
-    sources = accuracy.drop_duplicates("source").copy()
-    for kind in KINDS:
-        mean, largest = (sources[f"{kind}_{name}_error_percent"] for name in ("mean", "max"))
-        both = [f"{a:.1f} / {b:.1f}" for a, b in zip(mean, largest, strict=True)]
-        sources[kind] = pd.Series(both, sources.index).where(mean.notna(), "")
-    sources["all"] = sources["source"].map(accuracy.groupby("source")["rows"].sum())
-    cells = {
-        "source": "{source}", "machine": "{cluster}", "stack": "{stack}", "rows": "{all}",
-        "constants": "{fitted_constants}", "per row": "{constants_per_row:.2g}", "without its size": "{size}",
-        "without its scale": "{scale}", "without its machine": "{machine}",
-        "folds not fitted": "{left_out_not_fitted}",
-    }  # fmt: skip
-    return markdown(filled(sources, cells))
-
-
-def _intervals(root: Path) -> list[str]:
-    """By machine and stack: the factor of its interval, and which share of rows left out lies inside."""
-    folder = root / "results" / "reference" / "predicted"
-    folds, held_out = (read_table(folder / f"{name}.csv") for name in ("folds", "held_out"))
-    rows = covered(folds, held_out)
-    keys = ["cluster", "stack", "unit"]
-    inside = rows.assign(inside=100 * rows["inside"].astype(float)).pivot_table("inside", keys, "kind")
-    known = calibrated_factors(folds, held_out)
-    table = inside.reindex(rows[keys].drop_duplicates().apply(tuple, axis=1)).reset_index()
-    table["factor"] = [
-        f"{known[key]:.3f}" if (key := tuple(row)) in known else "" for row in table[keys].to_numpy()
-    ]
-    for kind in KINDS:
-        table[kind] = [f"{share:.0f} %" if share >= 0 else "" for share in table[kind]]
-    cells = {
-        "machine": "{cluster}", "stack": "{stack}", "of": "{unit}", "factor": "{factor}",
-        "inside, without its size": "{size}", "without its scale": "{scale}",
-        "without its machine": "{machine}",
-    }  # fmt: skip
-    return markdown(filled(table, cells))
-
-
-def _alternatives(root: Path) -> list[str]:
-    """What can give the paper's numbers on Frontier; the best first."""
-    table = read_table(root / "results" / "reference" / "predicted" / "alternatives.csv")
-    table = table.sort_values(["gives", "largest_error_percent"], ascending=[False, True], kind="stable")
-    table = table.assign(yes=table["gives"].map({True: "yes", False: "no"}))
-    cells = {
-        "alternative": "{alternative}", "fitted": "{free}", "best values": "{values}", "place": "{place}",
-        "ZeRO++ / ZeRO-3": "{ratio_zeropp_zero3:.3f}", "hier3 / ZeRO-3": "{ratio_hier3_zero3:.3f}",
-        "efficiency": "{efficiency:.3f}", "gives the numbers": "{yes}", "plausibility": "{plausibility}",
-    }  # fmt: skip
-    return markdown(filled(table.fillna({"values": ""}), cells))
-
-
-def _beyond(root: Path) -> list[str]:
-    """The fitted constants that lie on or outside their bounds."""
-    constants = read_table(root / "results" / "reference" / "predicted" / "constants.csv")
-    beyond = constants[constants["place"].isin(["on a bound", "outside"])]
-    cells = {
-        "machine": "{cluster}", "stack": "{stack}", "constant": "{constant}", "value": "{value:g}",
-        "bounds": "{lower_bound:g} to {upper_bound:g}", "place": "{place}", "source": "{bounds_source}",
-    }  # fmt: skip
-    return markdown(filled(beyond.fillna({"stack": ""}), cells))
-
-
-def _pareto(root: Path) -> list[str]:
-    """On each stack, fastest first: the Pareto line, and the schemes of COMPARED in both orders."""
-    table = read_table(root / "results" / "reference" / "predicted" / "pareto.csv")
-    rows = table[table["fits"] & (table["pareto"] | table["scheme"].isin(COMPARED))].copy()
-    rows["gib"] = rows["peak_memory_bytes"] / GIB
-    rows["line"] = rows["pareto"].map({True: "yes", False: ""})
-    rows["wires"] = [_wires(row) for _, row in rows.iterrows()]
-    rows = rows.sort_values(["stack", "tflops_per_gpu"], ascending=[True, False], kind="stable")
-    cells = {
-        "stack": "{stack}", "scheme": "{scheme}", "order": "{order}", "weights": "{weights}",
-        "secondary": "{secondary}", "grads": "{grads}", "optim": "{optim}", "wires": "{wires}",
-        "GiB": "{gib:.1f}", "TFLOPS": "{tflops_per_gpu:.1f}", "over hier3 depth": "{over_hier3_depth:.3f}",
-        "Pareto": "{line}",
-    }  # fmt: skip
-    return markdown(filled(rows.fillna({"scheme": "", "secondary": ""}), cells))
-
-
-def _wires(row: "pd.Series[Any]") -> str:
-    """The wires of a row that are not native."""
-    return ", ".join(f"{name} {row[name]}" for name in WIRES if row[name] != "native")
 
 
 _PEER = {
@@ -274,12 +172,14 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "hops": ("docs/scale-model.md", box_documents.hops),
     "comm": ("docs/scale-model.md", box_documents.links),
     "jobs": ("docs/scale-model.md", box_documents.jobs),
-    "accuracy": ("docs/predictor.md", _accuracy),
-    "left_out": ("docs/predictor.md", _left_out),
-    "beyond": ("docs/predictor.md", _beyond),
-    "intervals": ("docs/predictor.md", _intervals),
-    "alternatives": ("docs/predictor.md", _alternatives),
-    "pareto": ("docs/predictor.md", _pareto),
+    "accuracy": ("docs/predictor.md", predictor_documents.accuracy),
+    "left_out": ("docs/predictor.md", predictor_documents.left_out),
+    "at_scale": ("docs/predictor.md", predictor_documents.at_scale),
+    "products": ("docs/predictor.md", predictor_documents.products),
+    "beyond": ("docs/predictor.md", predictor_documents.beyond),
+    "intervals": ("docs/predictor.md", predictor_documents.intervals),
+    "alternatives": ("docs/predictor.md", predictor_documents.alternatives),
+    "pareto": ("docs/predictor.md", predictor_documents.pareto),
     "published": ("docs/low-communication.md", seldom_documents.published),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),

@@ -58,6 +58,11 @@ class Device(Strict):
         default=None, description="share of the peak that a fused attention kernel reaches; none: as matmuls"
     )
     kernel_us: Fact | None = Field(default=None, description="fixed time of one kernel; none: 0")
+    speed_spread: Fact | None = Field(
+        default=None,
+        description="standard deviation of a device's time for the same work, as a share of it; a step waits "
+        "for the slowest; none: 0",
+    )
     framework_gib: Fact | None = Field(
         default=None, description="memory that the runtime itself uses; none: 0"
     )

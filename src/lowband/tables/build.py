@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "box_links": ("comm",),
     "box_jobs": ("jobs",),
     "left_out": (f"{SHIPPED}folds", f"{SHIPPED}held_out"),
+    "coverage": (f"{SHIPPED}folds", f"{SHIPPED}held_out"),
     "accuracy": ("validation", "constants", f"{SHIPPED}folds", f"{SHIPPED}held_out"),
     "softmax": ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"),
     "attention": (OF_GPUS, "reported/03_flashattention2_2307.08691"),

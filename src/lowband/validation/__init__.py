@@ -94,6 +94,7 @@ SOURCES: dict[str, Source] = {
         ("frontier", "frontier", "frontier", "deepspeed-zero", "01_frontier_low_bandwidth_2501.04266"),
         ("zeropp", "zeropp", "dgx2", "deepspeed-zero", "02_zeropp_2306.10209"),
         ("megatron", "megatron", "selene-2021", "megatron-lm-2021", "07_megatron_sc21_2104.04473"),
+        ("megatron-zero3", "megatron_zero3", "selene-2021", "deepspeed-zero", "07_megatron_sc21_2104.04473"),
         ("seqpar", "seqpar", "selene-2022", "megatron-lm-2021", "megatron_seqpar_table5_vs_calculon"),
         ("megatron-h100", "megatron_h100", "eos-2024", "megatron-lm", "megatron_weak_scaling_h100"),
         ("vtrain", "vtrain", "vtrain-a100", "megatron-lm-2021", "vtrain_a100_single"),

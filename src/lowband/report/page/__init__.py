@@ -18,6 +18,7 @@ from lowband.report.figures import FIGURES, commit
 from lowband.report.findings import findings
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import draw_scheme, wires
+from lowband.report.predictor_documents import alternatives_frame
 from lowband.report.writers import HTML, filled
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, sha256
@@ -48,6 +49,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
             for scheme in map(config.scheme, config.schemes)
         ],
         at_scale=_at_scale(tables),
+        alternatives=_alternatives(tables),
         findings=findings(root),
         papers=by_paper(claims),
         kinds=by_kind(claims),
@@ -101,6 +103,13 @@ def _inline(path: Path, name: str) -> str:
     size = f"width:{pixels * ENLARGED:.0f}px;min-width:{pixels * SHRUNK:.0f}px"
     label = name.replace("_", " ")
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="{size}"', 1)
+
+
+def _alternatives(tables: Path) -> dict[str, pd.DataFrame]:
+    """The alternatives that give the paper's numbers (`yes`), and those that do not (`no`)."""
+    frame = alternatives_frame(read_table(tables / "alternatives.csv"))
+    verdicts = frame.pop("gives the numbers")
+    return {verdict: frame[verdicts == verdict] for verdict in ("yes", "no")}
 
 
 def _at_scale(tables: Path) -> pd.DataFrame:
