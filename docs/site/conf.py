@@ -34,7 +34,7 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 PAGES = {
     "Use": [
         "docs/library", "docs/low-communication", "docs/site/api", "docs/site/verbs", "docs/predictor",
-        "docs/running", "docs/sites",
+        "docs/running", "docs/sites", "docs/reliability",
     ],
     "Results": [
         "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model", "docs/kernels",

@@ -102,7 +102,7 @@ def _overview(verbs: Mapping[str, argparse.ArgumentParser]) -> str:
         "predict, train and measure:": USERS,
         "reproduce and keep the results of lowband's repository:": [v for v in verbs if v not in USERS],
     }
-    return "\n\n".join(
+    return "\n".join(
         "\n".join([heading, *(f"  {name:<13}  {line_of[name]}" for name in names)])
         for heading, names in groups.items()
     )
