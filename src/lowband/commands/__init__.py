@@ -1,6 +1,7 @@
 """One file per group of verbs: parsing only. The implementation is imported when a verb is run."""
 
 import argparse
+import math
 import textwrap
 from typing import Any
 
@@ -27,3 +28,14 @@ def at_least_one(text: str) -> int:
     if text.strip().isdecimal() and int(text) >= 1:
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}' (allowed: 1 or more)")
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0. Raises the error that argparse reports in one line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' (allowed: a number above 0)")
+    return value

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb, at_least_one, positive
 from lowband.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ def add(commands: Any) -> None:
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
+    plan.add_argument(
+        "--outer-gbps", type=positive, metavar="RATE",
+        help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
+    )  # fmt: skip
+    plan.add_argument(
+        "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
+    )
     form = plan.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
     form.add_argument("--csv", action="store_true", help="the same rows")
@@ -183,6 +190,9 @@ def _plan(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    if options.outer_gbps is not None:
+        _plan_seldom(options, config)
+        return
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
         options.global_batch or 4 * options.gpus, options.tp, options.pp, options.micro_batch,
@@ -195,6 +205,45 @@ def _plan(options: argparse.Namespace) -> None:
         _print_csv(plan_files.records(found))
     else:
         print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
+
+
+SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
+
+
+def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
+    import json
+
+    from lowband.predict import plan_seldom
+    from lowband.predict.request import sequence, setting
+    from lowband.predict.workload import Workload
+
+    if options.write or options.tp or options.pp:
+        raise UserError("--outer-gbps is without --write, --tp and --pp")
+    machine, stack = setting(config, options.cluster, options.stack)
+    machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
+    model = config.given_model(options.model)
+    inside = plan_seldom.possible([config.scheme(name) for name in SELDOM], machine, options.gpus)
+    batch = options.global_batch or 4 * options.gpus
+    batches = [
+        (micro, batch // (options.gpus * micro))
+        for micro in options.micro_batch or [1]
+        if batch % (options.gpus * micro) == 0
+    ]
+    if not batches:
+        raise UserError(
+            f"no micro-batch divides {batch} sequences over {options.gpus} ranks",
+            where="--micro-batch",
+            allowed="a global batch of a multiple of ranks x micro-batch",
+        )
+    job = Workload(machine, stack, model, inside[0], options.gpus, 1, sequence(model, options.seq))
+    found = plan_seldom.plan(job, inside, options.most_stale, batches, options.recompute, options.exact)
+    rows = [choice.row() for choice in found]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        print(plan_seldom.report(found, options.outer_gbps))
 
 
 def _rehearse(options: argparse.Namespace) -> int:

@@ -101,6 +101,8 @@ class Scheme(_WithWires):
         outside `package`; `package` is the one inside `node`. Raises UserError if there is no such level.
         """
         states = {key: getattr(self, key) for key in ("weights", "secondary", "grads", "optim")}
+        if self.sync is not None:
+            states["beyond"] = self.sync.beyond
         missing = {level for level in states.values() if level in (PACKAGE, NODE) and level not in inner}
         if not missing:
             return self
@@ -116,7 +118,9 @@ class Scheme(_WithWires):
                     where=f"scheme '{self.name}'",
                     allowed=f"schemes on {', '.join((SELF, *inner, WORLD))}, or a machine with that level",
                 )
-        update = {key: inner[at[level]] for key, level in states.items() if level in missing}
+        update: dict[str, Any] = {key: inner[at[level]] for key, level in states.items() if level in missing}
+        if self.sync is not None and "beyond" in update:
+            update["sync"] = self.sync.model_copy(update={"beyond": update.pop("beyond")})
         return self.model_copy(update=update)
 
     def wire(self, collective: str) -> Wire:
