@@ -57,10 +57,13 @@ smoke: install
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
 # Files are shared in the order of tests/conftest.py: xdist's own begins with those of many tests, not of long ones.
-# The tests of the box time messages and share the names of its nodes, so they run alone, one after the other.
+# The tests of Slurm wait for it most of their time, so they run beside these. The other tests of the box time messages:
+# they run alone, one after the other.
 test: install
-	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder --ignore tests/box
-	$(BIN)/python -m pytest tests/box
+	$(BIN)/python -m pytest -p no:cacheprovider tests/box/test_slurm.py & slurm=$$!; \
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder --ignore tests/box; others=$$?; \
+	wait $$slurm && exit $$others
+	$(BIN)/python -m pytest tests/box --ignore tests/box/test_slurm.py
 
 faults: install
 	$(BIN)/python -m tests.faults --cases 200 --out build/faults

@@ -7,7 +7,19 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from lowband import __version__
-from lowband.commands import advise, benchmarks, box, doctor, kernels, peers, predict, report, runs, tables
+from lowband.commands import (
+    Parser,
+    advise,
+    benchmarks,
+    box,
+    doctor,
+    kernels,
+    peers,
+    predict,
+    report,
+    runs,
+    tables,
+)
 from lowband.errors import UserError, with_hint
 
 MODULES = (
@@ -65,7 +77,7 @@ def _bad_input(line: str) -> int:
 
 def command_line() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each verb."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lowband", usage="lowband VERB ...   lowband VERB --help   lowband --version", add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

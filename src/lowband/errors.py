@@ -25,7 +25,7 @@ class UserError(Exception):
         return _rebuilt, (type(self), self.what, self.where, self.allowed)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {_line(self.what)}" if self.where else _line(self.what)
+        text = f"{_line(self.where)}: {_line(self.what)}" if self.where else _line(self.what)
         return f"{text} (allowed: {_line(self.allowed)})" if self.allowed else text
 
 

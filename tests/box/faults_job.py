@@ -1,10 +1,12 @@
 """Run in a box: trains through Snakemake and Slurm, ends jobs in every bad way, and runs the workflow again.
 
-usage: faults_job.py, in a tree with the suite `faults`. Prints one JSON object.
+usage: faults_job.py [SEED], in a tree with the suite `faults`. SEED: which job gets which fault, and when.
+Prints one JSON object.
 """
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -23,6 +25,9 @@ WORKFLOW = [
 ]  # fmt: skip
 STEPS_FIRST = 4  # a checkpoint is there
 WAIT_S = 240
+LONGEST_S = 600  # of a workflow, beside other tests
+LIMIT_S = 60  # Slurm counts in minutes
+RUNNING = ("RUNNING", "COMPLETING")
 
 
 def jobs() -> dict[str, tuple[str, str]]:
@@ -38,9 +43,15 @@ def jobs() -> dict[str, tuple[str, str]]:
     return found
 
 
+def squeue(what: str, ids: list[str]) -> dict[str, str]:
+    """A field of each of these jobs, ended ones too."""
+    command = ["squeue", "-h", "-t", "all", "-j", ",".join(ids), "-o", f"%i {what}"]
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    return dict(line.split(maxsplit=1) for line in lines)
+
+
 def trains(run: str) -> bool:
-    steps = RunFolder(RUNS / run).steps
-    return steps.exists() and len(steps.read_text().splitlines()) >= STEPS_FIRST
+    return RunFolder(RUNS / run).count_steps() >= STEPS_FIRST
 
 
 def wait_for(condition, what: str) -> None:
@@ -73,27 +84,52 @@ def kill_a_node(node: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def ended_at(ids: list[str], first: subprocess.Popen) -> dict[str, float]:
+    """When Slurm knew the end of each job, by the monotonic clock; waits until all have ended."""
+    found: dict[str, float] = {}
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < len(ids) and first.poll() is None and time.monotonic() < deadline:
+        for job, state in squeue("%T", ids).items():
+            if state not in RUNNING:
+                found.setdefault(job, time.monotonic())
+        time.sleep(0.2)
+    return found
+
+
 def main() -> None:
+    chance = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     log = Path("first.log")
     with log.open("w") as file:
         first = subprocess.Popen(WORKFLOW, stdout=file, stderr=subprocess.STDOUT)
     wait_for(lambda: RUNS.exists() and len(jobs()) == 4, "four jobs")
     running = sorted(jobs())
     wait_for(lambda: all(trains(run) for run in running), "all four to train")
-    failed, cancelled, timed_out, lost = running
+    time.sleep(chance.uniform(0, 5))
+    failed, cancelled, timed_out, lost = chance.sample(running, 4)
     now = jobs()
+    ids = [now[run][0] for run in running]
+    steps = {run: RunFolder(RUNS / run).count_steps() for run in running}
+    minutes, seconds = squeue("%M", ids)[now[timed_out][0]].split(":")
+    used_s = 60 * int(minutes) + int(seconds)
     started = time.monotonic()
     kill_a_rank(failed)
     subprocess.run(["scancel", now[cancelled][0]], check=True, timeout=20)
     limit = ["scontrol", "update", f"JobId={now[timed_out][0]}", "TimeLimit=1"]
     subprocess.run(limit, check=True, timeout=20)
     kill_a_node(now[lost][1])
-    first_code = first.wait(timeout=WAIT_S + 150)
-    took = time.monotonic() - started
+    ended = ended_at(ids, first)
+    first_code = first.wait(timeout=LONGEST_S)
+    late = {timed_out: max(0.0, LIMIT_S - used_s)}  # until its limit is reached
+    detected_s = {
+        run: round(ended[now[run][0]] - started - late.get(run, 0), 2)
+        for run in running
+        if now[run][0] in ended
+    }
     causes = {run.name: outcome(run) for run in RUNS.iterdir()}
-    again = subprocess.run(WORKFLOW, capture_output=True, text=True, timeout=WAIT_S + 150)
+    again = subprocess.run(WORKFLOW, capture_output=True, text=True, timeout=LONGEST_S)
     print(json.dumps({
-        "failed": failed, "cancelled": cancelled, "timed_out": timed_out, "lost": lost, "took_s": took,
+        "failed": failed, "cancelled": cancelled, "timed_out": timed_out, "lost": lost,
+        "steps": steps, "detected_s": detected_s,
         "first_code": first_code, "first_log": log.read_text(), "causes": causes,
         "again_code": again.returncode, "again_log": again.stdout + again.stderr,
         "after": {run.name: outcome(run) for run in RUNS.iterdir()},

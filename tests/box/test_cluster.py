@@ -56,6 +56,14 @@ def test_up_twice_status_down_twice() -> None:
     connections = [c for p in controllers for c in p.net_connections()]
     heard = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     assert heard == {HEAD_ADDRESS}, heard
+    files = [path for path in Path("/run/lowband-box").rglob("*") if path.is_file()]
+    assert {"munge.key", "slurm.conf", "slurmctld.log"} <= {path.name for path in files}
+    each = 'for file; do if test -r "$file"; then echo "$file"; fi; done'
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", each, "-"]
+    asked = [*nobody, *map(str, files)]
+    readable = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    public = {Path(path).name for path in readable if not path.endswith(".pid")}
+    assert public <= {"slurm.conf", "hosts", "machine.json"}, public
     srun = ["srun", "-N2", "-n4", "hostname"]
     hosts = subprocess.run(srun, capture_output=True, text=True, timeout=30).stdout.split()
     assert sorted(hosts) == ["node1", "node1", "node2", "node2"], hosts

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
 def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> None:
     """Five jobs on four nodes: a rank killed, cancelled, out of time, node lost, left alone."""
     job = [sys.executable, str(Path(__file__).with_name("faults_job.py"))]
-    done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=900)
+    done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     bad = {told[how]: how for how in ("failed", "cancelled", "timed_out", "lost")}

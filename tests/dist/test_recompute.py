@@ -2,8 +2,18 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_parity import CLIP, CONFIG, INNER, QUANTIZED, SCHEMES, SPEC, optimizer_of, part_of_batch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 import lowband
 from lowband.cost.activations import kept_bytes_per_token
@@ -43,6 +53,45 @@ def test_activations_are_those_of_the_closed_form(recompute, statistics: int) ->
     per_token = kept_bytes_per_token(MODEL, MODEL.seq_len, recompute, "flash").block + statistics
     [found] = on_ranks(1, kept, recompute)
     assert found == per_token * BATCH * MODEL.seq_len * MODEL.layers
+
+
+def kept_by_a_sharded_sequence() -> int:
+    """Bytes that torch keeps of a norm and an MLP, tensor-parallel with its sequence divided."""
+    ranks, h, f = dist.get_world_size(), MODEL.hidden, MODEL.mlp_width
+    mesh = init_device_mesh("cpu", (ranks,))
+    layer = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, f), nn.GELU(), nn.Linear(f, h)).bfloat16()
+    divided = Shard(1)
+    plan = {
+        "0": SequenceParallel(),
+        "1": ColwiseParallel(input_layouts=divided),
+        "3": RowwiseParallel(output_layouts=divided),
+    }
+    parallelize_module(layer, mesh, plan)
+    locals_of = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor  # noqa: E731
+    parameters = {locals_of(p).untyped_storage().data_ptr() for p in layer.parameters()}
+    held: dict[int, int] = {}
+    tensors: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = locals_of(tensor).untyped_storage()
+        if storage.data_ptr() not in parameters:
+            held[storage.data_ptr()] = storage.nbytes()
+        tensors.append(tensor)
+        return tensor
+
+    x = torch.randn(BATCH, MODEL.seq_len // ranks, h, dtype=torch.bfloat16, requires_grad=True)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x)
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_torch_keeps_what_sequence_parallelism_gathers(ranks: int) -> None:
+    """Of a token: the norm's input and the MLP's two widths divided by the ranks, and up's input whole."""
+    h, f = MODEL.hidden, MODEL.mlp_width
+    per_token = (2 * h + 2 * 2 * f + NORM_STATISTICS / 2) / ranks + 2 * h
+    for found in on_ranks(ranks, kept_by_a_sharded_sequence):
+        assert found == per_token * BATCH * MODEL.seq_len
 
 
 def train(scheme: str, recompute: str) -> list[float]:

@@ -9,7 +9,6 @@ weights and the steps of an undisturbed run, bit by bit. Rows that the folder ha
 """
 
 import argparse
-import csv
 import sys
 import time
 from pathlib import Path
@@ -20,13 +19,8 @@ from lowband.box import links
 from lowband.run.environment import code_version, describe, host
 from tests.faults.draw import case
 from tests.faults.kinds import KINDS, ON_A_DISK, ON_LINKS
+from tests.faults.table import COLUMNS, read, write
 from tests.faults.trial import Result, trial
-
-TABLE = "injected.csv"
-COLUMNS = (
-    "seed", "kind", "scheme", "ranks", "step", "victim", "detected_s", "exit_code", "printed",
-    "printed_again", "resumed_from", "same_weights", "same_steps", "seconds", "wrong", "commit",
-)  # fmt: skip
 
 
 def main() -> int:
@@ -39,7 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     kinds = options.kinds or possible_kinds()
     seeds = [options.seed] if options.cases is None else range(options.cases)
-    rows = _read(options.out)
+    rows = read(options.out)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
@@ -52,7 +46,7 @@ def main() -> int:
         row = _row(trial(case(seed, kinds)), time.monotonic() - start)
         print(*(row[key] for key in COLUMNS[:-1]), sep=" | ", flush=True)
         rows.append(row)
-        _write(options.out, rows)
+        write(options.out, rows)
     return int(any(row["wrong"] for row in rows))
 
 
@@ -76,22 +70,6 @@ def _row(result: Result, seconds: float) -> dict[str, object]:
         "same_weights": result.same_weights, "same_steps": result.same_steps, "seconds": f"{seconds:.1f}",
         "wrong": result.wrong, "commit": commit + ("-dirty" if is_dirty else ""),
     }  # fmt: skip
-
-
-def _read(folder: Path | None) -> list[dict[str, object]]:
-    if folder is None or not (folder / TABLE).exists():
-        return []
-    with (folder / TABLE).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _write(folder: Path | None, rows: list[dict[str, object]]) -> None:
-    if folder is None:
-        return
-    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

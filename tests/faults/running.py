@@ -21,6 +21,7 @@ from tests.faults.draw import EVERY, STEPS, Case
 
 PEER_TIMEOUT_S = 8
 LONGEST_S = 120  # of anything that must end
+ON_LINKS_S = 360  # of a run with a link of a hundredth of its rate
 CONFIG = Config(ROOT)
 SMOKE = {spec.ranks: spec for spec in CONFIG.runs(["smoke"]) if spec.scheme.name == "zero3"}
 LINKS = next(spec for spec in CONFIG.runs(["links"]) if spec.scheme.name == "hier3")
@@ -49,7 +50,7 @@ class Running:
         spec = RunSpec.parse(
             some | {
                 "ranks": self.case.ranks, "scheme": scheme.model_dump(), "text": TEXT, "steps": STEPS,
-                "checkpoint_every": EVERY, "peer_timeout_s": PEER_TIMEOUT_S, "time_limit_s": LONGEST_S,
+                "checkpoint_every": EVERY, "peer_timeout_s": PEER_TIMEOUT_S, "time_limit_s": self.longest_s,
                 "model": SMOKE[8].model.model_dump() | {"layers": 1, "hidden": 32}, "micro_batch": 1,
                 "seq_len": 32, "warmup_steps": 1, "compute_dtype": "fp32", "reduce_dtype": "fp32",
             },
@@ -57,6 +58,10 @@ class Running:
         )  # fmt: skip
         self.folder.spec.write_text(spec.to_json())
         stderr_of(self.folder.spec).symlink_to(self.folder.path.parent / "stderr")  # not on a full disk
+
+    @property
+    def longest_s(self) -> int:
+        return ON_LINKS_S if self.on_links else LONGEST_S
 
     def begin(self, command: list[str] | None = None, **variables: str) -> None:
         """Start it. command: in place of forking; variables: of its environment."""
@@ -101,7 +106,7 @@ class Running:
     def end(self) -> int | None:
         """Wait for the end; returns the exit code, None if it did not end and was killed."""
         assert self.process is not None
-        self.process.join(LONGEST_S)
+        self.process.join(self.longest_s)
         code = self.process.exitcode
         killed(self.process)
         return code

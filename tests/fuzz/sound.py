@@ -18,8 +18,13 @@ def sound_run(folder: Path) -> tuple[Path, str]:
     (folder / "spec.json").write_text(spec.to_json())
     done = subprocess.run(
         [sys.executable, "-m", "lowband", "train", str(folder / "spec.json")],
-        capture_output=True, text=True, timeout=200,
+        capture_output=True, text=True, timeout=1500,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    return read_sound(folder)
+
+
+def read_sound(folder: Path) -> tuple[Path, str]:
+    """What `sound_run` returned when it made the folder."""
     [manifest, *_] = sorted(folder.rglob(MANIFEST))
     return folder, manifest.read_text()

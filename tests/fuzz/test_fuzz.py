@@ -1,28 +1,59 @@
-"""A sample of the campaign, and that it notices what it looks for."""
+"""A sample of the campaign; that it notices what it looks for, and has a target for all that is read."""
 
+import ast
+import csv
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from lowband.__main__ import command_line
 from lowband.errors import UserError
-from tests.fuzz import __main__ as campaign
-from tests.fuzz.targets import Target
+from lowband.importers import FORMATS
+from lowband.tables.build import TABLES
+from tests.fuzz import arguments, campaign, judge, of_config, of_peers, of_tables
+from tests.fuzz.readers import OWN, READERS
+from tests.fuzz.target import Target
 
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "lowband"
+READS = {
+    "read_text", "read_lines", "read_bytes", "read_yaml", "read_json", "read_entries", "parse_json",
+    "parse_yaml", "loads", "read_csv", "read_table", "read_benchmark", "read_published", "read_graded",
+    "open", "getenv", "safe_open", "model_validate_json", "frombuffer", "safe_load", "parse_args",
+}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_input_is_a_defect(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--inputs", "12", "--out", str(tmp_path / "inputs.csv")],
-        cwd=ROOT, capture_output=True, text=True, timeout=400,
+        [sys.executable, "-m", "tests.fuzz", "--inputs", "2", "--out", str(tmp_path / "inputs.csv")],
+        cwd=ROOT, capture_output=True, text=True, timeout=1700,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = (tmp_path / "inputs.csv").read_text().splitlines()
-    assert len(rows) > 20
-    assert all("12" in row.split(",")[1] for row in rows[1:])
+    rows = _rows(tmp_path)
+    assert len(rows) > 80
+    assert {row["edges"] for row in rows} == {""}  # not guided
+
+
+@pytest.mark.slow
+def test_coverage_leads(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "--guided", "--inputs", "60", "--target", "lock", "own scheme",
+         "--out", str(tmp_path / "inputs.csv")],
+        cwd=ROOT, capture_output=True, text=True, timeout=1700,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = _rows(tmp_path)
+    assert [row["parser"] for row in rows] == ["own scheme", "lock"]
+    assert all(int(row["edges"]) > 2 for row in rows)
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "inputs.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _fails(_: Path) -> None:
@@ -30,18 +61,104 @@ def _fails(_: Path) -> None:
 
 
 def _hangs(_: Path) -> None:
-    time.sleep(5)
+    while True:
+        pass
 
 
 def _talks(_: Path) -> None:
-    raise UserError("x " * 700, allowed="y " * 3000)
+    raise UserError("x " * 700, where="file", allowed="y " * 3000)
+
+
+def _names_no_file(_: Path) -> None:
+    raise UserError("is wrong")
+
+
+def _takes_all(_: Path) -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize(
-    ("call", "expected"), [(_fails, "traceback"), (_hangs, "hang"), (_talks, "refused"), (str, "accepted")]
-)
+    ("call", "expected"),
+    [
+        (_fails, "traceback"), (_hangs, "hang"), (_talks, "refused"), (str, "accepted"),
+        (_takes_all, "memory"), (_names_no_file, "no place"),
+    ],
+)  # fmt: skip
 def test_defects_are_noticed(call, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(judge, "TIME_LIMIT_S", 0.2)
     target = Target("t", "file", "yaml", "a: 1", call)
-    assert campaign.outcome(target, b"a: 2", tmp_path)[0] == expected
-    assert campaign.row(target, 0, 2, tmp_path)[expected] == 2
+    assert judge.outcome(target, b"a: 2", tmp_path)[0] == expected
+    tally = campaign.Tally()
+    for _ in range(2):
+        tally.add(target, *judge.outcome(target, b"a: 2", tmp_path), b"a: 2")
+    assert tally.counts[expected] == 2
+    assert len(tally.examples) == (expected in judge.DEFECTS)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    target = Target("t", "file", "yaml", "a: 1", lambda _: bytearray(3 * 2**30))
+    with judge.limit_memory():
+        assert judge.outcome(target, b"a: 2", tmp_path)[0] == "memory"
+
+
+@pytest.mark.parametrize(
+    "words", ["--out ../elsewhere", "--out /nowhere/x", "--root . --suite mine --out sub"]
+)
+def test_a_command_writes_only_where_it_is_told_to(words: str, tmp_path: Path) -> None:
+    """Both are refused to a fuzzed command; only what nobody asked for is a defect."""
+    root = tmp_path / "a" / "root"
+    root.mkdir(parents=True)
+    with arguments._inside(root, words.split()) as elsewhere:
+        with pytest.raises(PermissionError):
+            (tmp_path / "stray").write_text("x")
+        with pytest.raises(PermissionError):
+            (root.parent / "elsewhere").mkdir()
+        (root / "sub").mkdir()
+        with pytest.raises(arguments.Started):
+            subprocess.run(["true"])
+    named = "elsewhere" in words
+    assert elsewhere == [f"open {tmp_path / 'stray'}"] + [f"os.mkdir {root.parent / 'elsewhere'}"] * (
+        not named
+    )
+
+
+def names() -> set[str]:
+    """Of the targets that need no sound run to be listed; those that do are named by their own file."""
+    found = {target.name for target in [*of_config.targets("{}"), *of_peers.targets(), *of_tables.targets()]}
+    of_runs = (Path(__file__).parent / "of_runs.py").read_text(encoding="utf-8")
+    texts = {node.value for node in ast.walk(ast.parse(of_runs)) if isinstance(node, ast.Constant)}
+    return found | {f"lowband {verb}" for verb in arguments.VECTORS} | {str(text) for text in texts}
+
+
+def test_every_module_that_reads_text_has_a_target() -> None:
+    reading = {
+        path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")
+        if any(_reads(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    }  # fmt: skip
+    assert reading == set(READERS)
+    known = names()
+    for module, tried in READERS.items():
+        if isinstance(tried, str):
+            assert tried.startswith(OWN), module
+            continue
+        for beginning in tried:
+            assert any(name.startswith(beginning.removesuffix("spec.json").removesuffix("outcome.json"))
+                       for name in known), (module, beginning)  # fmt: skip
+
+
+def _reads(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == "environ"
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in READS
+
+
+def test_every_verb_format_table_and_folder_of_configuration_has_a_target() -> None:
+    assert set(arguments.VECTORS) == set(command_line()[1])
+    known = names()
+    assert {f"log: {form}" for form in FORMATS} <= known
+    assert {f"table: {name}" for name in TABLES} <= known
+    files = {path.name for path in (ROOT / "config").glob("*.yaml")}
+    assert files <= known

@@ -50,6 +50,30 @@ def test_counts_are_one_or_more(
     assert "allowed: 1 or more" in told(arguments, capsys)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", "--gpus", "9" * 5000], ["predict", "--gpus", "0\n0"], ["predict", "x" * 10**5],
+        ["predict", "--x\ny"], ["predict"], [*PREDICT, "--gpus", "9" * 20], ["box", "x" * 9000],
+        ["bench-comm", "--seconds", "\ud800"],
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_whatever_is_given_is_refused_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lowband: {arguments[0]}")
+    assert len(line) < 5000
+
+
+def test_a_path_of_two_lines_is_shown_in_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["table", "scaling", "--tables", str(tmp_path / "a\nb"), "--out", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lowband: {tmp_path}/a\\nb")
+
+
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

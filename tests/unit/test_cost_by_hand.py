@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowband.cost.activations import Attention, Recompute, kept_bytes_per_token
+from lowband.cost.attention import flops
 from lowband.cost.buffers import buffer_bytes
 from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
+from lowband.cost.memory import in_flight_bytes
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.plan import KNOBS, Candidate, Plan, jobs, plan
@@ -28,6 +30,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.records import Sent, mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
+from lowband.spec.sync import Sync
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -136,9 +139,37 @@ def test_activations_are_korthikantis(
     assert kept.block == pytest.approx(per_h * 32 + per_core * 8 * 64)
     whole = kept_bytes_per_token(GPT, 64, "none", "plain", tp, sequence_parallel, dropout=True)
     assert kept.block + kept.working == pytest.approx(whole.block)
-    assert kept.head == pytest.approx(14 * 48 / tp)
     if not sequence_parallel:  # the default
         assert kept_bytes_per_token(GPT, 64, recompute, "plain", tp, dropout=True) == kept
+
+
+def test_attention_takes_four_and_ten_products() -> None:
+    """2 sequences, 3 heads of 4, 8 queries, 16 keys: each product has 2 x 3 x 8 x 16 x 4 terms."""
+    terms = 2 * 3 * 8 * 16 * 4
+    assert flops(2, 3, 8, 16, 4, is_causal=False) == (4 * terms, 10 * terms)
+    assert flops(2, 3, 8, 16, 4, is_causal=True) == (2 * terms, 5 * terms)
+
+
+def test_exchanges_on_their_way_hold_masters_of_a_replicas_shard() -> None:
+    """Four units of 40, 30, 20 and 10 values in two fragments: units 0 and 2 are the larger one."""
+    late = Sync(beyond="node", every=4, fragments=2, delay=2)
+    assert in_flight_bytes([40, 30, 20, 10], 2, late) == {"in_flight": 4 * 60 // 2}
+    later = Sync(beyond="node", every=4, fragments=2, delay=4, mix=0.5)
+    assert in_flight_bytes([40, 30, 20, 10], 2, later) == {"in_flight": 4 * 100 // 2}
+    assert in_flight_bytes([40, 30, 20, 10], 2, Sync(beyond="node", every=4)) == {}
+    assert in_flight_bytes([40, 30, 20, 10], 2, None) == {}
+
+
+@pytest.mark.parametrize(("recompute", "block", "working"), [("none", 2, 0), ("op", 0, 2), ("full", 0, 2)])
+def test_gathered_inputs_are_kept_where_nothing_recomputes_them(
+    recompute: Recompute, block: int, working: int
+) -> None:
+    """2 inputs of 32 16-bit values a token, of which each of 4 ranks has a quarter already."""
+    without, kept = (kept_bytes_per_token(GPT, 64, recompute, "flash", 4, True, gathered=n) for n in (0, 2))
+    assert kept.block - without.block == pytest.approx(block * 2 * 32 * 3 / 4)
+    assert kept.working - without.working == pytest.approx(working * 2 * 32 * 3 / 4)
+    one, both = (kept_bytes_per_token(GPT, 64, recompute, "flash", gathered=n) for n in (0, 2))
+    assert one == both  # nothing is gathered
 
 
 @pytest.mark.parametrize(
@@ -177,6 +208,8 @@ def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -
     items = memory_items(one)
     assert float(items["activations"]) == pytest.approx(in_flight * (8 / one.pp) * 64 * (32 * 32 + 4 * 8))
     assert float(items["logits"]) == 64 * 14 * 48
+    compiled = Stack.model_validate({"name": "s", "description": "d", "logit_bytes": fact(4)})
+    assert float(memory_items(replace(one, stack=compiled))["logits"]) == 64 * 4 * 48
     assert float(items["framework"]) == 2 * GIB
 
 

@@ -8,7 +8,7 @@ import pytest
 from lowband.predict.defaults import DEVICE, LATENCY_US, LINK, STACK, with_defaults
 from lowband.predict.footprint import GIB
 from lowband.predict.rehearsal import rehearse
-from lowband.predict.render import flat, text
+from lowband.predict.render import constant_lines, flat, text
 from lowband.predict.request import Grid, setting
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
@@ -121,6 +121,9 @@ def test_room_by_hand() -> None:
     assert high == pytest.approx(record["headroom_bytes"] + 2.7 * GIB, abs=1)
     held = sum(record["memory_bytes"].values())
     assert record["peak_memory_bytes"] <= held
+    lines = constant_lines(record["constants"])
+    assert not [line for line in lines if line.rstrip().endswith(":")]  # a kind without constants
+    assert not [line for line in lines if line.startswith("  default:")]  # they have lines of their own
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowband.spec.files import create_whole, write_whole
+from lowband.spec.files import create_whole, write_whole, writing_whole
 
 WRITERS = 8
 
@@ -27,6 +27,18 @@ def test_writers_with_one_process_number_never_tear_a_file(tmp_path: Path) -> No
             list(threads.map(lambda text: write_whole(path, text), texts()))
         assert path.read_text() in texts()
     assert [p.name for p in tmp_path.iterdir()] == ["outcome.json"]
+
+
+def test_what_is_refused_halfway_leaves_neither_file_nor_folder(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    for folder in ("kept", "new", "new/inner"):
+        with (
+            pytest.raises(ValueError, match="refused"),
+            writing_whole(tmp_path / folder / "steps.csv") as file,
+        ):
+            file.write("half")
+            raise ValueError("refused")
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
 
 
 def test_the_first_of_several_writers_wins(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowband.__main__ import main
+from lowband.importers import Malformed, megatron
 from lowband.spec.csv_tables import read_table
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,11 @@ def test_what_a_log_does_not_tell_is_empty(tmp_path) -> None:
 def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:
     row = imported(tmp_path, LOGS / "megatron-deepspeed.log", "megatron-deepspeed").loc[1]
     assert row["reported_over_convention"] == pytest.approx(4 / 3, abs=1e-4)
+
+
+def test_a_digit_that_is_no_number_is_malformed() -> None:
+    with pytest.raises(Malformed, match="iteration is '²'"):
+        megatron.parser()(" iteration ²/ 3 | lm loss: 1.0 |")
 
 
 def test_a_log_without_steps_is_refused(tmp_path, capsys) -> None:

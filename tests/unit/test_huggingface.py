@@ -56,6 +56,15 @@ def test_parameters_are_those_that_transformers_counts(
     assert matrices == sum(rows * columns for rows, columns in ours)
 
 
+@pytest.mark.parametrize("key", ["sliding_window", "head_dim"])
+@pytest.mark.parametrize("value", ["x", "128", 1.5, [128], 0, -1, True])
+def test_an_optional_count_is_a_count(key: str, value: object, tmp_path: Path) -> None:
+    path = saved(tmp_path, "mistral", GROUPED)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "head_dim": None, key: value}))
+    with pytest.raises(UserError, match=f"config.json: {key} is .*1 or more"):
+        Config(ROOT).given_model(str(path))
+
+
 LONG = {"num_key_value_heads": 8, "max_position_embeddings": 8192}
 PUBLISHED = {
     "llama-7b": shape(4096, 32, 32, 11008),
@@ -107,6 +116,15 @@ def test_anything_else_is_refused_in_one_line(data: object, words: str, tmp_path
 def test_a_window_bounds_the_sequences_that_the_formulas_cover(tmp_path: Path) -> None:
     path = saved(tmp_path, "mistral", {**GROUPED, "sliding_window": 32})
     assert Config(ROOT).given_model(str(path)).seq_len == 32
+
+
+def test_biases_that_a_gpt_neox_does_not_mention_are_there(tmp_path: Path) -> None:
+    path = saved(tmp_path, "gpt_neox", SMALL)
+    whole = Config(ROOT).given_model(str(path))
+    data = json.loads(path.read_text())
+    assert data.pop("attention_bias") is True
+    path.write_text(json.dumps(data))
+    assert Config(ROOT).given_model(str(path)) == whole
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:

@@ -15,6 +15,14 @@ import pytest
 from lowband.errors import UserError
 from lowband.spec.lock import hold, is_held, job_of
 
+
+def test_a_lock_of_other_bytes_names_no_job(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_bytes(b"process \xff\njob\xff\n")
+    assert job_of(tmp_path / "run.lock") == "job\ufffd"
+    (tmp_path / "run.lock").write_bytes(b"")
+    assert job_of(tmp_path / "run.lock") is None
+
+
 HOLDER = """
 import os, sys, time
 from pathlib import Path

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from lowband.errors import UserError
 from lowband.spec.config import Config
+from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
+
+ROOT = Path(__file__).parents[2]
 
 # Sizes of 1 to 4 levels of any ratios.
 ratios = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -106,3 +109,32 @@ def test_the_attained_box_has_the_rates_that_frontiers_facts_give() -> None:
     assert device.matmul_efficiency is not None
     reached = device.peak_tflops["bf16"] * device.matmul_efficiency.value
     assert box.box.tflops == pytest.approx(reached, rel=0.01)
+
+
+ZERO = {"value": 0, "source": "made up"}
+NO_LOW = {"value": 0.5, "low": 0, "source": "made up"}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("device", "matmul_efficiency"), ZERO, "nothing could be divided by it"),
+        (("device", "memory_efficiency"), NO_LOW, "nothing could be divided by it"),
+        (("storage", "write_gigabytes_per_s"), ZERO, "nothing could be divided by it"),
+        (("levels", 1, "link", "efficiency"), NO_LOW, "nothing could be divided by it"),
+        (("levels", 1, "link", "gigabytes_per_s"), 5e-324, "greater than or equal to 0"),
+        (("device", "memory_gib"), 1e300, "less than or equal to 1"),
+        (("device", "peak_tflops", "bf16"), float("inf"), "finite"),
+        (("device", "kernel_us"), {"value": 1e300, "source": "made up"}, "less than or equal to 1"),
+    ],
+)
+def test_a_number_that_no_machine_has_is_refused(place: tuple, value: object, says: str) -> None:
+    """A prediction would divide by zero, or be infinite."""
+    sound = Config(ROOT).machine("frontier").model_dump(exclude_none=True)
+    *path, last = place
+    part = sound
+    for key in path:
+        part = part[key]
+    part[last] = value
+    with pytest.raises(UserError, match=f"^file: {place[0]}.*{says}"):
+        Machine.parse(sound, "file")

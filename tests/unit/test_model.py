@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lowband.cost.flops import model_flops_per_token
+from lowband.errors import UserError
 from lowband.model.gpt import GPT, rotate
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
@@ -105,3 +106,10 @@ def test_flops_against_counting_matrix_products() -> None:
     vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
     attention = 12 * spec.layers * spec.hidden * spec.seq_len
     assert model_flops_per_token(spec, spec.seq_len) == 6 * (weights + vectors) + attention
+
+
+def test_a_model_of_a_billion_layers_is_refused() -> None:
+    """Each layer is a unit in memory, of a prediction too."""
+    values = {"name": "x", "layers": 10**9, "hidden": 8, "heads": 1, "vocab": 8, "seq_len": 8, "source": "x"}
+    with pytest.raises(UserError, match=r"layers: .*less than or equal to 10000"):
+        ModelSpec.parse(values, "file")

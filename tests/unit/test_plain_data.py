@@ -18,6 +18,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 UNREADABLE = [
     "x: 2024-13-45", "x: !!bool abc", "x: !!int ''", "x: !!float abc", "x: " + "9" * 5000, "x: \x07",
     "&a [*a]", "x: &a {b: *a}", "{? [a] : b}", "!!python/object:os.system [x]", "x: " + "[" * 5000, BOMB,
+    "x: 0x" + "f" * 5000, "x: 0b" + "1" * 65, "x: 1" + ":59" * 20, "0x" + "f" * 5000 + ": 1",
+    "x: -" + "9" * 4000,
 ]  # fmt: skip
 
 
@@ -36,7 +38,9 @@ def test_yaml_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     assert len(str(found.value)) < 1000
 
 
-@pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, "9" * 5000, '"\\ud800"', "{", ""], ids=range(5))
+@pytest.mark.parametrize(
+    "text", ["[" * 5000 + "]" * 5000, "9" * 5000, "9" * 4000, str(2**64), '"\\ud800"', "{", ""], ids=range(7)
+)
 def test_json_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UserError, match=r"^file.*JSON"):
         parse_json(text, "file")
@@ -45,12 +49,21 @@ def test_json_that_cannot_be_read(text: str) -> None:
 @settings(max_examples=50)
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
+        st.none() | st.booleans() | st.integers(1 - 2**64, 2**64 - 1) | st.text(),
         lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     )
 )
 def test_plain_values_come_back(value: object) -> None:
     assert parse_yaml(yaml.safe_dump(value), "file") == value
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_a_number_is_finite(number: str) -> None:
+    class Rate(Strict):
+        x: float
+
+    with pytest.raises(UserError, match=r"^file: x: Input should be a finite number"):
+        Rate.parse({"x": float(number)}, "file")
 
 
 def test_aliases_are_read_up_to_the_limit() -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.predict.choice import MODEL_ERROR, STATES, chosen, lossy_wires
-from lowband.predict.plan import KNOBS, WIRES, Candidate, Plan, plan
+from lowband.predict.plan import KNOBS, WIRES, Candidate, Plan, _divisors, jobs, plan
+from lowband.predict.request import setting
+from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
@@ -194,3 +197,21 @@ def test_a_model_file_is_written_beside_and_read_back(tmp_path: Path) -> None:
     (root / "config" / "schemes.yaml").write_text("found: {weights: self, grads: self, optim: self}\n")
     with pytest.raises(UserError, match="also an entry"):
         Config(root).scheme("found")
+
+
+def test_the_micro_batches_of_any_batch_are_found() -> None:
+    for batch in (1, 2, 12, 97, 360, 2**20):
+        assert _divisors(batch) == [d for d in range(1, batch + 1) if batch % d == 0]
+    assert len(_divisors(10**12)) == 13 * 13
+
+
+def test_the_search_counts_beyond_64_bits() -> None:
+    """2^20 sequences of a model of a trillion parameters, as `predict` counts them."""
+    config = Config(ROOT)
+    machine, stack = setting(config, "frontier", None)
+    model, scheme = config.model("gpt-1t"), config.scheme("zero3").on(list(machine.sizes))
+    one = Workload(machine, stack, model, scheme, 64, 2**20, 2048, 1, recompute="full")
+    several = replace(one, micro_batch=np.array([2**20], dtype=float), accumulation=np.array([1.0]))
+    assert step_time(several).total == pytest.approx(step_time(one).total, rel=1e-12)
+    tried = list(jobs(machine, stack, model, 64, 2048, 64 * 2**20, [1], [1], [2**20], ["full"]))
+    assert {job.micro_batch.dtype for job in tried} == {np.dtype(float)}

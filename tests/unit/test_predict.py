@@ -147,6 +147,17 @@ def test_a_ring_by_hand() -> None:
     assert network.ring_s(hops, sent, rounds=2) == pytest.approx(17e-6 + 2 * steps + sent / slowest)
 
 
+def test_a_flat_all_reduce_takes_its_rings_steps_twice() -> None:
+    """A ring reduces in one round and gathers in another."""
+    network = Network(FRONTIER, ZERO, own="flat")
+    levels = Levels.fit({"package": 2, "node": 8}, 16)
+    parts = transfers(10**6 * 16, False, Config(ROOT).scheme("ddp"), levels, "fp32", "fp32")
+    assert {part.collective.kind for part in parts} == {"all_reduce"}
+    hops = levels.hops(SELF, WORLD)
+    sent = sum(part.sent_bytes for part in parts)
+    assert network.collective_s(parts) == pytest.approx(network.ring_s(hops, sent, rounds=2), rel=1e-12)
+
+
 @pytest.mark.parametrize("box", [True, False])
 def test_the_runs_own_collectives_decide(box: bool) -> None:
     """Frontier and its box name a stack with flat rings: it does not matter for a run of our engine."""

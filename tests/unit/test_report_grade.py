@@ -168,6 +168,8 @@ def test_a_few_values_are_given_one_by_one(tables: Path, tmp_path: Path) -> None
     row = grade(tables, tmp_path, ours={**ours, "aggregate": "min"})
     assert row["ours"] == pytest.approx(2)
     assert row["values"] == "2, 2.5"
+    halves = grade(tables, tmp_path, ours={**ours, "aggregate": "min"}, divided_by=2)
+    assert halves["values"] == "1, 1.25"
 
 
 SELF_CHECKS = ("losses-agree", "weights-bit-equal", "bytes-closed-form", "memory-closed-form")

@@ -10,7 +10,7 @@ from lowband.__main__ import main
 from lowband.run import status as status_of
 from lowband.run.status import duration, follow, headline, read_status, report, suites_of
 from lowband.spec.lock import hold
-from lowband.spec.records import Outcome
+from lowband.spec.records import Outcome, RunFolder, Slow, Slowest
 
 
 @pytest.fixture
@@ -101,3 +101,28 @@ def test_a_log_gets_a_line_per_change(
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0 s"), (59, "59 s"), (61, "1 min"), (7500, "2 h 05 min")])
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_it_shows_what_is_slow(under_way: Path) -> None:
+    """Of a run that has ended, by its outcome; of one under way, by the records of its steps so far."""
+    runs = under_way / "results" / "local" / "runs"
+    done, _, _, running = smoke_specs()[:4]
+    slow = Slow(level="self", ranks=(5,), times=1.8, compared=8, steps=12, of_steps=14)
+    (runs / done.run_id / "outcome.json").write_text(
+        Outcome(status="ok", steps=6, wall_s=10, slow=(slow,)).to_json()
+    )
+    [first] = RunFolder(runs / running.run_id).whole_steps()[:1]
+    one = Slowest(level="node", ranks=(0, 2), seconds=0.3, median_s=0.1, compared=4)
+    (runs / running.run_id / "steps.jsonl").write_text(
+        "".join(
+            first.model_copy(update={"step": step, "slowest": (one,)}).model_dump_json() + "\n"
+            for step in range(1, 21)
+        )
+    )
+    text = report(read_status(under_way, "local", ["smoke"]))
+    assert text.splitlines()[-3:] == [
+        "slow ranks and links:",
+        f"  {done.run_id}: rank 5 computes 1.8 times as long as the median of 8 ranks in 12 of 14 steps",
+        f"  {running.run_id}: the messages between ranks 0 and 2 (level node) take 3.0 times as long as the "
+        f"median of 4 in {20 - running.warmup_steps} of {20 - running.warmup_steps} steps",
+    ]

@@ -68,6 +68,17 @@ def test_what_the_runs_of_a_suite_show_by_themselves() -> None:
     assert tables_of_runs(["default"]) == of_any  # softmax is a benchmark, no run
 
 
+def test_a_table_without_a_column_is_refused_in_one_line(tables: Path, tmp_path: Path) -> None:
+    for name in ("runs", "steps"):
+        read_table(tables / f"{name}.csv").drop(columns="tokens_per_step", errors="ignore").to_csv(
+            tmp_path / f"{name}.csv"
+        )
+    with pytest.raises(UserError, match=r"cannot be used: KeyError.*tokens_per_step") as error:
+        write_table("scaling", tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}: ")
+    assert "\n" not in str(error.value)
+
+
 def test_an_unknown_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no table 'nope'") as error:
         write_table("nope", tmp_path)

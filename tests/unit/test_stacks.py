@@ -8,7 +8,7 @@ from lowband.errors import UserError
 from lowband.report.documents import BLOCKS
 from lowband.spec.config import Config
 from lowband.spec.sourced import Bounds, Fact
-from lowband.spec.stack import OURS
+from lowband.spec.stack import OURS, Stack
 from lowband.validation import SOURCES
 from lowband.validation.tables import constants
 
@@ -84,3 +84,12 @@ def test_every_fitted_row_is_published() -> None:
     named = {row.id for source in SOURCES.values() for row in source.rows(CONFIG, *source.on(CONFIG))}
     fitted = constants(CONFIG)["calibrated_on"]
     assert {row for cell in fitted if cell for row in cell.split(" ; ")} <= named
+
+
+@pytest.mark.parametrize("key", ["gathers", "reductions", "error_factor", "efficiency"])
+def test_what_is_divided_by_is_above_zero(key: str) -> None:
+    zero = {"value": 0, "source": "made up"}
+    with pytest.raises(UserError, match=f"^file: {key}: .*nothing could be divided by it"):
+        Stack.parse(
+            {"name": "x", "description": "x", key: {"world": zero} if key == "efficiency" else zero}, "file"
+        )

@@ -51,6 +51,7 @@ def test_strong_scaling_keeps_the_global_batch() -> None:
             "global_batch: 8\n  micro_batch: 1",
             ("one of micro_batch",),
         ),
+        ("suites/smoke.yaml", "  steps: 6\n", "", ("smoke.yaml", "key 'steps' is missing")),
         ("suites/smoke.yaml", "seq_len: 64", "seq_len: 65", ("seq_len (65)", "longest (64)")),
         ("suites/smoke.yaml", "warmup_steps: 2", "warmup_steps: 6", ("leave none of the 6 steps",)),
         ("suites/smoke.yaml", "ranks: 1}", "rank: 1}", ("'rank' is not an axis", "scheme, ranks")),

@@ -21,9 +21,22 @@ if IS_SHIPPED:
 
 else:
 
+    # A file of them, because the kernel takes at most 128 KiB of command in one word: some 1,500 runs.
+    rule list_runs:
+        output:
+            f"{TABLES_DIR}/runs.txt",
+        log:
+            f"{LOGS_DIR}/list_runs.log",
+        localrule: True
+        params:
+            lines="".join(f"{RUNS_DIR}/{run}\n" for run in SPECS),
+        run:
+            Path(output[0]).write_text(params.lines)
+
     rule collect:
         input:
             trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
+            runs=f"{TABLES_DIR}/runs.txt",
             code=[f"{TABLES_CODE}/collect.py", f"{TABLES_CODE}/points.py"],
         output:
             expand(f"{TABLES_DIR}/{{raw}}.csv", raw=COLLECTED),
@@ -33,12 +46,9 @@ else:
         conda:
             "../../envs/cpu.yaml"
         params:
-            runs=lambda wildcards, input: [
-                str(Path(marker).parent) for marker in input.trained
-            ],
             out=lambda wildcards, output: Path(output[0]).parent,
         shell:
-            "python -m lowband collect {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
+            "python -m lowband collect @{input.runs:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule table:

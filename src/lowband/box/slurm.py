@@ -83,8 +83,9 @@ def is_rootless() -> bool:
 
 def write_configuration(layout: Layout) -> None:
     """Write slurm.conf, munge's key and the hosts file into STATE."""
-    for folder in (STATE, STATE / "log", STATE / "spool", STATE / "state"):
-        folder.mkdir(mode=0o755)
+    STATE.mkdir(mode=0o711)  # munge's socket and the configuration are for all, by name; the rest is root's
+    for folder in (STATE / "log", STATE / "spool", STATE / "state"):
+        folder.mkdir(mode=0o700)
     key = STATE / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(128))

@@ -25,13 +25,14 @@ class Origin(NamedTuple):
     def machine(self, evidence: str, suite: str | None, clusters: Collection[str] = ()) -> tuple[str, str]:
         """Devices and abbreviated commits of the rows of this evidence, suite and clusters (none: all).
 
-        Empty for computed rows, which do not depend on the machine.
+        Empty for computed rows, which do not depend on the machine. Where no row is of this evidence or of
+        these clusters, a prediction was joined with what these rows measured.
         """
         if self.name == COMPUTED:
             return "", ""
         rows = _environments(self.folder)
         for column, wanted in (("provenance", [evidence]), ("suite", [suite]), ("cluster", clusters)):
-            if any(wanted) and column in rows:
+            if column in rows and rows[column].isin(wanted).any():
                 rows = rows[rows[column].isin(wanted)]
         devices, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
         return " and ".join(devices), " ".join(commit[:7] for commit in commits)
@@ -50,7 +51,7 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
         return Origin(COMPUTED, tables_dir)
     if OF_GPUS in sources:
         return Origin(SHIPPED, root)
-    if sources and all(source.startswith(SHIPPED_SOURCE) for source in sources):
+    if sources and sources[0].startswith(SHIPPED_SOURCE):
         return Origin(SHIPPED, source_paths(sources[0], tables_dir, root)[0].parent)
     is_all_shipped = is_shipped(tables_dir, root)
     suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])

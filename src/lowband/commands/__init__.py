@@ -3,7 +3,18 @@
 import argparse
 import math
 import textwrap
-from typing import Any
+from typing import Any, NoReturn
+
+from lowband.errors import UserError
+
+MOST_COUNT = 10**12  # of a count on the command line
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line of bounded length, without the usage that argparse prints first."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, where=self.prog.removeprefix("lowband").strip())
 
 
 def add_verb(
@@ -25,17 +36,19 @@ def add_verb(
 
 def at_least_one(text: str) -> int:
     """Parse a positive count. Raises the error that argparse reports in one line."""
-    if text.strip().isdecimal() and int(text) >= 1:
+    if text.strip().isdecimal() and len(text) <= len(str(MOST_COUNT)) and 1 <= int(text) <= MOST_COUNT:
         return int(text)
-    raise argparse.ArgumentTypeError(f"'{text}' (allowed: 1 or more)")
+    raise argparse.ArgumentTypeError(f"'{text}' (allowed: 1 or more, at most {MOST_COUNT:,})")
 
 
 def positive(text: str) -> float:
-    """Parse a finite number above 0. Raises the error that argparse reports in one line."""
+    """Parse a number of the size of a rate. Raises the error that argparse reports in one line."""
+    from lowband.spec.sourced import LEAST, MOST  # needs pydantic, which `bench-kernel` does without
+
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' (allowed: a number above 0)")
+    if not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"'{text}' (allowed: a number above 0, {LEAST:g} to {MOST:g})")
     return value

@@ -83,20 +83,26 @@ def _claims(options: argparse.Namespace) -> None:
 
 def _summary(options: argparse.Namespace) -> None:
     from lowband.report.summary import summary
+    from lowband.spec.csv_tables import made_of
 
-    print(summary(options.claims or options.tables / "claims.csv", options.tables, options.figures))
+    with made_of(options.tables):
+        print(summary(options.claims or options.tables / "claims.csv", options.tables, options.figures))
 
 
 def _appendix(options: argparse.Namespace) -> None:
     from lowband.report.appendix import write_appendices
+    from lowband.spec.csv_tables import made_of
 
-    write_appendices(options.claims, options.config, options.out)
+    with made_of(options.claims):
+        write_appendices(options.claims, options.config, options.out)
 
 
 def _page(options: argparse.Namespace) -> None:
     from lowband.report.page import write_page
+    from lowband.spec.csv_tables import made_of
 
-    write_page(options.root, options.tables, options.figures, options.out)
+    with made_of(options.tables):
+        write_page(options.root, options.tables, options.figures, options.out)
 
 
 def _documents(options: argparse.Namespace) -> None:

@@ -97,6 +97,8 @@ def _train(options: argparse.Namespace) -> int:
     outcome = train(options.spec, links)
     if is_first_process():
         print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
+        for slow in outcome.slow:
+            print(f"{options.spec.parent.name}: {slow}")
     return _leave(exit_code(outcome, RunFolder(options.spec.parent)))
 
 

@@ -9,8 +9,10 @@ from lowband.commands import add_verb
 
 def add(commands: Any) -> None:
     collect = add_verb(
-        commands, "collect", "run folders -> raw tables", "results/local/runs/* --out results/local/tables"
-    )
+        commands, "collect", "run folders -> raw tables", "results/local/runs/* --out results/local/tables",
+        "Where folders are too many for a command line, @FILE names a file that lists them, one a line.",
+    )  # fmt: skip
+    collect.fromfile_prefix_chars = "@"
     collect.add_argument("runs", type=Path, nargs="+")
     collect.add_argument("--out", type=Path, required=True)
     collect.set_defaults(run=_collect)

@@ -9,6 +9,8 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
 parallelism divides the activations between its two exchanges; sequence parallelism also divides the others.
+There attention and MLP first gather their inputs: 2h (1 - 1 / ranks) more for each that is kept for the
+backward, nothing if the backward gathers them again, as Megatron-LM's does (section 4.2.2).
 Recomputation keeps: full - a block's input; selective - all but plain attention's 5 a T; op - a block's
 input, attention's output and every other matrix product's output, as torchtitan's selective `op` policy does.
 """
@@ -34,7 +36,6 @@ class Kept:
 
     block: Num
     working: Num
-    head: float
 
 
 def kept_bytes_per_token(
@@ -45,14 +46,19 @@ def kept_bytes_per_token(
     tp: int = 1,
     sequence_parallel: bool = False,
     dropout: bool = False,
+    gathered: float = 0,
 ) -> Kept:
-    """Bytes of activations per token and rank, by the module's formulas. tp: ranks of tensor parallelism."""
+    """Bytes of activations per token and rank, by the module's formulas.
+
+    tp:       ranks of tensor parallelism
+    gathered: inputs of a block that sequence parallelism gathers and the backward finds, 0 to 2
+    """
     h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
     outside = tp if sequence_parallel else 1  # tensor parallelism alone does not divide these
     between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
     replicated = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tp
-    everything = replicated / outside + between / tp + core
+    everything = replicated / outside + between / tp + core + gathered * HALF * h * (1 - 1 / outside)
     block_input = HALF * h / outside
     if recompute == "none":
         block: Num = everything
@@ -62,4 +68,4 @@ def kept_bytes_per_token(
         block = block_input + HALF * (h + h + k + f) / tp + HALF * h / outside
     else:
         block = block_input
-    return Kept(block, everything - block, LOGIT_BYTES * model.vocab / tp)
+    return Kept(block, everything - block)

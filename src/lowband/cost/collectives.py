@@ -143,9 +143,10 @@ class Network:
             if pattern != "hops":
                 hops = sorted({part.hop for part in parts}, key=lambda hop: hop.stride)
                 sent = sum(part.sent_bytes for part in parts)
+                rounds = len(parts) // len(hops)
                 if pattern == "joined":
-                    return self.joined_s(Joined(tuple(hops)), sent, pieces, rounds=len(parts) // len(hops))
-                return self.ring_s(hops, sent, pieces)
+                    return self.joined_s(Joined(tuple(hops)), sent, pieces, rounds)
+                return self.ring_s(hops, sent, pieces, rounds)
         total: Num = 0.0
         for part in parts:
             total = total + self.hop_s(part.hop, part.sent_bytes, pieces)

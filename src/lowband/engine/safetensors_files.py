@@ -21,6 +21,7 @@ from lowband.engine.state_dict import own_state_dict
 from lowband.engine.whole import units_gathered
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
+from lowband.spec.plain_data import parse_json, read_text
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -129,12 +130,12 @@ def save_safetensors(
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor -> file, from an index. Files must lie in the index's own folder."""
     try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        found = parse_json(read_text(index), index)["weight_map"]
         names = {str(name): str(file) for name, file in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"not an index: {error}", where=index, allowed='{"weight_map": {...}}') from None
     for file in names.values():
-        if Path(file).name != file:
+        if Path(file).name != file or "\0" in file:
             raise UserError(f"file '{file}'", where=index, allowed="names of files in its folder")
     return names
 

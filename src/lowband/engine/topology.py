@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from lowband.engine.consistency import check_same, is_alone
-from lowband.engine.gloo import exchange
+from lowband.engine.gloo import MessageTimes, exchange
 from lowband.engine.hosts import check_hosts
 from lowband.engine.lane import Lanes, new_lanes
 from lowband.engine.order import Order
@@ -31,6 +31,7 @@ class BoundHop:
     group: dist.ProcessGroup
     coordinate: int
     back: dist.ProcessGroup | None  # on gloo: for messages to earlier ranks, see engine.gloo
+    times: MessageTimes  # of all hops
     joined: Joined | None = (
         None  # the hops that are one; in a Ring partners pass messages on, see engine.ring
     )
@@ -60,14 +61,18 @@ class BoundHop:
     ) -> None:
         """On gloo: send sent[i] to partner i and receive received[i] from it. See engine.gloo.exchange."""
         assert self.back is not None
-        exchange(sent, received, self.hop.partners(dist.get_rank()), (self.group, self.back), name)
+        partners = self.hop.partners(dist.get_rank())
+        exchange(sent, received, partners, (self.group, self.back), name, self.times)
 
     def pass_on(self, sent: torch.Tensor, received: torch.Tensor, name: str) -> None:
-        """On gloo: send a tensor to the next partner and receive one from the partner before."""
+        """On gloo: send a tensor to the next partner and receive one from the partner before.
+
+        Not timed: all messages of a ring move at the pace of the slowest.
+        """
         assert self.back is not None
         partners, here = self.hop.partners(dist.get_rank()), self.coordinate
         ends = partners[(here + 1) % self.hop.count], partners[here - 1]
-        exchange((sent, None), (None, received), ends, (self.group, self.back), name)
+        exchange((sent, None), (None, received), ends, (self.group, self.back), name, MessageTimes())
 
 
 @dataclass
@@ -90,6 +95,7 @@ class Topology:
     _lanes: dict[torch.device, Lanes] = field(init=False, default_factory=dict)
     _device_meshes: dict[str, DeviceMesh] = field(init=False, default_factory=dict)
     _calls: "itertools.count[int]" = field(init=False, default_factory=itertools.count)
+    message_times: MessageTimes = field(init=False, default_factory=MessageTimes)  # on gloo, but for rings
     order: Order = field(init=False, default_factory=lambda: Order(next(_TOPOLOGIES)))
 
     def __post_init__(self) -> None:
@@ -165,7 +171,7 @@ class Topology:
     def _bound(self, hop: Hop) -> BoundHop:
         group = self._new_group(hop)
         back = self._new_group(hop) if dist.get_backend(group) == "gloo" else None
-        return BoundHop(hop, group, hop.coordinate(self.rank), back)
+        return BoundHop(hop, group, hop.coordinate(self.rank), back, self.message_times)
 
     def _new_group(self, hop: Hop) -> dist.ProcessGroup:
         """A new group even if it has all ranks: the default group carries messages of other code."""

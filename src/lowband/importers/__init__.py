@@ -11,20 +11,19 @@ FLOP/s of different conventions become comparable:
                                counts as we assume
 """
 
+import csv
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from lowband.cost.conventions import flops_per_token
 from lowband.cost.flops import MODEL_CONVENTION, model_flops_per_token
 from lowband.errors import UserError
-from lowband.spec.csv_tables import write_csv
+from lowband.spec.files import writing_whole
 from lowband.spec.model import ModelSpec
-from lowband.spec.plain_data import read_text
+from lowband.spec.plain_data import read_lines
 
 FORMATS = {
     "megatron-lm": "megatron",
@@ -62,21 +61,29 @@ COLUMNS = [
 def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
     """Write the log's steps as a CSV; returns a message for each malformed line.
 
-    Raises UserError if the log has no line that parses.
+    One line at a time is in memory. Raises UserError if the log has no line that parses.
     """
     parse: Parser = import_module(f"lowband.importers.{FORMATS[form]}").parser()
-    rows: list[dict[str, Any]] = []
-    messages = []
-    for found in _read(read_text(path).splitlines(), parse):
-        if isinstance(found, str):
-            messages.append(f"{path}:{found}")
-        else:
-            rows.append({"format": form, **found, **_rates(found, form, run)})
-    if not rows:
-        raise UserError(
-            f"none of the {len(messages)} metric lines parses as a step of a {form} log", where=path
-        )
-    write_csv(pd.DataFrame(rows, columns=COLUMNS), out)
+    theirs = flops_per_token(form, run.model, run.seq_len, recompute=run.recompute)
+    ours = model_flops_per_token(run.model, run.seq_len)
+    constants = {"format": form, "flop_convention": MODEL_CONVENTION}
+    messages: list[str] = []
+    has_steps = False
+    with writing_whole(out) as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for found in _read(read_lines(path), parse):
+            if isinstance(found, str):
+                messages.append(f"{path}:{found}")
+                continue
+            values = constants | found | _rates(found, run, theirs, ours)
+            cells = map(values.get, COLUMNS)
+            rows.writerow(["" if cell != cell else cell for cell in cells])  # noqa: PLR0124 (not a number)
+            has_steps = True
+        if not has_steps:
+            raise UserError(
+                f"none of the {len(messages)} metric lines parses as a step of a {form} log", where=path
+            )
     return messages
 
 
@@ -89,11 +96,15 @@ def _read(lines: Iterable[str], parse: Parser) -> Iterator[dict[str, Any] | str]
             yield f"{number}: malformed, skipped: {error}"
             continue
         if values is not None:
-            yield {"line": number, **values}
+            values["line"] = number
+            yield values
 
 
-def _rates(values: dict[str, Any], form: str, run: ForeignRun) -> dict[str, Any]:
-    """Samples, tokens and FLOP per second, from whichever rate the log contains."""
+def _rates(values: dict[str, Any], run: ForeignRun, theirs: float | None, ours: float) -> dict[str, Any]:
+    """Samples, tokens and FLOP per second, from whichever rate the log contains.
+
+    theirs, ours: FLOPs per token in the convention of the log's format (None: it prints none), and in ours
+    """
     samples_per_s = values.get("samples_per_s")
     if samples_per_s is None and values.get("step_time_s") and values.get("samples_per_step"):
         samples_per_s = values["samples_per_step"] / values["step_time_s"]
@@ -102,18 +113,16 @@ def _rates(values: dict[str, Any], form: str, run: ForeignRun) -> dict[str, Any]
     elif values.get("tokens_per_s_per_rank") is not None:
         tokens_per_s = values["tokens_per_s_per_rank"] * run.ranks
     else:
-        return {"flop_convention": MODEL_CONVENTION}
+        return {}
     tokens_per_rank = tokens_per_s / run.ranks
     reported = values.get("reported_tflops_per_rank")
-    theirs = flops_per_token(form, run.model, run.seq_len, recompute=run.recompute)
     return {
         "samples_per_s": samples_per_s,
         "tokens_per_s": tokens_per_s,
         "reported_over_convention": reported * 1e12 / (tokens_per_rank * theirs)
         if reported and tokens_per_rank and theirs
         else None,
-        "model_flop_per_s_per_rank": tokens_per_rank * model_flops_per_token(run.model, run.seq_len),
-        "flop_convention": MODEL_CONVENTION,
+        "model_flop_per_s_per_rank": tokens_per_rank * ours,
     }
 
 

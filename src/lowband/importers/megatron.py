@@ -6,6 +6,7 @@ from typing import Any
 from lowband.importers import Malformed, Parser, number
 
 _ITERATION = re.compile(r"\biteration\s+(\S+?)\s*/\s*\S+\s*\|")
+_PART = re.compile(r"([^|:]*)(:?)([^|]*)\|")
 _KEYS = {
     "elapsed time per iteration (ms)": "step_time_s",
     "global batch size": "samples_per_step",
@@ -26,11 +27,10 @@ def _parse(line: str) -> dict[str, Any] | None:
     start = _ITERATION.search(line)
     if start is None:
         return None
-    if not start.group(1).isdigit():
+    if not start.group(1).isdecimal():
         raise Malformed(f"iteration is {start.group(1)!r}")
     values: dict[str, Any] = {"step": int(start.group(1))}
-    for part in line[start.end() :].split("|"):
-        key, colon, text = part.partition(":")
+    for key, colon, text in _PART.findall(line, start.end()):
         name = _KEYS.get(key.strip())
         if name is not None:
             if not colon:
@@ -38,8 +38,7 @@ def _parse(line: str) -> dict[str, Any] | None:
             values[name] = number(text, key.strip())
     if not line.rstrip().endswith("|"):
         raise Malformed("is cut off")
-    missing = [name for name in _REQUIRED if name not in values]
-    if missing:
+    if missing := [name for name in _REQUIRED if name not in values]:
         raise Malformed(f"no '{next(key for key, name in _KEYS.items() if name == missing[0])}'")
     values["step_time_s"] /= 1e3
     return values

@@ -58,7 +58,7 @@ def _step(event: dict[str, Any], time_ms: float, state: _State) -> dict[str, Any
     state.time_ms, state.samples = time_ms, samples
     return {
         "step": samples // state.batch,
-        "loss": loss,
+        "loss": float(loss),
         "step_time_s": step_time_s,
         "samples_per_step": state.batch,
     }

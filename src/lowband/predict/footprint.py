@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from lowband.cost.activations import kept_bytes_per_token
+from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.bytes import stage_numels
 from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num
@@ -14,6 +14,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.sourced import Fact
 from lowband.spec.wire import DTYPE_BYTES
 
 GIB = 2**30
@@ -43,8 +44,9 @@ def memory_items(job: Workload) -> dict[str, Num]:
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
     kept = kept_bytes_per_token(
-        job.model, job.seq_len, job.recompute, job.attention, job.tp, job.sequence_parallel, job.dropout
-    )
+        job.model, job.seq_len, job.recompute, job.attention, job.tp, job.sequence_parallel, job.dropout,
+        _value(job.stack.gathered_inputs, 0),
+    )  # fmt: skip
     tokens = job.micro_batch * job.seq_len
     in_flight = np.minimum(job.accumulation, job.pp * 1.0)
     if job.interleave > 1:
@@ -53,11 +55,14 @@ def memory_items(job: Workload) -> dict[str, Num]:
         in_flight = job.accumulation
     blocks = job.model.layers // job.pp
     items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
-    items["logits"] = tokens * kept.head
-    framework = job.machine.device.framework_gib
+    items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / job.tp
     items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, job.tp, numels)
-    items["framework"] = (0.0 if framework is None else framework.value) * GIB
+    items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
+
+
+def _value(fact: Fact | None, otherwise: float) -> float:
+    return otherwise if fact is None else fact.value
 
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:

@@ -13,8 +13,10 @@ It covers these choices only:
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -172,7 +174,8 @@ def jobs(
         if ranks % (tp * pp) or model.layers % pp or model.heads % tp or global_batch % (ranks // (tp * pp)):
             continue
         share = global_batch // (ranks // (tp * pp))
-        batches = np.array([b for b in micro_batches or range(1, share + 1) if share % b == 0], dtype=int)
+        # As floats: a step of a trillion parameters has more FLOPs than 64 bits can count.
+        batches = np.array([b for b in micro_batches or _divisors(share) if share % b == 0], dtype=float)
         in_order: dict[Schedule, NDArray[Any]] = {"1f1b": batches, "breadth-first": batches[batches < share]}
         for schedule, several in in_order.items():
             if not several.size:
@@ -185,6 +188,12 @@ def jobs(
             for scheme in schemes(base.levels, exact):
                 for each in recompute:
                     yield replace(base, scheme=scheme, recompute=each)
+
+
+@cache  # the same for every placement
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def _powers(most: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.collectives import all_gather
-from lowband.engine.gloo import exchange
+from lowband.engine.gloo import MessageTimes, exchange
 from lowband.engine.topology import BoundHop, Topology
 from lowband.spec.mesh import SELF, WORLD
 
@@ -97,7 +97,14 @@ def _swap(bound: BoundHop, partner: int | None, message: torch.Tensor) -> None:
     received = torch.empty_like(message)
     if bound.back is not None:
         groups = (bound.group, bound.back)
-        exchange([message], [received], [partner], groups, f"preflight of a pair over {bound.hop.level}")
+        exchange(
+            [message],
+            [received],
+            [partner],
+            groups,
+            f"preflight of a pair over {bound.hop.level}",
+            MessageTimes(),
+        )
         return
     sends = dist.P2POp(dist.isend, message, partner, group=bound.group)
     receives = dist.P2POp(dist.irecv, received, partner, group=bound.group)

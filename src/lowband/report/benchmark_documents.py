@@ -7,6 +7,7 @@ import pandas as pd
 
 from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
+from lowband.tables.derived.load import build as build_load
 
 
 def start(root: Path) -> list[str]:
@@ -89,3 +90,20 @@ def joined(root: Path) -> list[str]:
         "step, ours / peer": "{step_s}", "processor time, ours / peer": "{cpu_s}",
     }  # fmt: skip
     return markdown(filled(pd.DataFrame(rows), cells))
+
+
+def load(root: Path) -> list[str]:
+    """By command and size: processor time, wall time and peak memory, beside what they may take."""
+    rows = build_load(read_table(root / "results/reference/load/load.csv")).astype({"size": int})
+    limits = zip(rows["limit_s"].notna(), rows["limit_s"], rows["limit_bytes"].notna(), strict=True)
+    rows["limit"] = [
+        " and ".join([*([f"{seconds:.0f} s"] if is_timed else []), *(["2 GiB"] if is_bounded else [])])
+        for is_timed, seconds, is_bounded in limits
+    ]
+    rows["mib"], rows["gb"] = rows["peak_bytes"] / 2**20, rows["input_bytes"] / 1e9
+    cells = {
+        "command": "{part}", "runs or lines": "{size:,}", "read (GB)": "{gb:.3f}",
+        "processor time (s)": "{cpu_s:.1f}", "time on a busy machine (s)": "{wall_s:.0f}",
+        "peak memory (MiB)": "{mib:.0f}", "goal": "{limit}",
+    }  # fmt: skip
+    return markdown(filled(rows, cells))

@@ -15,7 +15,7 @@ from lowband.claims.grade import grade_claims
 from lowband.claims.origin import ORIGINS
 from lowband.errors import UserError
 from lowband.report.writers import HTML, latex, markdown
-from lowband.spec.csv_tables import read_table, write_csv
+from lowband.spec.csv_tables import made_of, read_table, write_csv
 from lowband.spec.files import write_whole
 
 VERDICTS = ("pass", "short", "partial", "fit", "not run")
@@ -36,7 +36,9 @@ def write_claims(
 
     root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
     """
-    write_csv(grade_claims(claims_yaml, tables_dir, only, root), out / "claims.csv")
+    with made_of(tables_dir):
+        graded = grade_claims(claims_yaml, tables_dir, only, root)
+    write_csv(graded, out / "claims.csv")
     claims = read_table(out / "claims.csv")  # an empty text is a missing value from here on
     write_whole(out / "claims.md", "\n".join(claims_markdown(claims)) + "\n")
     write_whole(out / "claims.tex", claims_latex(claims))

@@ -1,4 +1,4 @@
-"""Tables in docs/testing.md and docs/reliability.md, of what the tests were tried with: mutants, faults."""
+"""Tables in docs/testing.md and docs/reliability.md of campaigns: mutants, faults, stragglers, bits twice."""
 
 from pathlib import Path
 
@@ -53,3 +53,56 @@ def faults(root: Path) -> list[str]:
     wrong = cases[~cases["is_right"]]
     listed = [f"- seed {row.seed}, {row.kind}: {row.wrong}" for row in wrong.itertuples()]
     return [*markdown(filled(rows.reset_index(), cells)), *(["", *listed] if listed else [])]
+
+
+def twice(root: Path) -> list[str]:
+    """How many runs and commands made twice were the same; then each comparison of two different runs."""
+    rows = read_table(root / "results" / "reference" / "twice" / "twice.csv").fillna("")
+    again = rows[rows["against"] == "itself"]
+    is_command = again["what"].str.contains("lowband|tables")
+    counts = [
+        f"{kind.capitalize()} made twice: {len(found)}, the same bit by bit: {int(found['same'].sum())}."
+        for kind, found in (("runs", again[~is_command]), ("commands", again[is_command]))
+    ]
+    shown = rows[(rows["against"] != "itself") | ~rows["same"]].copy()
+    shown["promised"] = shown["is_promised"].map({True: "yes", False: "no"})
+    texts = zip(shown["same"], shown["first_difference"].astype(str), shown["why"].astype(str), strict=True)
+    shown["parts"] = ["-" if same else first + (f": {why}" if why else "") for same, first, why in texts]
+    cells = {
+        "run": "{what}", "beside": "{against}", "promised the same": "{promised}",
+        "first difference": "{parts}",
+    }  # fmt: skip
+    return [*counts, "", *markdown(filled(shown, cells))]
+
+
+_SLOW = {
+    "rank": "a rank computes slowly", "link": "a rank's link is slow",
+    "path": "messages between two ranks are slow", "none": "nothing is slow",
+}  # fmt: skip
+
+
+def stragglers(root: Path) -> list[str]:
+    """By what was slow: trials, those that were right; then those not right."""
+    trials = read_table(root / "results" / "reference" / "stragglers" / "trials.csv")
+    by_kind = trials.groupby("kind")
+    rows = pd.DataFrame({
+        "trials": by_kind.size(), "right": by_kind["is_right"].sum(),
+        "least": by_kind["factor"].min(), "most": by_kind["factor"].max(),
+        "nothing": by_kind["named"].apply(lambda named: named.isna().sum()),
+    }).loc[[kind for kind in _SLOW if kind in by_kind.groups]]  # fmt: skip
+    rows["slow"] = rows.index.map(_SLOW)
+    rows["times"] = [
+        "-" if kind == "none" else f"{least:.1f} to {most:.1f}"
+        for kind, least, most in zip(rows.index, rows["least"], rows["most"], strict=True)
+    ]
+    cells = {
+        "what was slow": "{slow}", "times slower": "{times}", "trials": "{trials}",
+        "named, and nothing else": "{right}", "nothing named": "{nothing}",
+    }  # fmt: skip
+    wrong = trials[~trials["is_right"]].fillna("").astype(str)
+    listed = [
+        f"- seed {row['seed']}, {_SLOW[row['kind']]} ({row['victim'].replace(' ', ' and ') or '-'}, "
+        f"{row['factor']} times, {row['scheme']} on {row['ranks']} ranks): {row['named'] or 'nothing named'}"
+        for row in wrong.to_dict("records")
+    ]
+    return [*markdown(filled(rows, cells)), *(["", "Not right:", "", *listed] if listed else [])]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lowband.errors import UserError
 from lowband.spec.job import is_slurm_task
 
+DIGITS = 10  # of a launcher's number, fewer than
 ALIKE_S = 3.0  # a launcher ends the other processes within this time after one has failed
 
 
@@ -37,25 +38,37 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
     imports torch.
 
     ranks: number of ranks of the run
-    Raises UserError if the launcher started another number, or did not set MASTER_ADDR and MASTER_PORT.
+    Raises UserError if the launcher started another number, or did not set its variables, MASTER_ADDR and
+    MASTER_PORT among them.
     """
     launcher = _launcher()
     if launcher is None:
         return None
     names = _LAUNCHERS[launcher]
-    rank, world, local_rank = (int(os.environ[name]) for name in names)
+    rank, world, local_rank = map(_count, names)
     is_node = launcher == "srun" and os.environ.get("SLURM_NNODES") == str(world) and ranks % world == 0
     if world != ranks and not is_node:
         raise UserError(
             f"{launcher} started {world} ranks", where=names[1], allowed=f"{ranks}, as in the spec"
         )
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
+    needed = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "address and port of rank 0")
+    for name, allowed in (needed | ({"SLURM_JOB_ID": "the job's number"} if is_node else {})).items():
         if name not in os.environ:
-            raise UserError(f"{name} is not set", where=launcher, allowed="address and port of rank 0")
+            raise UserError(f"{name} is not set", where=launcher, allowed=allowed)
+    if rank >= world:
+        raise UserError(f"{rank} of {world} ranks", where=names[0], allowed=f"0 to {world - 1}")
     if world == ranks:
         return Rank(rank, world, local_rank, "env://")
     per_node = ranks // world
     return [Rank(rank * per_node + local, ranks, local, "env://") for local in range(per_node)]
+
+
+def _count(name: str) -> int:
+    """The launcher's variable as a number. Raises UserError, naming it, if it is missing or none."""
+    text = os.environ.get(name)
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) < DIGITS):
+        raise UserError("is not set" if text is None else f"is '{text}'", where=name, allowed="a number")
+    return int(text)
 
 
 def _launcher() -> str | None:

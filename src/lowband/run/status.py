@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from lowband.errors import UserError
+from lowband.run import slow
 from lowband.spec.config import Config
 from lowband.spec.lock import is_held
 from lowband.spec.records import RunFolder
@@ -23,7 +24,11 @@ SHOWN = 8  # runs and failures listed, at most
 
 @dataclass(frozen=True)
 class RunStatus:
-    """state: waiting, running, died (no outcome), or the outcome's status. share: fraction of steps done."""
+    """
+    state: waiting, running, died (no outcome), or the outcome's status
+    share: fraction of steps done
+    slow:  what of it is slow, a line each
+    """
 
     run_id: str
     suite: str
@@ -31,6 +36,7 @@ class RunStatus:
     cause: str = ""
     share: float = 0.0
     wall_s: float = 0.0
+    slow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,10 +91,12 @@ def _run(spec: RunSpec, folder: RunFolder) -> RunStatus:
     is_running = is_held(folder.lock)  # first: a run that ends meanwhile has an outcome
     outcome = folder.read_outcome()
     if outcome is not None:
-        return RunStatus(spec.run_id, spec.suite, outcome.status, outcome.cause, 1.0, outcome.wall_s)
+        found = tuple(map(str, outcome.slow))
+        return RunStatus(spec.run_id, spec.suite, outcome.status, outcome.cause, 1.0, outcome.wall_s, found)
     share = min(1.0, folder.count_steps() / spec.steps)
     if is_running:
-        return RunStatus(spec.run_id, spec.suite, "running", share=share)
+        found = tuple(map(str, slow.named(folder.whole_steps()[spec.warmup_steps :])))
+        return RunStatus(spec.run_id, spec.suite, "running", share=share, slow=found)
     if folder.env.exists() or folder.lock.exists():
         return RunStatus(spec.run_id, spec.suite, "died", "it stopped without an outcome", share)
     return RunStatus(spec.run_id, spec.suite, "waiting")
@@ -115,11 +123,17 @@ def headline(status: Status) -> str:
 
 
 def report(status: Status) -> str:
-    """The headline, the running runs, and the failed runs with their causes."""
+    """The headline, the running runs, the failed runs with their causes, and what is slow."""
     running = [f"  {run.run_id}: {run.share:.0%} of its steps" for run in status.of("running")]
     failed = [f"  {run.run_id}: {run.state}, {run.cause}" for run in status.failed]
+    slowed = [f"  {run.run_id}: {line}" for run in status.runs for line in run.slow]
     return "\n".join(
-        [headline(status), *_listed("running now:", running), *_listed("failed, and why:", failed)]
+        [
+            headline(status),
+            *_listed("running now:", running),
+            *_listed("failed, and why:", failed),
+            *_listed("slow ranks and links:", slowed),
+        ]
     )
 
 

@@ -20,10 +20,11 @@ from lowband.engine.checkpoint.checkpointer import Checkpointer
 from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.replicas import Replicas
 from lowband.model.data import Corpus, batch
+from lowband.run import slow
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
-from lowband.spec.records import Outcome, RunFolder, Sent, StateBytes, StepRecord, mean
+from lowband.spec.records import Outcome, RunFolder, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
@@ -70,7 +71,8 @@ def train_rank(
         times = clock.stop()
         real_share = paced.take_real_share() if paced else math.nan
         sent = engine.ledger.take() if engine else []
-        line = _gather_record(spec, step, loss, grad_norm, times, real_share, sent)
+        messages = engine.topology.message_times.take() if engine else {}
+        line = _gather_record(spec, step, loss, grad_norm, times, real_share, sent, messages)
         if not math.isfinite(line.loss) or not math.isfinite(line.grad_norm):
             raise Diverged(f"loss {line.loss}, gradient norm {line.grad_norm} at step {step}")
         if line.real_share is not None and line.real_share > MOST_REAL_SHARE and step > spec.warmup_steps:
@@ -105,6 +107,7 @@ def train_rank(
             "checkpoint_stall_s": stall_s,
             "sent": _mean_sent(steps[-spec.scheme.period :]),
             "outside": outside_sent,
+            "slow": slow.named(steps[max(resumed_from, spec.warmup_steps) :]),
             "interface_bytes": _total([step.interface_bytes for step in steps]),
         }
     )
@@ -175,12 +178,19 @@ def _gather_record(
     times: StepTimes,
     real_share: float,
     sent: list[Sent],
+    message_s: dict[int, float],
 ) -> StepRecord:
-    """This step's record from all ranks' losses, times and bytes; all have the same keys in `sent`."""
+    """This step's record from all ranks' losses, times and bytes; all have the same keys in `sent`.
+
+    message_s: this rank's, by partner
+    """
     exchange_s = times.exchange_s if spec.scheme.sync is not None else math.nan
     mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share, grad_norm, exchange_s]
-    own = len(mine)
+    own, before = len(mine), len(mine) + len(sent)
     mine += [one.bytes for one in sent]
+    # Only gloo's messages are timed; where it runs, ranks are few enough for a number of each pair.
+    ranks = range(spec.ranks if dist.get_backend() == "gloo" else 0)
+    mine += [message_s.get(rank, math.nan) for rank in ranks]
     rows = _all_gather(mine, loss.device)
     slowest = max(rows, key=lambda row: row[1])
     return StepRecord(
@@ -197,8 +207,21 @@ def _gather_record(
             one.model_copy(update={"bytes": mean(sum(int(row[own + i]) for row in rows), spec.ranks)})
             for i, one in enumerate(sent)
         ),
+        slowest=_slowest(spec, rows, before),
         real_share=_known(max(row[4] for row in rows)),
     )
+
+
+def _slowest(spec: RunSpec, rows: list[list[float]], messages: int) -> tuple[Slowest, ...]:
+    """messages: where a row's times of messages begin"""
+    computing = [row[1] - row[2] for row in rows]
+    if any(math.isnan(seconds) for seconds in computing):  # a peer's engine
+        return ()
+    by_partner = [
+        {rank: seconds for rank, seconds in enumerate(row[messages:]) if not math.isnan(seconds)}
+        for row in rows
+    ]
+    return slow.slowest(spec.levels, computing, by_partner)
 
 
 def _mean_sent(steps: Sequence[StepRecord]) -> tuple[Sent, ...]:

@@ -1,6 +1,9 @@
 """How the report reads and writes its tables: CSV at full precision, whole files."""
 
 import hashlib
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,33 @@ def _read(path: Path, types: Any) -> pd.DataFrame:
     except (ValueError, OverflowError) as error:  # pandas' ParserError is a ValueError
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"no such table: {reason}", where=path, allowed="CSV with a header") from None
+
+
+# What pandas raises for a table that lacks a column or has another kind of value in it.
+_UNFIT = (
+    KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError, NotImplementedError,
+    pd.errors.DataError, pd.errors.InvalidIndexError,
+)  # fmt: skip
+
+
+@contextmanager
+def made_of(tables: Path) -> Iterator[None]:
+    """Work on the tables of a folder, or on one: what they lack for it is a UserError with the line at fault.
+
+    Tables have no schema but the code that reads them: whatever it raises on rows is about the rows.
+    """
+    try:
+        yield
+    except _UNFIT as error:
+        last = traceback.extract_tb(error.__traceback__)
+        mine = [frame for frame in last if "lowband" in Path(frame.filename).parts] or last
+        reason = (str(error).strip().splitlines() or [""])[0]
+        line = f"{Path(mine[-1].filename).name}:{mine[-1].lineno}"
+        raise UserError(
+            f"cannot be used: {type(error).__name__}: {reason} ({line})",
+            where=tables,
+            allowed="tables that lowband wrote",
+        ) from error
 
 
 def write_csv(df: pd.DataFrame, path: Path) -> None:

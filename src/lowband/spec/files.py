@@ -4,19 +4,31 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: it appears whole or not at all. An OSError names the file."""
-    with _temporary(path, text) as temporary:
+    with writing_whole(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def writing_whole(path: Path) -> Iterator[TextIO]:
+    """The same, piece by piece: the file appears at the end of the block, or not at all if it raises."""
+    with _temporary(path) as temporary:
+        with _writing(path, temporary) as file:
+            yield file
         temporary.replace(path)
 
 
 def create_whole(path: Path, text: str) -> bool:
     """Write a file unless it exists; of several writers the first wins. Returns whether it was this one."""
-    with _temporary(path, text) as temporary:
+    with _temporary(path) as temporary:
+        with _writing(path, temporary) as file:
+            file.write(text)
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
@@ -52,15 +64,29 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _temporary(path: Path, text: str) -> Iterator[Path]:
-    """A temporary file of this text beside `path`, its name unique over processes and hosts; then removed."""
+def _temporary(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a temporary file, unique over processes and hosts; removed in the end.
+
+    If the block raises, so are the folders that were made for it, as far as they are empty.
+    """
+    made = [folder for folder in path.parents if not folder.exists()]  # the innermost first
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{uuid.uuid4().hex}.tmp")
     try:
-        with naming(path), temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
         yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # others write there, too
+            for folder in made:
+                folder.rmdir()
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path, temporary: Path) -> Iterator[TextIO]:
+    with naming(path), temporary.open("w", encoding="utf-8") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

@@ -57,15 +57,25 @@ def model_of_config(path: Path) -> ModelSpec:
     missing = [KEYS[family][ours] for ours, value in found.items() if value is None and ours not in OPTIONAL]
     if missing:
         raise UserError(f"key '{missing[0]}' is missing", where=path)
-    window = data.get("sliding_window") if data.get("use_sliding_window", family == "mistral") else None
-    if window is not None:  # attention over more than the window costs less than the formulas say
-        found["seq_len"] = min(found["seq_len"], window)
+    window = (
+        _count(data, "sliding_window", path) if data.get("use_sliding_window", family == "mistral") else None
+    )
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     model = ModelSpec.parse({"name": name, "source": str(path), **FIXED[family], **found}, path)
-    head = data.get("head_dim")
+    if window is not None and window < model.seq_len:  # attention over more costs less than the formulas say
+        model = model.model_copy(update={"seq_len": window})
+    head = _count(data, "head_dim", path)
     if head is not None and head * model.heads != model.hidden:
         raise UserError(f"head_dim {head} cannot be predicted: not hidden_size / heads", where=path)
     return model
+
+
+def _count(data: dict[str, Any], key: str, path: Path) -> int | None:
+    """The value of an optional key. Raises UserError unless it is 1 or more."""
+    value: int | None = data.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise UserError(f"{key} is {value!r}", where=path, allowed="1 or more")
+    return value
 
 
 def _default(key: str, family: str) -> object:

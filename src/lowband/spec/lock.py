@@ -84,7 +84,7 @@ def is_held(path: Path) -> bool:
 def job_of(path: Path) -> str | None:
     """The job of the last holder; None if there was none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return None
     return lines[1] if len(lines) > 1 else None

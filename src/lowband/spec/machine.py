@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.sourced import Fact, facts_of
+from lowband.spec.sourced import Fact, Magnitude, divides, facts_of
 from lowband.spec.stack import OURS
 from lowband.spec.yaml_model import Strict
 
@@ -14,7 +14,7 @@ from lowband.spec.yaml_model import Strict
 class Link(Strict):
     """The link that one rank gets when it sends to a partner in the same group of this level."""
 
-    gigabytes_per_s: PositiveFloat = Field(description="10^9 bytes per second, one direction, per rank")
+    gigabytes_per_s: Magnitude = Field(description="10^9 bytes per second, one direction, per rank")
     source: str = Field(min_length=1, description="where the number comes from")
     efficiency: Fact | None = Field(
         default=None, description="share of the rate that large messages reach; none: all of it"
@@ -29,6 +29,8 @@ class Link(Strict):
         description="network cards that the ranks of one inner group share; none: a rank has its own",
     )
 
+    _divide = field_validator("efficiency", "efficiency_by_cards")(divides)
+
 
 class Level(Strict):
     """One step of the hierarchy. The outermost is `world` and has no size."""
@@ -42,10 +44,8 @@ class Device(Strict):
     """The device that one rank runs on."""
 
     name: str
-    memory_gib: PositiveFloat | None = Field(default=None, description="none: the host's memory, shared")
-    peak_tflops: dict[str, PositiveFloat] = Field(
-        default={}, description="10^12 FLOP/s by dtype; {}: unknown"
-    )
+    memory_gib: Magnitude | None = Field(default=None, description="none: the host's memory, shared")
+    peak_tflops: dict[str, Magnitude] = Field(default={}, description="10^12 FLOP/s by dtype; {}: unknown")
     source: str = Field(min_length=1)
     memory_gigabytes_per_s: Fact | None = Field(
         default=None, description="10^9 bytes per second; none: work bound by memory takes no time"
@@ -67,6 +67,10 @@ class Device(Strict):
         default=None, description="memory that the runtime itself uses; none: 0"
     )
 
+    _divide = field_validator(
+        "memory_gigabytes_per_s", "memory_efficiency", "matmul_efficiency", "attention_efficiency"
+    )(divides)
+
 
 class Storage(Strict):
     """The file system that all nodes share, and how fast a rank prepares what it writes there."""
@@ -79,13 +83,15 @@ class Storage(Strict):
         default=None, description="device to host, one rank; none: ranks compute in host memory"
     )
 
+    _divide = field_validator("*")(divides)
+
 
 class Box(Strict):
     """A scale model of a machine on one computer: computation and links at the machine's rates / scale."""
 
-    scale: PositiveFloat = Field(description="one factor, for computation and for every link")
+    scale: Magnitude = Field(description="one factor, for computation and for every link")
     nodes: PositiveInt = Field(description="groups of the level below world, at most")
-    tflops: PositiveFloat = Field(description="10^12 FLOP/s of a rank's matrix products, at full scale")
+    tflops: Magnitude = Field(description="10^12 FLOP/s of a rank's matrix products, at full scale")
     source: str = Field(min_length=1, description="where tflops comes from")
 
 

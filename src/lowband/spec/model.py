@@ -9,21 +9,26 @@ from lowband.spec.yaml_model import Strict
 
 AttentionKernel = Literal["sdpa", "flash2"]
 
+# Each far beyond any model known: a layer is a unit in memory, and numbers of parameters fit into 64 bits.
+MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_POSITIONS = 10_000, 2**20, 2**28, 2**31
+
 
 class ModelSpec(Strict):
     """A decoder-only transformer. The defaults are the GPT of GPT-NeoX and Megatron-LM: pre-norm, MLP of
     4 x hidden, biases everywhere. Only that can be trained here (`model.gpt`); other shapes are predicted."""
 
     name: str
-    layers: PositiveInt
-    hidden: PositiveInt
-    heads: PositiveInt
-    vocab: PositiveInt
-    seq_len: PositiveInt = Field(description="longest sequence; also the number of learned positions")
+    layers: PositiveInt = Field(le=MOST_LAYERS)
+    hidden: PositiveInt = Field(le=MOST_WIDTH)
+    heads: PositiveInt = Field(le=MOST_WIDTH)
+    vocab: PositiveInt = Field(le=MOST_VOCAB)
+    seq_len: PositiveInt = Field(
+        le=MOST_POSITIONS, description="longest sequence; also the number of learned positions"
+    )
     positions: Literal["learned", "rotary"] = "learned"
     tied_head: bool = Field(default=True, description="whether the output layer is the embedding")
     kv_heads: PositiveInt | None = Field(default=None, description="none: as heads")
-    mlp_hidden: PositiveInt | None = Field(default=None, description="none: 4 x hidden")
+    mlp_hidden: PositiveInt | None = Field(default=None, le=16 * MOST_WIDTH, description="none: 4 x hidden")
     gated: bool = Field(default=False, description="whether the MLP has a third matrix, its gate (SwiGLU)")
     biases: bool | Literal["qkv"] = Field(
         default=True, description="false: none in matrices and norms (Llama); qkv: there alone (Qwen2)"

@@ -1,6 +1,7 @@
 """JSON and YAML text -> plain data of bounded size. A stranger's file raises UserError, and nothing else."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +9,58 @@ import yaml
 
 from lowband.errors import UserError
 
-# libyaml, where PyYAML was built with it, is far faster: Snakemake reads all of config/ three times a job.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 MOST_VALUES = 1_000_000  # of a YAML file, each counted as often as aliases repeat it
+MOST_BITS = 64  # of an integer: Python has no limit, but its floats and its own printing of integers do
 # What the readers raise beside their own errors: for an impossible date, a number of 5,000 digits, ...
 _UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
+
+
+def _bounded(value: int) -> int:
+    """The integer. Raises ValueError for one of more than MOST_BITS."""
+    if value.bit_length() > MOST_BITS:
+        raise ValueError(f"an integer has more than {MOST_BITS} bits")
+    return value
+
+
+# libyaml, where PyYAML was built with it, is far faster: Snakemake reads all of config/ three times a job.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's loader of plain values, with integers of bounded size."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        return _bounded(super().construct_yaml_int(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read_text(path: Path) -> str:
     """The file's text. Raises UserError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=path) from None
-    except UnicodeDecodeError:
-        raise UserError("is not valid UTF-8", where=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Its lines, one at a time, without their ends. Raises UserError as `read_text` does."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                yield line.rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> UserError:
+    if isinstance(error, OSError):
+        return UserError(f"cannot be read: {error.strerror}", where=path)
+    return UserError("is not valid UTF-8", where=path)
 
 
 def parse_json(text: str, where: str | Path) -> Any:
     """The value of a JSON text. Raises UserError, also for characters that no file can hold."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=lambda digits: _bounded(int(digits)))
         if "\\ud" in text.lower():  # half of a surrogate pair
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
@@ -45,7 +76,7 @@ def parse_yaml(text: str, where: str | Path) -> Any:
     """The value of a YAML text, of which only plain values are read."""
     loader = None
     try:
-        loader = _LOADER(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from lowband.errors import UserError
 from lowband.spec.files import create_whole, naming, remove_unfinished, write_whole
+from lowband.spec.mesh import SELF
 from lowband.spec.plain_data import read_text
 from lowband.spec.yaml_model import Strict
 
@@ -45,8 +46,50 @@ def mean(total: int, ranks: int) -> int | float:
     return total / ranks if total % ranks else total // ranks
 
 
+class Slowest(Strict):
+    """The slowest of several alike in one step: ranks in computing, or of a level's messages those of a rank
+    or of a pair.
+    """
+
+    level: str = Field(description="self: computing; else whose links the messages take")
+    ranks: tuple[int, ...] = Field(description="one rank, with all its messages of the level; or a pair")
+    seconds: float = Field(description="a pair: of the end that waited less; a rank: its fastest pair")
+    median_s: float = Field(description="the lower median of all that were compared")
+    compared: int
+
+    @property
+    def times(self) -> float:
+        """How often the median it took."""
+        return self.seconds / self.median_s if self.median_s > 0 else 1.0
+
+
+class Slow(Strict):
+    """A rank or a link that was slow in many steps (`lowband.run.slow` has the rule)."""
+
+    level: str = Field(description="as of Slowest; several are joined by ' and '")
+    ranks: tuple[int, ...]
+    times: float = Field(description="how often the median it took, in the median of those steps")
+    compared: int
+    steps: int
+    of_steps: int
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        found = f"{self.times:.1f} times as long as the median of {self.compared}"
+        when = f"in {self.steps} of {self.of_steps} steps"
+        if self.level == SELF:
+            return f"rank {self.ranks[0]} computes {found} ranks {when}"
+        if len(self.ranks) == 1:
+            whose = f"of rank {self.ranks[0]} with each other rank"
+        else:
+            whose = f"between ranks {self.ranks[0]} and {self.ranks[1]}"
+        return f"the messages {whose} (level {self.level}) take {found} {when}"
+
+
 class StepRecord(Strict):
     """One optimizer step. Times are the maximum over ranks; loss is the mean over the global batch."""
+
+    model_config = ConfigDict(allow_inf_nan=True)  # a loss that overflowed is a record, not bad input
 
     step: int
     step_time_s: float
@@ -72,6 +115,9 @@ class StepRecord(Strict):
     )
     real_share: float | None = Field(
         default=None, description="where computation is paced: real over paced time, the most of all ranks"
+    )
+    slowest: tuple[Slowest, ...] = Field(
+        default=(), description="empty for a peer's engine; of messages: on gloo only, not of rings"
     )
     interface_bytes: int | None = Field(
         default=None, description="in a box: what rank 0's interface has sent since the step before"
@@ -119,6 +165,9 @@ class Outcome(Strict):
     interface_bytes: int | None = Field(
         default=None,
         description="in a box: bytes that rank 0's interface sent in all steps, by the kernel's counter",
+    )
+    slow: tuple[Slow, ...] = Field(
+        default=(), description="ranks and links that were slow in the last steps of the last attempt"
     )
     notes: str = Field(default="", description="remarks for a reader of the run: `shimmed`")
     weights_sha256: str = Field(
@@ -215,7 +264,7 @@ class RunFolder:
             raise UserError(
                 f"has the records of {len(kept)} steps, the checkpoint of {step}", where=self.steps
             )
-        write_whole(self.steps, "".join(_line(record) for record in kept))
+        write_whole(self.steps, "".join(step_line(record) for record in kept))
         self._remove_checkpoints(after=step)
 
     def write_environment(self, environment: Environment) -> None:
@@ -223,7 +272,7 @@ class RunFolder:
 
     def append_step(self, record: StepRecord) -> None:
         with naming(self.steps), self.steps.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+            file.write(step_line(record))
 
     def write_outcome(self, outcome: Outcome) -> Outcome:
         """Record how the run ended, with the time since this object was made. The first outcome is kept.
@@ -282,5 +331,6 @@ class RunFolder:
         return self.steps.read_bytes().count(b"\n") if self.steps.exists() else 0
 
 
-def _line(record: StepRecord) -> str:
+def step_line(record: StepRecord) -> str:
+    """A line of steps.jsonl."""
     return json.dumps(record.model_dump(mode="json")) + "\n"

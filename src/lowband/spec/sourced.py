@@ -1,17 +1,23 @@
 """A number that a machine file states: its value, its interval and its source."""
 
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from lowband.spec.yaml_model import Strict
 
+T = TypeVar("T")
 Bound = Literal["low", "value", "high"]
 Place = Literal["inside", "on a bound", "outside"]
 Kind = Literal["fitted", "measured or published", "assumed", "default"]
 NEAR = 0.01  # of the range between the bounds
 DEFAULT = "default"  # the first word of a source; those of an assumption:
 ASSUMED = ("assumed", "that of")
+
+
+# What a rate, a size or a factor may be: beyond any machine, and yet its products and quotients are floats.
+LEAST, MOST = 1e-9, 1e15
+Magnitude = Annotated[float, Field(ge=LEAST, le=MOST)]
 
 
 class Bounds(Strict):
@@ -38,9 +44,13 @@ class Bounds(Strict):
 class Fact(Strict):
     """A constant with its source. A fitted one names the published rows it was fitted on, and has bounds."""
 
-    value: NonNegativeFloat
-    low: NonNegativeFloat | None = Field(default=None, description="lower end of its interval; none: exact")
-    high: NonNegativeFloat | None = Field(default=None, description="upper end of its interval; none: exact")
+    value: Annotated[float, Field(ge=0, le=MOST)]
+    low: Annotated[float, Field(ge=0, le=MOST)] | None = Field(
+        default=None, description="lower end of its interval; none: exact"
+    )
+    high: Annotated[float, Field(ge=0, le=MOST)] | None = Field(
+        default=None, description="upper end of its interval; none: exact"
+    )
     source: str = Field(min_length=1, description="where the number comes from, or how it was fitted")
     calibrated_on: tuple[str, ...] = Field(
         default=(), description="ids of the rows it was fitted on; (): measured or stated elsewhere"
@@ -76,6 +86,14 @@ class Fact(Strict):
         """The value, or one end of its interval."""
         end: float | None = getattr(self, bound)
         return self.value if end is None else end
+
+
+def divides(found: T) -> T:
+    """A validator of constants by which something is divided: rates, shares that are reached, factors."""
+    for fact in found.values() if isinstance(found, dict) else [found]:
+        if isinstance(fact, Fact) and fact.at("low") < LEAST:
+            raise ValueError(f"{fact.at('low'):g} is less than {LEAST:g}: nothing could be divided by it")
+    return found
 
 
 def facts_of(place: str, part: Strict) -> dict[str, Fact]:

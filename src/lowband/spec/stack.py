@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from lowband.spec.sourced import Fact, facts_of
+from lowband.spec.sourced import Fact, divides, facts_of
 from lowband.spec.step import Pattern
 from lowband.spec.yaml_model import Strict
 
@@ -40,6 +40,15 @@ class StackConstants(Strict):
     reductions: Fact | None = Field(
         default=None, description="the same of the reduction of its gradients; none: 1"
     )
+    logit_bytes: Fact | None = Field(
+        default=None,
+        description="memory per logit at the loss; none: 14 bytes, of a loss that is not compiled",
+    )
+    gathered_inputs: Fact | None = Field(
+        default=None,
+        description="how many of the 2 inputs of a block that sequence parallelism gathers are kept for "
+        "the backward; none: 0, it gathers them again",
+    )
     error_factor: Fact | None = Field(
         default=None,
         description="80 % of the published runs took between the predicted time over this factor and times "
@@ -50,6 +59,8 @@ class StackConstants(Strict):
         description="level -> share of the link's achieved rate that the sharding's collectives achieve; "
         "`any` stands for every level that is not named; none: all of it",
     )
+
+    _divide = field_validator("gathers", "reductions", "error_factor", "efficiency")(divides)
 
 
 class Stack(StackConstants):

@@ -16,6 +16,7 @@ from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunOptions, RunSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.sourced import Magnitude
 from lowband.spec.yaml_model import Strict
 
 Value = bool | str | int | float
@@ -52,7 +53,7 @@ class Point(RunOptions):
     scheme: str
     micro_batch: PositiveInt | None = None
     global_batch: PositiveInt | None = None
-    outer_link: float = Field(default=1, gt=0, description="what the rate of world's link is multiplied by")
+    outer_link: Magnitude = Field(default=1, description="what the rate of world's link is multiplied by")
 
 
 def expand(

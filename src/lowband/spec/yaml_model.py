@@ -12,9 +12,9 @@ from lowband.spec.plain_data import parse_json, read_text, read_yaml
 
 
 class Strict(BaseModel):
-    """Immutable, keyword-only, unknown keys rejected. Base of everything read from a file."""
+    """Immutable, keyword-only, unknown keys rejected, numbers finite. Base of everything read from a file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, data: object, where: str | Path) -> Self:

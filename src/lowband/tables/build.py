@@ -8,7 +8,7 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.spec.benchmarks import BENCHMARKS
-from lowband.spec.csv_tables import read_benchmark, read_table, write_csv
+from lowband.spec.csv_tables import made_of, read_benchmark, read_table, write_csv
 
 REPORTED = "reported/"  # a source with this prefix is a file of results/reported/: numbers from papers
 SHIPPED = "shipped/"  # and with this one, all such files of results/reference/*/; no rows if there are none
@@ -40,6 +40,12 @@ TABLES: dict[str, tuple[str, ...]] = {
     "kernel_rates": (OF_GPUS,),
     "kernel_resources": ("compiled",),
     "faults": (f"{SHIPPED}injected",),
+    "wan_losses": ("runs", "steps"),
+    "wan_curves": ("runs", "steps", f"{SHIPPED}wan_steps"),
+    "wan": ("runs", "steps", f"{SHIPPED}wan_steps"),
+    "load": (f"{SHIPPED}load",),
+    "twice": (f"{SHIPPED}twice",),
+    "stragglers": (f"{SHIPPED}trials",),
 }
 
 # Tables of a suite or benchmark that a reproduction may leave out: they are then made from its shipped raw
@@ -54,6 +60,7 @@ SUITE_OF = {
     "box_links": "box-bench",
     "box_jobs": "box-bench",
     "kernel_resources": "kernels",
+    **dict.fromkeys(("wan_losses", "wan_curves", "wan"), "wan"),
 }
 
 # Raw tables of this machine's benchmarks. The shipped ones are in one folder per machine, named after it.
@@ -123,12 +130,12 @@ def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:
     """Write `name`.csv from tables of `tables_dir` to `out_dir` (default: `tables_dir`).
 
-    Raises UserError for a name that is not in TABLES, and for raw tables that do not name their points.
+    Raises UserError for a name that is not in TABLES, and for raw tables from which it cannot be made.
     """
     if name not in TABLES:
         raise UserError(f"no table '{name}'", allowed=TABLES)
     build = import_module(f"lowband.tables.derived.{name}").build
-    write_csv(
-        build(*read_sources(name, tables_dir, root)),
-        (out_dir or tables_dir) / f"{name}.csv",
-    )
+    sources = read_sources(name, tables_dir, root)
+    with made_of(tables_dir):
+        made = build(*sources)
+    write_csv(made, (out_dir or tables_dir) / f"{name}.csv")

@@ -11,11 +11,14 @@ The last four hold runs that ended ok. Times are in seconds. `provenance` is `pr
 tensors, whose bytes and states the engine counted without computing anything; such a run has no steps.
 """
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -24,10 +27,13 @@ from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.peers import peer_sent_bytes
 from lowband.errors import UserError
 from lowband.spec.csv_tables import write_csv
+from lowband.spec.files import writing_whole
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder, StepRecord
+from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.step_columns import NO_STEPS, Columns, floats, read_columns
+from lowband.spec.step_columns import sent_bytes as sent_in
 from lowband.tables.points import NO_CONDITION, POINT, identity
 from lowband.validation.scale_model import box_step_s
 
@@ -48,28 +54,46 @@ COLUMNS = {
 def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
-    Raises UserError for a folder without a spec.json, which is not a run, and for a run that ended ok but
-    lacks the record of a step.
+    The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
+    not a run, and for a run that ended ok but lacks the record of a step; then no table is written.
     """
-    tables: dict[str, list[Row]] = {name: [] for name in ("runs", *COLUMNS)}
-    for path in runs:
-        folder = RunFolder(path)
-        spec = RunSpec.read_json(folder.spec)
-        outcome = _outcome(folder)
-        is_ok = outcome.status == "ok"
-        steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else []
-        found = {"runs": [identity(spec) | _run(spec, outcome, steps) | _environment(folder)]}
-        found["steps"] = list(_steps(spec, steps))
-        if is_ok:
-            found["outside"] = list(_outside(outcome))
-        if is_ok and spec.engine == "lowband":  # the engine's own counts, which peers lack
-            found["bytes"] = list(_bytes(spec, outcome))
-            found["states"] = list(_states(spec, outcome, folder))
-        for name, rows in found.items():
-            tables[name] += [run_keys(spec) | row for row in rows]
-    for name, rows in tables.items():
+    tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
+    closed: dict[Any, Any] = {}  # closed forms, which repeats of a point share
+    with writing_whole(out / "steps.csv") as file:
+        file.write(_csv([*KEYS, *COLUMNS["steps"]]))
+        for path in runs:
+            folder = RunFolder(path)
+            spec = RunSpec.read_json(folder.spec)
+            options, outcome = identity(spec), _outcome(folder)
+            keys = _keys(spec, options["point"])
+            is_ok = outcome.status == "ok"
+            steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
+            tables["runs"].append(keys | options | _run(spec, outcome, steps) | _environment(folder))
+            file.writelines(_step_lines(spec, _csv(keys.values()).rstrip("\n"), steps))
+            found: dict[str, Iterator[Row]] = {}
+            if is_ok:
+                found["outside"] = _outside(outcome)
+            if is_ok and spec.engine == "lowband":  # the engine's own counts, which peers lack
+                point, held = options["point"], {state.kind: state.bytes for state in outcome.states}
+                states_of = point, Environment.read_json(folder.env).backend, "start" in held
+                if point not in closed:
+                    closed[point] = _closed_bytes(spec)
+                if states_of not in closed:
+                    closed[states_of] = _closed_states(spec, *states_of[1:])
+                found["bytes"] = _bytes(spec, outcome, closed[point])
+                found["states"] = _states(held, closed[states_of])
+            for name, rows in found.items():  # tuples, which take a fifth of a dictionary's memory
+                tables[name] += [(*keys.values(), *map(row.__getitem__, COLUMNS[name])) for row in rows]
+    for name, whole in tables.items():
         columns = [*KEYS, *COLUMNS[name]] if name in COLUMNS else None
-        write_csv(pd.DataFrame(rows, columns=columns), out / f"{name}.csv")
+        write_csv(pd.DataFrame(whole, columns=columns), out / f"{name}.csv")
+
+
+def _csv(values: Iterable[object]) -> str:
+    """A line of CSV, as pandas writes it."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
 
 
 def _outcome(folder: RunFolder) -> Outcome:
@@ -78,20 +102,24 @@ def _outcome(folder: RunFolder) -> Outcome:
     return Outcome.read_json(folder.outcome)
 
 
-def _whole_steps(folder: RunFolder, outcome: Outcome) -> list[StepRecord]:
+def _whole_steps(folder: RunFolder, outcome: Outcome) -> Columns:
     """All steps of a run that ended ok. Raises UserError if a record is missing."""
-    steps = list(folder.read_steps())
-    if len(steps) != outcome.steps:
+    steps = read_columns(folder)
+    if len(steps["step"]) != outcome.steps:
         raise UserError(
-            f"has the records of {len(steps)} steps", where=folder.steps,
+            f"has the records of {len(steps['step'])} steps", where=folder.steps,
             allowed=f"{outcome.steps}, as the outcome has it; the run has to be taken again",
         )  # fmt: skip
     return steps
 
 
 def run_keys(spec: RunSpec) -> Row:
+    return _keys(spec, identity(spec)["point"])
+
+
+def _keys(spec: RunSpec, point: str) -> Row:
     inside = {
-        "point": identity(spec)["point"],
+        "point": point,
         "provenance": "predicted" if spec.device == "fake" else "measured",
         "cluster": spec.machine.name,
         "model": spec.model.name,
@@ -102,14 +130,18 @@ def run_keys(spec: RunSpec) -> Row:
     return {key: inside[key] if key in inside else getattr(spec, key) for key in KEYS}
 
 
-def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
+def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
     """The run's row of runs.csv. Times are quantiles over the steps after the warm-up."""
-    measured = [step.model_dump() for step in steps if step.step > spec.warmup_steps]
-    times = pd.DataFrame(measured, columns=TIMES, dtype=float)
+    times = {name: floats(steps[name][spec.warmup_steps :]) for name in TIMES}
+    with np.errstate(invalid="ignore"):  # a stranger's times may be infinite
+        medians = {name: np.median(values) if values else None for name, values in times.items()}
+        q20, q80 = (
+            np.quantile(times["step_time_s"], [0.2, 0.8]).tolist() if times["step_time_s"] else [None, None]
+        )
     peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
     scale = spec.machine.box.scale if spec.machine.box is not None else 1.0
     outer = spec.machine.levels[-1].link
-    shares = [step.real_share for step in steps if step.real_share is not None]
+    shares = floats(steps["real_share"])
     return {
         "parameters": spec.model.parameters,
         "seed": spec.seed,
@@ -121,18 +153,18 @@ def _run(spec: RunSpec, outcome: Outcome, steps: list[StepRecord]) -> Row:
         "status": outcome.status,
         "cause": outcome.cause,
         "steps": outcome.steps,
-        "measured_steps": len(measured),
-        "step_time_s": times["step_time_s"].median(),
+        "measured_steps": len(steps["step"][spec.warmup_steps :]),
+        "step_time_s": medians["step_time_s"],
         "predicted_step_time_s": box_step_s(spec),
-        "step_time_q20_s": times["step_time_s"].quantile(0.2),
-        "step_time_q80_s": times["step_time_s"].quantile(0.8),
-        **{name: times[name].median() for name in TIMES[1:]},
-        "final_loss": steps[-1].loss if steps else None,
+        "step_time_q20_s": q20,
+        "step_time_q80_s": q80,
+        **{name: medians[name] for name in TIMES[1:]},
+        "final_loss": next(iter(floats(steps["loss"][-1:])), None),
         "peak_memory_bytes_max": outcome.peak_memory_bytes_max or None,
         "peak_memory_bytes_min": outcome.peak_memory_bytes_min or None,
         "real_share": max(shares[spec.warmup_steps :], default=None),
         "interface_bytes": outcome.interface_bytes,
-        "ledger_bytes": sum(sent.bytes for step in steps for sent in step.sent) or None,
+        "ledger_bytes": sent_in(steps) or None,
         "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
         "closed_form_outside_bytes": peer_sent_bytes(spec) if _is_comparable(spec.scheme) else None,
         "notes": outcome.notes,
@@ -163,25 +195,22 @@ def _environment(folder: RunFolder) -> Row:
     }
 
 
-def _steps(spec: RunSpec, steps: list[StepRecord]) -> Iterator[Row]:
-    for step in steps:
-        recorded = step.model_dump(include=set(COLUMNS["steps"]))
-        yield {"is_warmup": step.step <= spec.warmup_steps, **recorded}
+def _step_lines(spec: RunSpec, keys: str, steps: Columns) -> Iterator[str]:
+    """Lines of steps.csv. keys: the run's cells, the same in each line"""
+    count = len(steps["step"])
+    is_warmup = ["True"] * min(count, spec.warmup_steps) + ["False"] * (count - spec.warmup_steps)
+    columns = {**steps, "is_warmup": is_warmup}
+    for line in zip(*(columns[name] for name in COLUMNS["steps"]), strict=True):
+        yield f"{keys},{','.join(line)}\n"
 
 
-def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
-    """Every level that ranks talk over x every collective of the run; 0 is a row too.
-
-    Bytes are those of the last step, a steady one: the first gathers no updated weights. Where replicas meet
-    seldom, they are the mean over the last period.
-    """
-    levels = spec.levels
-    counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
-    closed = Counter(
+def _closed_bytes(spec: RunSpec) -> Counter[tuple[str, str, str]]:
+    """Level, collective and wire -> bytes of a step."""
+    return Counter(
         sent_bytes(
-            unit_numels(spec.model, levels),
+            unit_numels(spec.model, spec.levels),
             spec.scheme,
-            levels,
+            spec.levels,
             spec.compute_dtype,
             spec.reduce_dtype,
             spec.accumulation,
@@ -190,8 +219,17 @@ def _bytes(spec: RunSpec, outcome: Outcome) -> Iterator[Row]:
             order=spec.order,
         )
     )
+
+
+def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]]) -> Iterator[Row]:
+    """Every level that ranks talk over x every collective of the run; 0 is a row too.
+
+    Bytes are those of the last step, a steady one: the first gathers no updated weights. Where replicas meet
+    seldom, they are the mean over the last period.
+    """
+    counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
-    for hop in levels.hops(SELF, WORLD):
+    for hop in spec.levels.hops(SELF, WORLD):
         for collective, wire in collectives:
             key = hop.level, collective, wire
             yield {
@@ -209,9 +247,8 @@ def _outside(outcome: Outcome) -> Iterator[Row]:
         yield {**sent.model_dump(exclude={"bytes"}), "outside_bytes": sent.bytes}
 
 
-def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]:
-    """The states of the closed form, then the engine's other memory (its closed form is empty)."""
-    measured = {state.kind: state.bytes for state in outcome.states}
+def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, int]:
+    """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
     closed = state_bytes(
         unit_numels(spec.model, spec.levels),
         spec.scheme,
@@ -219,14 +256,19 @@ def _states(spec: RunSpec, outcome: Outcome, folder: RunFolder) -> Iterator[Row]
         spec.compute_dtype,
         spec.reduce_dtype,
         spec.accumulation,
-        Environment.read_json(folder.env).backend,
+        backend,
         spec.collectives,
         spec.order,
     )
-    if "start" in measured:  # runs of earlier versions did not record it
+    if with_start:
         rank = 0 if spec.device == "fake" else None
         shapes = spec.model.unit_shapes()
         closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank)
+    return closed
+
+
+def _states(measured: Mapping[str, int], closed: Mapping[str, int]) -> Iterator[Row]:
+    """The states of the closed form, then the engine's other memory (its closed form is empty)."""
     for state in [*closed, *sorted(set(measured) - set(closed))]:
         held = measured.get(state, 0)
         should = closed.get(state)

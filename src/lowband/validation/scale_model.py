@@ -7,7 +7,7 @@ therefore have equal forward and backward computation and differ only in exposed
 
 from dataclasses import replace
 
-from lowband.predict.time import step_time
+from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import workload_of
 from lowband.spec.machine import Device, Link, Machine
 from lowband.spec.run import RunSpec
@@ -19,11 +19,16 @@ def box_step_s(spec: RunSpec) -> float | None:
     """Seconds of one optimizer step of a run of our engine in a box; None for any other run."""
     if spec.machine.box is None or spec.engine != "lowband":
         return None
+    return float(box_step(spec).total) * spec.machine.box.scale
+
+
+def box_step(spec: RunSpec) -> StepTime:
+    """One optimizer step of a run of our engine in a box, at full scale."""
     none = Fact(value=0, source="the run's spec")
     stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
     bared = bare(spec.machine, spec.compute_dtype)
     job = replace(workload_of(spec), machine=bared, stack=stack, attention="plain")
-    return float(step_time(job).total) * spec.machine.box.scale
+    return step_time(job)
 
 
 def bare(machine: Machine, dtype: str) -> Machine:

@@ -13,10 +13,11 @@ from lowband.validation.frontier_maps import frontier_map, largest, scale
 from lowband.validation.frontier_pareto import pareto
 from lowband.validation.low_communication import low_communication
 from lowband.validation.validate import validate
+from lowband.validation.wan import wan_steps
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "low_communication",
-    "constants",
+    "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -31,6 +32,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(largest(config), out / "largest.csv")
     write_csv(pareto(config), out / "pareto.csv")
     write_csv(low_communication(config), out / "low_communication.csv")
+    write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
 
 

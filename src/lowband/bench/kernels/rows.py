@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from lowband.errors import UserError
 from lowband.kernels.device import IS_INTERPRETED
 from lowband.spec.files import write_whole
 from lowband.spec.kernel_rows import STAMP, KernelRow
@@ -35,15 +36,25 @@ def write_rows(rows: list[KernelRow], environment: dict[str, object], path: Path
 
 
 def kept_rows(folder: Path, found: dict[str, object], parts: list[str]) -> pd.DataFrame:
-    """A folder's rows of parts not in `parts`, cells as text; none if device, versions or source changed."""
+    """A folder's rows of parts not in `parts`, cells as text; none if device, versions or source changed.
+
+    Raises UserError for files that this benchmark did not write.
+    """
     table, made = folder / "kernels.csv", folder / "environment.json"
     if not (table.exists() and made.exists()):
         return pd.DataFrame(dtype=object)
-    before = json.loads(made.read_text(encoding="utf-8"))
-    if any(before.get(key) != found[key] for key in ("device", "torch", "triton", "source_sha256")):
-        return pd.DataFrame(dtype=object)
-    rows = pd.read_csv(table, dtype=object, keep_default_na=False)
-    return rows[~rows["part"].isin(parts)]
+    try:
+        before = json.loads(made.read_text(encoding="utf-8"))
+        if any(before.get(key) != found[key] for key in ("device", "torch", "triton", "source_sha256")):
+            return pd.DataFrame(dtype=object)
+        rows = pd.read_csv(table, dtype=object, keep_default_na=False)
+        return rows[~rows["part"].isin(parts)]
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        raise UserError(
+            "kernels.csv or environment.json is damaged",
+            where=folder,
+            allowed="a new folder, or rows as written",
+        ) from None
 
 
 def environment(device: torch.device) -> dict[str, object]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, field_validator
 
 from lowband.errors import UserError
 from lowband.spec.yaml_model import Strict
@@ -83,6 +83,8 @@ class Content(Strict):
     optimizer: full name of the optimizer's class
     numbers:   optimizer states that are Python numbers, under the same kind of names as tensors
     """
+
+    model_config = ConfigDict(allow_inf_nan=True)  # of `numbers`: an optimizer may keep an infinite minimum
 
     step: int = Field(ge=0, le=MOST_STEPS)
     optimizer: str

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowband.errors import UserError
-from lowband.spec.csv_tables import read_table, sha256, write_csv
+from lowband.spec.csv_tables import made_of, read_table, sha256, write_csv
 from lowband.spec.files import write_whole
 
 PNG_DPI = 300
@@ -150,6 +150,20 @@ FIGURES: dict[str, Entry] = {
         "exit code, message and outcome, and in the end the weights and records of an undisturbed run. "
         "Shipped measurements.",
     ),
+    "wan": Entry(
+        "wan_curves",
+        "Training loss against time for four rates of the link between two nodes, at scale: gradients are "
+        "averaged in every step (hsdp), or weights exchanged seldom. Losses are measured, mean over seeds, "
+        "bands: least and largest; each method's time of a step is measured in the scale model (solid) or "
+        "predicted for it (dotted). Where a line ends, its run has taken 400 steps. Shipped measurements.",
+    ),
+    "load": Entry(
+        "load",
+        "Growth of three commands (`python -m tests.load`): Snakemake plans a suite, `lowband collect` reads "
+        "run folders, `lowband import-log` reads another project's log. Left: processor time; right: peak "
+        "resident memory of the largest process. Bars: what each may take at its largest size. Shipped "
+        "measurements.",
+    ),
     "calibration": Entry(
         "coverage",
         "Share of the rows left out of a fit that lie in the interval which other folds give them. Left: all "
@@ -196,9 +210,11 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
 
     entry, figure = FIGURES[name], import_module(f"lowband.report.figures.{name}")
     source = tables_dir / f"{entry.table}.csv"
-    data = figure.data(read_table(source))
+    table = read_table(source)
+    with made_of(source):
+        data = figure.data(table)
     out_dir.mkdir(parents=True, exist_ok=True)
-    with paper_style():
+    with paper_style(), made_of(source):
         drawn = figure.draw(data) if len(data) else nothing_to_draw(source.name)
         # Without its date, a PDF of the same figure has the same bytes.
         drawn.savefig(out_dir / f"{name}.pdf", metadata={"CreationDate": None})

@@ -1,0 +1,29 @@
+"""Final loss of replicas that meet seldom, seed by seed, beside data parallel between them (suite `wan`).
+
+final_loss  mean over LAST_STEPS steps, up to the last step that all runs have: at equal tokens
+difference  final_loss less the reference's, hsdp's, with the same seed
+"""
+
+import pandas as pd
+
+from lowband.tables.derived.convergence import LAST_STEPS
+from lowband.tables.points import POINT
+
+SUITE = "wan"
+REFERENCE = "hsdp"
+
+
+def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """One row per run."""
+    df = steps[steps["suite"] == SUITE]
+    end = last_step(df)
+    df = df[(df["step"] <= end) & (df["step"] > end - LAST_STEPS)]
+    losses = df.groupby(["run_id", *POINT, "repeat"], sort=False)["loss"]
+    df = losses.mean().rename("final_loss").reset_index()
+    reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
+    return df.assign(last_step=end, difference=df["final_loss"] - df["repeat"].map(reference))
+
+
+def last_step(steps: pd.DataFrame) -> int:
+    """The last step that every run has; 0 if there are none."""
+    return int(steps.groupby("run_id")["step"].max().min()) if len(steps) else 0

@@ -1,0 +1,86 @@
+"""Python commands without the time that imports take: forked from this process, which has imported them.
+
+A rank of a peer computes for 4 to 5 s before its first line; a campaign would be nothing else. So a process
+that a launcher starts to run Python is forked, and runs what the command names (runpy), in the environment
+and on the pipes that the launcher asked for. All else is as before: it is a child of the launcher with its
+own pid, that ends, is signalled and is waited for as any other (`subprocess.Popen`'s own code).
+"""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A Popen that forks where the command is `python [-u] FILE|-m MODULE ...`, or a script of its folder."""
+
+    def _execute_child(self, args: Any, executable: Any, *others: Any) -> None:
+        words = [str(word) for word in args] if isinstance(args, (list, tuple)) else []
+        if not _is_python(words):
+            return super()._execute_child(args, executable, *others)  # type: ignore[misc]
+        cwd, env, pipes, start_new_session = others[3], others[4], others[8:14], others[19]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid:
+            self._child_created = True
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+            return None
+        code = 1
+        try:
+            for fd, own in ((pipes[0], 0), (pipes[3], 1), (pipes[5], 2)):
+                if fd != -1:
+                    os.dup2(fd, own)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # a new process has none of its launcher's sockets
+            if start_new_session:
+                os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(
+                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                )
+            if cwd is not None:
+                os.chdir(cwd)
+            if env is not None:
+                os.environ.clear()
+                os.environ.update({os.fsdecode(key): os.fsdecode(value) for key, value in env.items()})
+            code = _run(words)
+        finally:
+            os._exit(code)
+
+
+def _is_python(words: list[str]) -> bool:
+    return bool(words) and (
+        words[0] == sys.executable or Path(words[0]).parent == Path(sys.executable).parent
+    )
+
+
+def _run(words: list[str]) -> int:
+    """What the interpreter does with the command: returns its exit code."""
+    subprocess.Popen = Forked  # type: ignore[misc]
+    rest = words[1:] if words[0] == sys.executable else words
+    rest = rest[1:] if rest[0] == "-u" else rest
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
+    code = 0
+    try:
+        if rest[0] == "-m":
+            sys.argv = rest[1:]
+            runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = rest
+            runpy.run_path(rest[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # torch's adds the rank to each line
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code & 0xFF

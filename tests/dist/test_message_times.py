@@ -1,0 +1,63 @@
+"""How long messages took: by the end that came later, whoever that is, and of the largest ones only."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from started import begun, ended, spec_file
+
+from lowband import Topology
+from lowband.engine.gloo import Message, MessageTimes
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.records import RunFolder
+
+LATE_S = 2.0
+
+
+def times_with_one_late(late: int) -> dict[int, float]:
+    """In a group of three: the last exchange of several."""
+    topology = Topology({})
+    [bound] = topology.hops("self", "world")
+    ours, theirs = [torch.ones(64)] * 3, [torch.empty(64) for _ in range(3)]
+    taken = {}
+    for name in ("opens the connections", "shows who is late", "is timed"):
+        dist.barrier()
+        if dist.get_rank() == late:
+            time.sleep(LATE_S)
+        bound.exchange(ours, theirs, name)
+        taken = topology.message_times.take()
+    assert topology.message_times.take() == {}
+    return taken
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_the_end_that_comes_later_does_not_wait_for_the_other(late: int) -> None:
+    """Nor does either of the two others, who wait for it last: it was late before."""
+    took = on_ranks(3, times_with_one_late, late)
+    a, b = (rank for rank in range(3) if rank != late)
+    assert [set(mine) for mine in took] == [{1, 2}, {0, 2}, {0, 1}]
+    assert took[a][late] > 0.9 * LATE_S < took[b][late]
+    assert max(took[late].values()) < min(took[a][late], took[b][late])
+    assert max(took[a][b], took[b][a]) < 0.9 * LATE_S
+
+
+def test_the_shortest_of_the_largest_counts() -> None:
+    times = MessageTimes()
+    for message in ((1, 100, 0.3), (2, 100, 0.1), (1, 100, 0.2), (2, 10, 0.01), (1, 99, 0.1), (2, 200, 0.4)):
+        times.add(Message(*message), waited_s=0.0)
+    assert times.take() == {1: 0.2, 2: 0.4}
+
+
+def test_a_run_records_what_was_slowest(tmp_path: Path) -> None:
+    """Of each step: a rank's computing and, of two levels with two pairs each, a pair of each."""
+    path = spec_file(tmp_path, steps=3, warmup_steps=1)
+    assert ended(begun(path), path)[0] == 0
+    for step in RunFolder(tmp_path).read_steps():
+        of_level = {one.level: one for one in step.slowest}
+        assert of_level["self"].compared == 4
+        assert of_level["self"].seconds <= step.step_time_s
+        pairs = {level: one for level, one in of_level.items() if level != "self"}
+        assert {(len(one.ranks), one.compared) for one in pairs.values()} == {(2, 2)}
+        assert all(0 < one.median_s <= one.seconds < step.step_time_s for one in of_level.values())

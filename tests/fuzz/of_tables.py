@@ -1,0 +1,115 @@
+"""Tables: what `lowband table` derives others from, graded claims, checksums, published numbers."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+from lowband.bench.kernels.rows import kept_rows
+from lowband.report.claim_views import write_claims
+from lowband.report.verify import FOLDERS, SUMS, verify
+from lowband.tables.build import REPORTED, SHIPPED, TABLES, raw_dir, source_paths, write_table
+from tests.fuzz.target import ROOT, Target, put, sound, table
+
+LOCAL = ROOT / "results" / "reference" / "local" / "tables"
+
+
+def _files(name: str) -> dict[str, Path]:
+    """Where a table's sources lie under the target's folder -> the shipped file. The first is changed."""
+    folder = raw_dir(name, [], LOCAL, ROOT)
+    found: dict[str, Path] = {}
+    for source in TABLES[name]:
+        paths = source_paths(source, folder, ROOT)
+        for path in paths or []:
+            if not path.is_file():
+                path = LOCAL / path.name
+            if not path.is_file():
+                path = next(iter(sorted((ROOT / "results" / "reference").rglob(path.name))))
+            is_in_place = source.startswith((REPORTED, SHIPPED))
+            found[str(path.relative_to(ROOT)) if is_in_place else f"tables/{path.name}"] = path
+    return found
+
+
+def _target(name: str) -> Target:
+    files = _files(name)
+    first, *_ = files
+
+    def prepare(root: Path) -> None:
+        for file, path in files.items():
+            if file != first:
+                put(root, file, table(path))
+
+    return Target(
+        f"table: {name}", first, "csv", table(files[first]),
+        lambda root: write_table(name, root / "tables", root / "out", root), prepare=prepare, group="tables",
+    )  # fmt: skip
+
+
+def _grade(root: Path) -> None:
+    write_claims(root / "config" / "claims.yaml", root / "tables", root / "out", root=root)
+
+
+def _gradable(root: Path) -> None:
+    put(root, "config/experiments.yaml", sound("config/experiments.yaml"))
+    for name in ("runs", "bytes", "states", "scaling"):
+        put(root, f"tables/{name}.csv", table(LOCAL / f"{name}.csv"))
+    for path in (ROOT / "results" / "reference").glob("*/runs.csv"):
+        put(root, f"results/reference/{path.parent.name}/runs.csv", table(path))
+    for path in (ROOT / "results" / "reported").glob("*.csv"):
+        put(root, f"results/reported/{path.name}", path.read_text(encoding="utf-8"))
+    for path in (ROOT / "config" / "suites").glob("*.yaml"):
+        put(root, f"config/suites/{path.name}", path.read_text(encoding="utf-8"))
+
+
+CLAIM = """
+sent-bytes:
+  short: bytes sent
+  sentence: Counted bytes equal the closed form.
+  paper_element: "none: checks the engine of this artifact"
+  kind: artifact
+  experiment: smoke
+  expects: {suite: smoke}
+  ours: {table: bytes, where: {suite: [smoke, core]}, column: difference_bytes, aggregate: max}
+  unit: bytes
+  relation: "=="
+  target: 0
+  tolerance: 0.5
+ratio:
+  short: tokens per second
+  sentence: One over the other.
+  paper_element: Fig. 1
+  kind: relation
+  paper: "2501.04266"
+  experiment: smoke
+  expects: {}
+  reported:
+    - {csv: ../results/reported/01_frontier_low_bandwidth_2501.04266.csv, where: {}}
+  ours: {table: runs, where: {scheme: hier3}, column: tokens_per_s, aggregate: mean}
+  per: {table: runs, where: {scheme: zero3}, column: tokens_per_s, aggregate: median}
+  divided_by: 2
+  relation: ">="
+  target: 1.5
+"""
+
+
+def _kernel_rows(root: Path) -> None:
+    kept_rows(root / "kernels", json.loads(sound("results/reference/h100/environment.json")), ["block_quant"])
+
+
+def _kernel_files(root: Path) -> None:
+    put(root, "kernels/kernels.csv", table(ROOT / "results/reference/h100/kernels.csv"))
+    put(root, "kernels/environment.json", sound("results/reference/h100/environment.json"))
+
+
+def targets() -> list[Target]:
+    at = partial(Target, group="tables")
+    kernels = table(ROOT / "results/reference/h100/kernels.csv")
+    environment = sound("results/reference/h100/environment.json")
+    return [
+        *map(_target, TABLES),
+        at("claims.yaml, graded", "config/claims.yaml", "yaml", CLAIM, _grade, prepare=_gradable),
+        at("bench-kernel's rows", "kernels/kernels.csv", "csv", kernels, _kernel_rows, prepare=_kernel_files),
+        at("bench-kernel's rows, environment", "kernels/environment.json", "json", environment, _kernel_rows,
+           prepare=_kernel_files),
+        at("SHA256SUMS", f"{FOLDERS[0]}/{SUMS}", "lines", sound(f"{FOLDERS[0]}/{SUMS}")[:600],
+           verify, prepare=lambda root: put(root, f"{FOLDERS[1]}/{SUMS}", "")),
+    ]  # fmt: skip

@@ -1,0 +1,148 @@
+"""`python -m tests.twice --out FOLDER`: same spec, same machine, same bits, twice.
+
+Each run is made twice in new processes, with another hash seed: final weights, the loss and the gradient
+norm of each step are compared bit by bit, also with the case that it is `like`. Then commands of the
+predictor and of the workflow: all that they print and write. Rows that the folder has already are kept.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from lowband.run.environment import code_version, describe, host
+from lowband.spec.records import RunFolder
+from tests.campaign_rows import read, write
+from tests.dist.started import ROOT
+from tests.twice.cases import CASES, COMMANDS, LONGEST_S
+from tests.twice.runs import run_folder
+
+TABLE = "twice.csv"
+COLUMNS = ("what", "against", "is_promised", "same", "first_difference", "why", "commit")
+ITSELF = "itself"
+ATTEMPTS = ("1", "2")  # also the hash seeds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.twice", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="*", default=[], help="cases or commands, by name; default: all")
+    parser.add_argument("--work", type=Path, help="folder to keep the runs in")
+    parser.add_argument("--out", type=Path, required=True, help="folder of twice.csv, env.json")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
+    (options.out / "env.json").write_text(environment.to_json())
+    rows = read(options.out / TABLE)
+    done = {(row["what"], row["against"]) for row in rows}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        _train_twice(work, options.only)
+        for name, against, promised, why, compare in _comparisons(work):
+            if (name, against) in done or (options.only and name not in options.only):
+                continue
+            difference = compare()
+            commit, is_dirty = code_version()
+            row = {
+                "what": name, "against": against, "is_promised": promised, "same": not difference,
+                "first_difference": difference, "why": why if difference else "",
+                "commit": commit + ("-dirty" if is_dirty else ""),
+            }  # fmt: skip
+            print(*row.values(), sep=" | ", flush=True)
+            rows.append(row)
+            write(options.out / TABLE, COLUMNS, rows)
+    return int(any(str(row["is_promised"]) == "True" != str(row["same"]) for row in rows))
+
+
+def _train_twice(work: Path, names: list[str]) -> None:
+    """Into `work`/1 and `work`/2, by two processes at once."""
+    cases = [case.name for case in CASES if case.name in names]
+    if names and not cases:
+        return
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.twice.runs", work / attempt, *cases], cwd=ROOT, env=_env(attempt),
+            stdout=subprocess.DEVNULL,
+        )
+        for attempt in ATTEMPTS
+    ]  # fmt: skip
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.exit(1)
+
+
+def _comparisons(work: Path):
+    first, second = (work / attempt for attempt in ATTEMPTS)
+    for case in CASES:
+        yield (
+            case.name, ITSELF, True, "",
+            lambda case=case: differing(run_folder(first, case), run_folder(second, case)),
+        )  # fmt: skip
+    for case in CASES:
+        if case.like:
+            [other] = [each for each in CASES if each.name == case.like]
+            yield (
+                case.name, case.like, case.is_promised, case.why,
+                lambda case=case, other=other: differing(run_folder(first, case), run_folder(first, other)),
+            )  # fmt: skip
+    for name, command in COMMANDS.items():
+        yield name, ITSELF, True, "", lambda command=command: _files_differ(command, first)
+
+
+def differing(one: RunFolder, other: RunFolder) -> str:
+    """The first difference between two runs; empty if their results have the same bits."""
+    for mine, theirs in zip(one.whole_steps(), other.whole_steps(), strict=True):
+        for name in ("loss", "grad_norm"):
+            if getattr(mine, name) != getattr(theirs, name):
+                return f"step {mine.step}: {name}"
+    sums = [folder.read_outcome().weights_sha256 for folder in (one, other)]
+    assert all(sums)
+    return "" if sums[0] == sums[1] else "final weights"
+
+
+def _files_differ(command: tuple[str, ...], work: Path) -> str:
+    """Run it in two new folders; the first of its files, or what it printed, that is not the same.
+
+    work: folder of run folders
+    """
+    found = []
+    for attempt in ATTEMPTS:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for part in ("config", "slurm", "results"):
+                (folder / part).symlink_to(ROOT / part)
+            runs = sorted(str(path.parent) for path in work.glob("*/outcome.json"))
+            (folder / "runs.txt").write_text("".join(f"{run}\n" for run in runs))
+            printed = _call(list(command), folder, attempt)
+            files = sorted(path for path in folder.glob("out/**/*") if path.is_file())
+            assert printed or files
+            contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+            found.append({"what it prints": printed, **contents})
+    one, other = found
+    assert list(one) == list(other)
+    return next((name for name in one if one[name] != other[name]), "")
+
+
+def _env(attempt: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": attempt}
+
+
+def _call(command: list[str], folder: Path, attempt: str) -> bytes:
+    """What it prints. Ends the campaign if it fails."""
+    result = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=_env(attempt),
+        capture_output=True,
+        timeout=LONGEST_S,
+    )
+    if result.returncode:
+        sys.exit(f"{' '.join(command)}: {result.stderr.decode()}")
+    return result.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
