@@ -1,7 +1,8 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
-Each engine trains its own copy of the model in the same processes, one step of each after the other. So what
-else the machine does falls on all of them alike.
+Under `ddp` a unit is what DDP calls a bucket, and DDP fills one up to 25 MB. A block of this model has 3 MB, so
+ours also trains the model, 20 MB, as one unit. Each engine trains its own copy in the same processes, one step
+of each after the other. So what else the machine does falls on all of them alike.
 """
 
 import resource
@@ -25,7 +26,9 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
 MACHINE, MODEL = "local", "gpt-5m"
-ENGINES = {"ddp": ("hops", "joined", "DDP"), "zero3": ("hops", "joined", "FSDP2")}  # by scheme, the peer last
+ONE_UNIT = "joined, one unit"
+# By scheme, the peer last.
+ENGINES = {"ddp": ("hops", "joined", ONE_UNIT, "DDP"), "zero3": ("hops", "joined", "FSDP2")}
 RANKS = (4, 8)
 GLOBAL_BATCH, SEQ_LEN = 8, 128
 WARMUP, STEPS = 2, 12
@@ -80,15 +83,16 @@ def _train(
 
 
 def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Scheme) -> nn.Module:
-    """The model under an engine in fp32, each block one unit."""
+    """The model under an engine in fp32, each block one unit, or all of it one unit."""
     if engine == "DDP":
         return DistributedDataParallel(model)
     if engine == "FSDP2":
         for block in model.blocks:
             fully_shard(block)
         return fully_shard(model)
-    pattern = "joined" if engine == "joined" else "hops"
-    return lowband.shard(model, scheme, topology, Block, torch.float32, collectives=pattern)
+    if engine == ONE_UNIT:
+        return lowband.shard(model, scheme, topology, (), torch.float32, collectives="joined")
+    return lowband.shard(model, scheme, topology, Block, torch.float32, collectives=engine)
 
 
 def _stepper(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:

@@ -77,9 +77,9 @@ def joined(root: Path) -> list[str]:
     """By ranks, scheme and way: a step over the peer's in the same turn, median and middle 60 % of turns."""
     steps, rows = read_table(root / "results/reference/joined/steps.csv"), []
     for (ranks, scheme), found in steps.groupby(["ranks", "scheme"], sort=False):
-        [peer] = {*found["engine"]} - {"hops", "joined"}
+        *ways, peer = found["engine"].unique()
         times = found.pivot_table(["step_s", "cpu_s"], "step", "engine")
-        for way in ("hops", "joined"):
+        for way in ways:
             row: dict[str, Any] = {"ranks": ranks, "scheme": scheme, "way": way, "peer": peer}
             for column in ("step_s", "cpu_s"):
                 low, middle, high = (times[column][way] / times[column][peer]).quantile([0.2, 0.5, 0.8])
