@@ -1,8 +1,8 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
-Under `ddp` a unit is what DDP calls a bucket, and DDP fills one up to 25 MB. A block of this model has 3 MB, so
-ours also trains the model, 20 MB, as one unit. Each engine trains its own copy in the same processes, one step
-of each after the other. So what else the machine does falls on all of them alike.
+Under `ddp` a unit is what DDP calls a bucket, and DDP fills one up to 25 MB. A block of this model has 3 MB,
+so ours also trains the model, 20 MB, as one unit. Each engine trains its own copy in the same processes, one
+step of each after the other. So what else the machine does falls on all of them alike.
 """
 
 import resource
