@@ -129,6 +129,6 @@ def _rates(values: dict[str, Any], run: ForeignRun, theirs: float | None, ours: 
 def number(text: str, what: str) -> float:
     """A number as logs print it (1,234.5). Raises Malformed, naming the quantity `what`."""
     try:
-        return float(text.replace(",", ""))
+        return float(text.replace(",", "") if "," in text else text)
     except ValueError:
         raise Malformed(f"{what} is {text.strip()!r}") from None

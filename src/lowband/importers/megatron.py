@@ -6,7 +6,6 @@ from typing import Any
 from lowband.importers import Malformed, Parser, number
 
 _ITERATION = re.compile(r"\biteration\s+(\S+?)\s*/\s*\S+\s*\|")
-_PART = re.compile(r"([^|:]*)(:?)([^|]*)\|")
 _KEYS = {
     "elapsed time per iteration (ms)": "step_time_s",
     "global batch size": "samples_per_step",
@@ -30,12 +29,13 @@ def _parse(line: str) -> dict[str, Any] | None:
     if not start.group(1).isdecimal():
         raise Malformed(f"iteration is {start.group(1)!r}")
     values: dict[str, Any] = {"step": int(start.group(1))}
-    for key, colon, text in _PART.findall(line, start.end()):
-        name = _KEYS.get(key.strip())
-        if name is not None:
+    for part in line[start.end() :].split("|")[:-1]:
+        key, colon, text = part.partition(":")
+        key = key.strip()
+        if key in _KEYS:
             if not colon:
-                raise Malformed(f"no value for '{key.strip()}'")
-            values[name] = number(text, key.strip())
+                raise Malformed(f"no value for '{key}'")
+            values[_KEYS[key]] = number(text, key)
     if not line.rstrip().endswith("|"):
         raise Malformed("is cut off")
     if missing := [name for name in _REQUIRED if name not in values]:
