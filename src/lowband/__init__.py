@@ -21,6 +21,7 @@ __version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
 _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Matrices": "lowband.engine.matrices",
+    "OneByte": "lowband.engine.one_byte",
     "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",

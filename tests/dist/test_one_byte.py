@@ -1,0 +1,273 @@
+"""One byte per worker and step: copies equal bit by bit, against one process that plays all workers."""
+
+import hashlib
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lowband
+from lowband.engine.one_byte import MOST_WORKERS, Record
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+
+ROUNDS, EPSILON, SEED = 5, 1e-2, 3
+
+
+def _module() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def _loss(module: torch.nn.Module, worker: int, round_: int) -> torch.Tensor:
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * worker + round_))
+    return module(inputs).square().mean()
+
+
+def _optimizer(module: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.02)
+
+
+def _direction(round_: int, worker: int, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    digest = hashlib.sha256(f"{SEED} {round_} {worker}".encode()).digest()
+    random = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return [torch.randn(weight.shape, generator=random) for weight in weights]
+
+
+def reference(members_of: list[list[int]]) -> list[torch.Tensor]:
+    """The weights after rounds with these workers: out of place, in plain torch."""
+    module = _module()
+    optimizer, weights = _optimizer(module), list(module.parameters())
+    for round_, members in enumerate(members_of):
+        slopes = {}
+        for worker in members:
+            moved, losses = _module(), []
+            for way in (EPSILON, -EPSILON):
+                parts = zip(moved.parameters(), weights, _direction(round_, worker, weights), strict=True)
+                with torch.no_grad():
+                    for into, weight, direction in parts:
+                        into.copy_(weight.detach() + way * direction)
+                    losses.append(float(_loss(moved, worker, round_)))
+            slope = torch.tensor((losses[0] - losses[1]) / (2 * EPSILON))
+            slopes[worker] = float(slope.to(torch.float8_e5m2))
+        for i, weight in enumerate(weights):
+            weight.grad = torch.zeros_like(weight)
+            for worker in members:
+                part = _direction(round_, worker, weights)[i]
+                weight.grad.add_(part, alpha=slopes[worker] / len(members))
+        optimizer.step()
+    return [weight.detach().clone() for weight in weights]
+
+
+def _store() -> dist.TCPStore:
+    """One store for all ranks; rank 0 hosts it."""
+    port = [0]
+    if dist.get_rank() == 0:
+        hosted = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = [hosted.port]
+    dist.broadcast_object_list(port, src=0)
+    return hosted if dist.get_rank() == 0 else dist.TCPStore("127.0.0.1", port[0])
+
+
+def _worker(store: dist.Store, **more: object) -> lowband.OneByte:
+    module = _module()
+    options = {"epsilon": EPSILON, "seed": SEED, "worker": dist.get_rank(), "patience_s": 20.0, **more}
+    return lowband.OneByte(module, _optimizer(module), store, **options)  # type: ignore[arg-type]
+
+
+def _weights(one: lowband.OneByte) -> list[torch.Tensor]:
+    return [weight.detach().clone() for weight in one.module.parameters()]
+
+
+def _step(one: lowband.OneByte) -> float:
+    return one.step(lambda: _loss(one.module, one.worker, one.round))
+
+
+def _train() -> tuple[list[torch.Tensor], int, list[torch.Tensor] | None]:
+    one = _worker(_store(), begins=range(dist.get_world_size()))
+    for _ in range(ROUNDS):
+        _step(one)
+    dist.barrier()  # the host of the store stays
+    return _weights(one), one.sent_bytes, [w.grad for w in one.module.parameters() if w.grad is not None]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_bit_equal_to_one_process_that_plays_all_workers(workers) -> None:
+    expected = reference([list(range(workers))] * ROUNDS)
+    for weights, sent_bytes, grads in on_ranks(workers, _train):
+        assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
+        assert sent_bytes == ROUNDS  # one per step, whatever the model
+        assert not grads
+
+
+def _come_and_go() -> tuple[list[torch.Tensor], int]:
+    """Workers 0 and 1 begin; 1 leaves after two rounds; 2 joins; 1 comes back."""
+    store, rank = _store(), dist.get_rank()
+    if rank == 0:
+        one = _worker(store, begins=(0, 1))
+        _step(one)
+        _step(one)
+        dist.barrier()
+        _step(one)  # 1 has left; from the next round on 2 is there
+        _step(one)
+        _step(one)
+        dist.barrier()
+        _step(one)
+        _step(one)  # from this round on 1 is there again
+    elif rank == 1:
+        one = _worker(store, begins=(0, 1))
+        _step(one)
+        _step(one)
+        one.leave()
+        dist.barrier()
+        dist.barrier()
+        _step(one)
+    else:
+        time.sleep(0.1)
+        one = _worker(store)  # asks before the third round
+        dist.barrier()
+        _step(one)
+        _step(one)
+        dist.barrier()
+        _step(one)
+        _step(one)
+    found = _weights(one), one.round
+    dist.barrier()
+    return found
+
+
+def test_workers_leave_and_join_and_all_have_the_same_bits() -> None:
+    found = on_ranks(3, _come_and_go)
+    assert {rounds for _, rounds in found} == {7}
+    expected = reference([[0, 1], [0, 1], [0], [0, 2], [0, 2], [0, 2], [0, 1, 2]])
+    for weights, _ in found:
+        assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
+
+
+def _stop_and_come_late() -> tuple[list[torch.Tensor], list[int], int]:
+    """Worker 1 stops without a word, and steps again after two rounds."""
+    store = _store()
+    one = _worker(store, begins=(0, 1), patience_s=1.0)
+    _step(one)
+    expected = []
+    if one.worker == 0:
+        _step(one)  # waits
+        expected = list(one.members)
+        _step(one)
+        dist.barrier()
+        while not store.check(["one-byte/asking"]):
+            time.sleep(0.01)
+        _step(one)
+        _step(one)
+    else:
+        dist.barrier()
+        _step(one)  # applies what it missed and asks; is expected after the round that is going on
+    found = _weights(one), expected, one.round
+    dist.barrier()
+    return found
+
+
+def test_a_worker_that_stops_is_waited_for_once_and_may_come_back() -> None:
+    found = on_ranks(2, _stop_and_come_late)
+    assert found[0][1] == [0]
+    expected = reference([[0, 1], [0], [0], [0], [0, 1]])
+    for weights, _, rounds in found:
+        assert rounds == 5
+        assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
+
+
+def _go_on() -> list[torch.Tensor]:
+    """Three rounds; then a new run with the weights, the optimizer and the round of the old one."""
+    store = _store()
+    one = _worker(store, begins=range(2))
+    for _ in range(3):
+        _step(one)
+    again, states = _module(), one.optimizer.state_dict()
+    again.load_state_dict(one.module.state_dict())
+    optimizer = _optimizer(again)
+    optimizer.load_state_dict(states)
+    second = lowband.OneByte(
+        again, optimizer, dist.PrefixStore("again", store), one.worker, range(2), EPSILON, seed=SEED,
+        first_round=one.round,
+    )  # fmt: skip
+    for _ in range(ROUNDS - 3):
+        _step(second)
+    dist.barrier()
+    return _weights(second)
+
+
+def test_a_run_goes_on_from_saved_weights() -> None:
+    expected = reference([[0, 1]] * ROUNDS)
+    for weights in on_ranks(2, _go_on):
+        assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
+
+
+def _refused() -> list[str]:
+    store, found = dist.HashStore(), []
+
+    def note(**options: object) -> None:
+        with pytest.raises(UserError) as error:
+            _worker(store, **{"worker": 0, "patience_s": 0.1, **options})
+        found.append(str(error.value))
+
+    note()  # nobody has begun
+    one = _worker(store, begins=(0,))
+    note(seed=SEED + 1, begins=(0,))
+    note(begins=(0, 1))
+    note(worker=1, begins=(0,))
+    note(worker=MOST_WORKERS)
+    before = _weights(one)
+    with pytest.raises(UserError) as error:
+        one.step(lambda: torch.tensor(float("nan")))
+    found.append(str(error.value))
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(one), strict=True))
+    assert one.sent_bytes == 0
+    with pytest.raises(ZeroDivisionError):
+        one.step(lambda: 1 / 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(one), strict=True))
+    _step(one)
+    return found
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
+    [found] = on_ranks(1, _refused)
+    for text, part in zip(
+        found,
+        [
+            "no run has begun",
+            "weights, buffers or seed",
+            "begins",
+            "not among",
+            f"worker {MOST_WORKERS}",
+            "nan",
+        ],
+        strict=True,
+    ):
+        assert part in text
+        assert "\n" not in text
+
+
+def _without_a_store() -> str:
+    store = _store()
+    one = _worker(store, begins=range(2), patience_s=30.0)
+    _step(one)
+    if dist.get_rank() == 0:
+        del one, store  # closes the server
+        time.sleep(1)
+        return ""
+    time.sleep(0.5)
+    with pytest.raises(UserError) as error:
+        _step(one)
+    return str(error.value)
+
+
+def test_a_store_that_is_gone_is_one_line() -> None:
+    text = on_ranks(2, _without_a_store)[1]
+    assert "lost the store of the rounds" in text
+    assert "\n" not in text
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    record = Record({3: 255, 1: 0}, [1, 3, 65535], 2)
+    assert Record.read(record.written().encode()) == record
