@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lowband.cost.bytes import unit_numels
 from lowband.cost.peers import peer_sent_bytes
 from lowband.run.count_calls import level_of
 from lowband.run.peer_faults import qgz_scale
@@ -83,6 +84,63 @@ def test_losses_agree_and_bytes_are_the_schemes(tmp_path: Path, scheme: str, pee
             assert state_bytes(outcome) == peer_sent_bytes(spec)
     if scheme == "hpz":  # DeepSpeed, the last: gathers inside the node for the backward
         assert {s.level for s in outcome.outside if s.collective == "all_gather"} == {"node", "world"}
+
+
+# Two replicas of one rank.
+NODES = Machine.parse(
+    {
+        "name": "nodes",
+        "description": "a rank a node",
+        "device": {"name": "CPU", "source": "test"},
+        "levels": [{"name": "node", "size": 1}, {"name": "world"}],
+    },
+    "test",
+)
+
+
+def test_local_sgd_is_torchs(tmp_path: Path) -> None:
+    """Step 16, which is watched, has the exchange."""
+    changes = {"machine": NODES, "steps": 32, "warmup_steps": 16, "micro_batch": 4}
+    ours_spec, ours, outcome = run(tmp_path, "lowband", "local-sgd", 2, **changes)
+    _, losses, theirs = run(tmp_path, "ddp", "local-sgd", 2, **changes)
+    assert theirs.status == "ok", theirs.cause
+    assert max(abs(a - b) for a, b in zip(ours, losses, strict=True)) <= BOUND
+    _, _, every_step = run(tmp_path, "lowband", "ddp", 2, **{**changes, "run_id": "every-step"})
+    assert max(abs(a - b) for a, b in zip(ours, every_step_losses(tmp_path), strict=True)) > 100 * BOUND
+    assert state_bytes(theirs) == 4 * ours_spec.model.parameters  # 2 (n - 1) / n
+    padded = sum(unit_numels(ours_spec.model, ours_spec.levels))
+    assert state_bytes(outcome) == state_bytes(every_step) == 4 * padded
+
+
+def every_step_losses(folder: Path) -> list[float]:
+    return [step.loss for step in RunFolder(folder / "every-step").read_steps()]
+
+
+def test_what_is_not_local_sgd_has_no_counterpart(tmp_path: Path) -> None:
+    changes = {"machine": NODES, "steps": 200, "warmup_steps": 4}
+    _, _, outcome = run(tmp_path, "ddp", "diloco", 2, **changes)
+    assert outcome.cause.endswith("no counterpart: it averages weights, all at once, and waits for them")
+    _, _, outcome = run(tmp_path, "ddp", "local-sgd", 4, steps=16)  # two ranks a node, sharded there
+    assert outcome.cause.endswith("no counterpart: it shards nothing")
+
+
+def test_powersgd_sends_less_and_learns(tmp_path: Path) -> None:
+    # Messages that are too large to be taken for control.
+    wide = {"model": MODEL.model_copy(update={"hidden": 144}), "micro_batch": 4}
+    _, ours, _ = run(tmp_path, "lowband", "ddp", 2, **wide)
+    spec, losses, outcome = run(tmp_path, "powersgd", "ddp", 2, **wide)
+    assert outcome.status == "ok", outcome.cause
+    # Factors of rank 4 of each matrix that they make smaller by half or more; the rest whole.
+    shapes = [shape for unit in spec.model.unit_shapes() for shape in unit]
+    sent = 0
+    for shape in shapes:
+        rows, columns = (*shape, 1)[:2]
+        factors = 4 * (rows + columns)
+        sent += factors if len(shape) == 2 and 2 * factors < rows * columns else rows * columns
+    assert state_bytes(outcome) == 4 * sent  # 2 (n - 1) / n of fp32
+    assert sent < spec.model.parameters / 2
+    assert difference(ours, losses) > BOUND
+    assert losses[-1] < losses[0] - 0.5 * (ours[0] - ours[-1])
 
 
 @pytest.mark.slow

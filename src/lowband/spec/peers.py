@@ -12,10 +12,11 @@ from lowband.errors import UserError
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP
+from lowband.spec.sync import Sync
 
-Engine = Literal["lowband", "ddp", "fsdp2", "deepspeed"]
-PEERS = ("ddp", "fsdp2", "deepspeed")
-PEER_NAMES = {"ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
+Engine = Literal["lowband", "ddp", "powersgd", "fsdp2", "deepspeed"]
+PEERS = ("ddp", "powersgd", "fsdp2", "deepspeed")
+PEER_NAMES = {"ddp": "DDP", "powersgd": "DDP + PowerSGD", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 
 Arguments = dict[str, Any]
 
@@ -45,35 +46,46 @@ _FLAT = ["<world>"]
 TABLE: dict[str, dict[str, Has | Lacks]] = {
     "ddp": {
         "ddp": Has({}),
+        "powersgd": Has({"matrix_approximation_rank": 4}),
         "fsdp2": Lacks("it shards parameters between steps"),
         "deepspeed": Has({"stage": 0}),
     },
     "zero1": {
         "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
         "fsdp2": Lacks("it keeps gradients where it keeps the optimizer state"),
         "deepspeed": Has({"stage": 1}),
     },
     "zero2": {
         "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
         "fsdp2": Has({"mesh_shape": _FLAT, "reshard_after_forward": False}),
         "deepspeed": Has({"stage": 2}),
     },
     "zero3": {
         "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
         "fsdp2": Has({"mesh_shape": _FLAT, "reshard_after_forward": True}),
         "deepspeed": Has({"stage": 3}),
     },
     "hpz": {
         "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
         "fsdp2": Has({"mesh_shape": _FLAT, "reshard_after_forward": "<secondary>"}),
         "deepspeed": Has({"stage": 3, "zero_hpz_partition_size": "<secondary>"}),
     },
     "hsdp": {
         "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
         "fsdp2": Has({"mesh_shape": ["<replicas>", "<shard>"], "reshard_after_forward": True}),
         "deepspeed": _NO_MICS,
     },
-    "other": {"ddp": _SHARDS_NOTHING, "fsdp2": _HOLDS_TOGETHER, "deepspeed": _HOLDS_TOGETHER},
+    "other": {
+        "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
+        "fsdp2": _HOLDS_TOGETHER,
+        "deepspeed": _HOLDS_TOGETHER,
+    },
 }
 
 FORMS: dict[tuple[str, str, str, str], str] = {
@@ -114,13 +126,14 @@ def form_of(scheme: Scheme, levels: Levels) -> str:
 
 
 def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
-    """The peer's arguments for a scheme: FSDP2's mesh, DeepSpeed's `zero_optimization`, nothing for DDP.
+    """The peer's arguments for a scheme: FSDP2's mesh, DeepSpeed's `zero_optimization`; of DDP, those of
+    torch's PostLocalSGDOptimizer or nothing, and with PowerSGD those of its hook.
 
     Raises UserError if the peer has no counterpart.
     """
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
     if scheme.sync is not None:
-        raise UserError("no counterpart: its replicas average gradients in every step", where=where)
+        return _local_sgd(peer, scheme, scheme.sync, levels, where)
     form = form_of(scheme, levels)
     cell = TABLE[form][peer]
     if isinstance(cell, Lacks):
@@ -133,6 +146,18 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     }
     filled = {key: _fill(value, ranks) for key, value in cell.arguments.items()}
     return {**filled, **_switches(peer, scheme, levels, form, where)}
+
+
+def _local_sgd(peer: str, scheme: Scheme, sync: Sync, levels: Levels, where: str) -> Arguments:
+    """PostLocalSGDOptimizer's period, and the ranks of a replica."""
+    if peer != "ddp":
+        raise UserError("no counterpart: its replicas average gradients in every step", where=where)
+    if form_of(scheme, levels) != "ddp":
+        raise UserError(f"no counterpart: {_SHARDS_NOTHING.reason}", where=where)
+    if sync != Sync(beyond=sync.beyond, every=sync.every):
+        raise UserError("no counterpart: it averages weights, all at once, and waits for them", where=where)
+    _switches(peer, scheme, levels, "ddp", where)
+    return {"period": sync.every, "replica": levels.size(sync.beyond)}
 
 
 def _fill(value: Any, ranks: dict[str, int]) -> Any:

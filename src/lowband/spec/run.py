@@ -137,7 +137,7 @@ class RunSpec(RunOptions):
         if self.engine == "lowband":
             return
         peer_arguments(self.engine, self.scheme, self.levels)
-        if self.engine == "ddp" and self.compute_dtype != "fp32":
+        if self.engine in ("ddp", "powersgd") and self.compute_dtype != "fp32":
             raise UserError("no counterpart: it keeps no fp32 master weights", where="bf16 under DDP")
 
     @property

@@ -10,7 +10,7 @@ from lowband.trainers.fsdp2 import Fsdp2
 from lowband.trainers.lowband import Lowband
 from lowband.trainers.trainer import Trainer
 
-_PEERS = {"ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
+_PEERS = {"ddp": Ddp, "powersgd": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
 
 
 def prepare(spec: RunSpec, device: torch.device) -> Trainer:
