@@ -104,8 +104,8 @@ def _bench_steps(options: argparse.Namespace) -> None:
     steps = pd.DataFrame(import_module(f"lowband.bench.{options.name}").bench(options.root))
     write_csv(steps, options.out / "steps.csv")
     _write_environment(options.out, *steps.get("device", [])[:1])
-    medians = steps.groupby(options.by).median().filter(like="_s")
-    print(medians.to_string(float_format="%.3f"))
+    times = [column for column in steps.columns if column.endswith("_s")]
+    print(steps.groupby(options.by)[times].median().to_string(float_format="%.3f"))
 
 
 def _bench_products(options: argparse.Namespace) -> None:
