@@ -30,13 +30,20 @@ def start(root: Path) -> list[str]:
 
 
 def optimizers(root: Path) -> list[str]:
-    """By ranks: medians of a step's parts with AdamW and with Muon."""
+    """By ranks and optimizer: medians of a step's parts, and of the step over AdamW's in the same turn."""
     steps = read_table(root / "results/reference/optimizers/steps.csv")
     parts = ["passes_s", "exchange_s", "update_s"]
-    rows = steps.groupby(["ranks", "tokens_per_rank", "optimizer"], sort=False)[parts].median().reset_index()
+    steps["step_s"] = steps[parts].sum(axis=1)
+    adamw = steps[steps["optimizer"] == "adamw"].set_index(["ranks", "step"])["step_s"]
+    steps["ratio"] = (
+        steps["step_s"] / adamw.loc[[*zip(steps["ranks"], steps["step"], strict=True)]].to_numpy()
+    )
+    by = ["ranks", "tokens_per_rank", "optimizer"]
+    rows = steps.groupby(by, sort=False)[[*parts, "ratio"]].median().reset_index()
     cells = {
         "ranks": "{ranks}", "tokens per rank": "{tokens_per_rank}", "optimizer": "{optimizer}",
         "passes (s)": "{passes_s:.2f}", "exchange (s)": "{exchange_s:.2f}", "update (s)": "{update_s:.2f}",
+        "step, over AdamW's": "{ratio:.2f}",
     }  # fmt: skip
     return markdown(filled(rows, cells))
 

@@ -182,6 +182,8 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "pareto": ("docs/predictor.md", predictor_documents.pareto),
     "published": ("docs/low-communication.md", seldom_documents.published),
     "slow_links": ("docs/low-communication.md", seldom_documents.slow_links),
+    "beside_torch": ("docs/low-communication.md", seldom_documents.beside_torch),
+    "one_byte": ("docs/low-communication.md", seldom_documents.one_byte),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),

@@ -6,6 +6,7 @@ import pandas as pd
 
 from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
+from lowband.spec.peers import PEER_NAMES
 from lowband.tables.build import read_sources
 from lowband.tables.derived import wan
 
@@ -40,6 +41,57 @@ def slow_links(root: Path) -> list[str]:
         "over the first": "{over}", "loss, equal time": "{late}",
     }  # fmt: skip
     return markdown(filled(table, cells))
+
+
+def one_byte(root: Path) -> list[str]:
+    """By method: loss before, half way and after, over seeds; what a worker sends in a step."""
+    rows = read_table(root / "results" / "reference" / "one-byte" / "rounds.csv")
+    last = rows["round"].max()
+    at = rows[rows["round"].isin([0, last // 2, last])]
+    losses = at.groupby(["method", "round"], sort=False)["loss"].agg(["mean", "min", "max"]).reset_index()
+    losses["loss"] = [f"{row.mean:.3f} ({row.min:.3f} to {row.max:.3f})" for row in losses.itertuples()]
+    table = losses.pivot_table("loss", "method", "round", aggfunc="first", sort=False).reset_index()
+    ends = rows[rows["round"] == last].groupby("method")
+    table["sent"] = table["method"].map(ends["sent_bytes"].mean() / last)
+    same, runs = ends["same_weights"].sum().get("one byte", 0), ends.size().get("one byte", 0)
+    cells = {
+        "method": "{method}", "sent per worker and step (bytes)": "{sent:,.0f}",
+        **{f"loss after {round_} steps": f"{{{round_}}}" for round_ in (0, last // 2, last)},
+    }  # fmt: skip
+    table.columns = table.columns.map(str)
+    sentence = (
+        f"Runs in which the workers that were left ended with the same weights, bit by bit: {same} of {runs}."
+    )
+    return [*markdown(filled(table, cells)), "", sentence]
+
+
+LAST_STEPS = 16  # of which a loss is the mean
+
+
+def beside_torch(root: Path) -> list[str]:
+    """By ranks, scheme and engine: loss of the last steps, bytes of a step with an exchange, step time."""
+    folder = root / "results" / "reference" / "seldom-peers"
+    runs, steps = read_table(folder / "runs.csv"), read_table(folder / "steps.csv")
+    late = steps[steps["step"] > steps["step"].max() - LAST_STEPS].groupby("run_id")["loss"].mean()
+    runs["loss"] = runs["run_id"].map(late)
+    by = ["ranks", "scheme", "engine"]
+    ours = runs[runs["engine"] == "lowband"].set_index(["ranks", "scheme", "repeat"])["loss"]
+    keys = zip(runs["ranks"], runs["scheme"], runs["repeat"], strict=True)
+    runs["difference"] = (runs["loss"] - ours.loc[[*keys]].to_numpy()).abs()
+    rows = runs.groupby(by, sort=False).agg(
+        loss=("loss", "mean"), difference=("difference", "max"), sent=("outside_bytes", "max"),
+        step_ms=("step_time_s", lambda values: 1e3 * values.median()),
+    )  # fmt: skip
+    rows = rows.reset_index()
+    rows["engine"] = rows["engine"].map({"lowband": "lowband", **PEER_NAMES})
+    is_local = (rows["engine"] == "DDP") & (rows["scheme"] == "local-sgd")
+    rows.loc[is_local, "engine"] = "DDP + PostLocalSGDOptimizer"
+    cells = {
+        "ranks": "{ranks}", "scheme": "{scheme}", "engine": "{engine}", "loss, last 16 steps": "{loss:.4f}",
+        "largest difference to ours": "{difference:.1e}", "sent per rank in that step (bytes)": "{sent:,.0f}",
+        "step (ms)": "{step_ms:.0f}",
+    }  # fmt: skip
+    return markdown(filled(rows, cells))
 
 
 def _or(value: float, form: str, otherwise: str) -> str:
