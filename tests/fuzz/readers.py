@@ -19,6 +19,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "engine/checkpoint/checkpointer.py": OWN + "JSON that it has just made of the caller's values",
     "engine/checkpoint/manifest.py": ("checkpoint's manifest", "manifest with its checksum"),
     "engine/checkpoint/rank_file.py": OWN + "raw values; ranges are the manifest's, sums are checked first",
+    "engine/one_byte.py": OWN + "records of workers that share weights, so trust each other",
     "engine/safetensors_files.py": ("safetensors",),
     "importers/__init__.py": ("log: ",),
     "importers/mllog.py": ("log: mllog",),

@@ -98,6 +98,7 @@ _TESTS = {
     "engine/consistency": [f"{DIST}agree.py", *_STEP],
     "engine/changes": [f"{DIST}misuse.py", *_STEP],
     "engine/hosts": [f"{UNIT}hosts.py"],
+    "engine/one_byte": [f"{DIST}one_byte.py"],
     "engine/lane": [f"{DIST}streams.py", f"{DIST}engines.py", *_STEP],
     "checkpoint": _CHECKPOINT,
     "checkpoint/logical_tensors": [f"{DIST}library.py", *_CHECKPOINT],
