@@ -280,3 +280,23 @@ def state_after_a_lost_forward() -> list[str]:
 
 def test_state_after_a_forward_without_backward() -> None:
     assert on_ranks(4, state_after_a_lost_forward)[0] == list(Tower().state_dict())
+
+
+def sizes_in_a_hook() -> list[int]:
+    """What a user's hook, registered before sharding, finds in its layer."""
+    model, found = Tower(), []
+    layer = next(module for module in model.modules() if is_layer(module))
+
+    def note(module: nn.Module, _: object) -> None:
+        found.append(sum(parameter.numel() for parameter in module.parameters()))
+
+    layer.register_forward_pre_hook(note)
+    whole = sum(parameter.numel() for parameter in layer.parameters())
+    lowband.shard(model, HPZ, lowband.Topology(INNER), is_layer)
+    model(inputs(0, dist.get_rank()))
+    return [whole, *found]
+
+
+def test_an_earlier_forward_hook_sees_the_whole_layer() -> None:
+    for whole, seen in on_ranks(4, sizes_in_a_hook):
+        assert seen == whole

@@ -138,3 +138,11 @@ def test_a_number_that_no_machine_has_is_refused(place: tuple, value: object, sa
     part[last] = value
     with pytest.raises(UserError, match=f"^file: {place[0]}.*{says}"):
         Machine.parse(sound, "file")
+
+
+def test_a_box_needs_a_link_at_every_level() -> None:
+    box = Config(ROOT).machine("frontier-box").model_dump(exclude_none=True)
+    Machine.parse(box, "file")
+    del box["levels"][1]["link"]
+    with pytest.raises(UserError, match="a box has a level inside world, and every level a link"):
+        Machine.parse(box, "file")

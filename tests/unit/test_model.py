@@ -9,7 +9,7 @@ from lowband.cost.flops import model_flops_per_token
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, rotate
 from lowband.spec.config import Config
-from lowband.spec.model import ModelSpec
+from lowband.spec.model import MOST_WIDTH, ModelSpec
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -113,3 +113,10 @@ def test_a_model_of_a_billion_layers_is_refused() -> None:
     values = {"name": "x", "layers": 10**9, "hidden": 8, "heads": 1, "vocab": 8, "seq_len": 8, "source": "x"}
     with pytest.raises(UserError, match=r"layers: .*less than or equal to 10000"):
         ModelSpec.parse(values, "file")
+
+
+def test_the_widest_mlp() -> None:
+    values = {"name": "x", "layers": 1, "hidden": 8, "heads": 1, "vocab": 8, "seq_len": 8, "source": "x"}
+    assert ModelSpec.parse({**values, "mlp_hidden": 16 * MOST_WIDTH}, "file").mlp_hidden == 16 * MOST_WIDTH
+    with pytest.raises(UserError, match="mlp_hidden: .*less than or equal to"):
+        ModelSpec.parse({**values, "mlp_hidden": 16 * MOST_WIDTH + 1}, "file")

@@ -10,7 +10,7 @@ from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
-from lowband.predict.rehearsal import rehearse
+from lowband.predict.rehearsal import rehearse, text
 from lowband.predict.workload import workload_of
 from lowband.spec.config import Config
 
@@ -46,7 +46,17 @@ def test_the_command_prints_what_was_predicted(capsys: pytest.CaptureFixture[str
     rows = json.loads(capsys.readouterr().out)
     assert {row["provenance"] for row in rows} == {"predicted"}
     assert main(["rehearse", "--suite", "frontier", *root]) == 0
-    assert "325.5 node-hours asked for" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "325.5 node-hours asked for" in printed
+    assert "a checkpoint of" not in printed
+
+
+def test_checkpoints_are_in_what_is_printed() -> None:
+    [row] = rehearse([FRONTIER[0].model_copy(update={"checkpoint_every": 5})], JOB)
+    assert row.checkpoint_s is not None
+    assert row.resume_s is not None
+    seconds = f"{row.checkpoint_s:.1f} to {row.checkpoint_s:.1f} s to write"
+    assert f"a checkpoint of {row.checkpoint_gib:.0f} GiB: {seconds}" in text([row])
 
 
 def test_a_run_that_does_not_fit() -> None:

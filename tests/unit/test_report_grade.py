@@ -150,6 +150,13 @@ def test_what_a_paper_prints_is_put_into_our_unit(
     row = grade(tables, tmp_path, reported=reported, reported_as=reported_as)
     assert row["reported"] == pytest.approx(expected)
     assert row["printed"] == " -> ".join(printed)
+    assert row["printed_unit"] == "u"
+
+
+def test_a_reported_text_without_a_number_is_refused(tables: Path, tmp_path: Path) -> None:
+    (tmp_path / "paper.csv").write_text("row,value,unit,source_url,read_as\n0,about two,u,,\n")
+    with pytest.raises(UserError, match="no number in 'about two'"):
+        grade(tables, tmp_path, reported=[{"csv": "paper.csv", "where": {"row": "0"}}])
 
 
 def test_our_value_is_put_into_the_claims_unit(tables: Path, tmp_path: Path) -> None:
