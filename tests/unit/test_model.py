@@ -118,5 +118,5 @@ def test_a_model_of_a_billion_layers_is_refused() -> None:
 def test_the_widest_mlp() -> None:
     values = {"name": "x", "layers": 1, "hidden": 8, "heads": 1, "vocab": 8, "seq_len": 8, "source": "x"}
     assert ModelSpec.parse({**values, "mlp_hidden": 16 * MOST_WIDTH}, "file").mlp_hidden == 16 * MOST_WIDTH
-    with pytest.raises(UserError, match="mlp_hidden: .*less than or equal to"):
+    with pytest.raises(UserError, match=r"mlp_hidden: .*less than or equal to"):
         ModelSpec.parse({**values, "mlp_hidden": 16 * MOST_WIDTH + 1}, "file")
