@@ -179,6 +179,13 @@ def test_a_few_values_are_given_one_by_one(tables: Path, tmp_path: Path) -> None
     assert halves["values"] == "1, 1.25"
 
 
+def test_a_value_that_no_row_has_is_partial(tables: Path, tmp_path: Path) -> None:
+    """One of the points that a claim names fell out of the table, and the others would pass."""
+    ours = {**BASE["ours"], "where": {"scheme": "zero3", "ranks": [8, 32]}}
+    row = grade(tables, tmp_path, ours=ours)
+    assert (row["verdict"], row["why"]) == ("partial", "no row with ranks 32; on the others: pass")
+
+
 SELF_CHECKS = ("losses-agree", "weights-bit-equal", "bytes-closed-form", "memory-closed-form")
 TABLES_OF_SELF_CHECKS = ("loss", "parity", "communication", "memory")
 

@@ -158,9 +158,22 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
         rest = "" if values.empty else f"; on the others: {verdict}"
         verdict, why = "partial", lack.why + rest
         grade["lacking"] = "; ".join(f"{run}: {cause}" for run, cause in lack.runs.items())
+    elif unseen := _unseen(claim.ours, rows):
+        verdict, why = "partial", f"no row with {', '.join(unseen)}; on the others: {verdict}"
     elif claim.is_fit:
         verdict, why = "fit", "as many constants were fitted as there are numbers to meet"
     return {**grade, "verdict": verdict, "why": why}
+
+
+def _unseen(query: Query, rows: pd.DataFrame) -> list[str]:
+    """Of columns for which the query lists several values: those that no row has."""
+    several = {column: value for column, value in query.where.items() if isinstance(value, tuple)}
+    return [
+        f"{column} {each}"
+        for column, value in several.items()
+        for each in value
+        if each not in set(rows[column])
+    ]
 
 
 def _listed(claim: Claim, rows: pd.DataFrame) -> str:

@@ -50,15 +50,15 @@ def one_byte(root: Path) -> list[str]:
     at = rows[rows["round"].isin([0, last // 2, last])]
     losses = at.groupby(["method", "round"], sort=False)["loss"].agg(["mean", "min", "max"]).reset_index()
     losses["loss"] = [f"{row.mean:.3f} ({row.min:.3f} to {row.max:.3f})" for row in losses.itertuples()]
-    table = losses.pivot_table("loss", "method", "round", aggfunc="first", sort=False).reset_index()
+    losses["after"] = "after_" + losses["round"].astype(str)
+    table = losses.pivot_table("loss", "method", "after", aggfunc="first", sort=False).reset_index()
     ends = rows[rows["round"] == last].groupby("method")
     table["sent"] = table["method"].map(ends["sent_bytes"].mean() / last)
     same, runs = ends["same_weights"].sum().get("one byte", 0), ends.size().get("one byte", 0)
     cells = {
         "method": "{method}", "sent per worker and step (bytes)": "{sent:,.0f}",
-        **{f"loss after {round_} steps": f"{{{round_}}}" for round_ in (0, last // 2, last)},
+        **{f"loss after {round_} steps": f"{{after_{round_}}}" for round_ in (0, last // 2, last)},
     }  # fmt: skip
-    table.columns = table.columns.map(str)
     sentence = (
         f"Runs in which the workers that were left ended with the same weights, bit by bit: {same} of {runs}."
     )
