@@ -203,6 +203,46 @@ def test_a_run_goes_on_from_saved_weights() -> None:
         assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
 
 
+def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor], str]:
+    """Worker 0 trains two rounds alone, 1 joins; each with a schedule or without."""
+    store, rank, module = _store(), dist.get_rank(), _module()
+    adam = _optimizer(module)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(adam, 0.5) if schedules[rank] else None
+    begins = (0,) if rank == 0 else ()
+    if rank == 1:
+        dist.barrier()
+    one = lowband.OneByte(module, adam, store, rank, begins, EPSILON, 2.0, SEED, scheduler=schedule)
+    error = ""
+    if rank == 0:
+        _step(one)
+        _step(one)
+        dist.barrier()
+        while not store.check(["one-byte/asking"]):
+            time.sleep(0.01)
+        _step(one)
+        _step(one)
+    else:
+        try:
+            _step(one)
+        except UserError as refused:
+            error = str(refused)
+    found = _weights(one), error
+    dist.barrier()
+    return found
+
+
+def test_who_joins_replays_the_schedule() -> None:
+    (first, _), (second, error) = on_ranks(2, _join_another_way, (True, True))
+    assert error == ""
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_who_would_train_other_weights_is_refused() -> None:
+    (_, alone), (_, error) = on_ranks(2, _join_another_way, (True, False))
+    assert alone == ""
+    assert "after 3 rounds the weights are not the others'" in error
+
+
 def _refused() -> list[str]:
     store, found = dist.HashStore(), []
 

@@ -18,7 +18,7 @@ store, some hundred bytes per worker and round.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -66,6 +66,7 @@ class OneByte:
         patience_s: float = 30.0,
         seed: int = 0,
         first_round: int = 0,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
         """
         module:      whole on this worker, not sharded, without dropout; its buffers are not exchanged
@@ -78,6 +79,7 @@ class OneByte:
                      waits for the run to begin
         seed:        of the directions; the same on every worker
         first_round: of a run that goes on from saved weights and optimizer: the `round` they were saved at
+        scheduler:   of the learning rate; stepped here after every round, also those that are replayed
 
         Raises UserError for a sharded module, and for weights, a seed or workers other than those that the
         run began with.
@@ -89,6 +91,7 @@ class OneByte:
         if begins and worker not in begins:
             raise UserError(f"worker {worker} is not among those that begin", where="OneByte", allowed=begins)
         self.module, self.optimizer, self.worker = module, optimizer, worker
+        self._scheduler = scheduler
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._store, self._epsilon, self._patience_s, self._seed = store, epsilon, patience_s, seed
         self.round = first_round  # whose record has to be applied next
@@ -96,7 +99,7 @@ class OneByte:
         self._asked = 0  # how many have asked to join, by the last record
         self._is_asking = False
         with _reaching(store):
-            self._agree("weights, buffers or seed", self._start())
+            self._agree("weights, buffers or seed", self._checksum(module.state_dict().items()))
             self.members = self._first(begins)  # who is expected in this round
             self._ask_to_join()
 
@@ -107,8 +110,8 @@ class OneByte:
         loss_of: computes the loss, one number; called twice, it must take the same batch
 
         A worker that joins, or that came late, first applies the rounds that it missed. Returns the mean of
-        the two losses. Raises UserError for a loss that is not finite (nothing is sent), and if the store is
-        gone.
+        the two losses. Raises UserError for a loss that is not finite (nothing is sent), for a worker whose
+        weights differ from the others' after the rounds that it missed, and if the store is gone.
         """
         with _reaching(self._store):
             self._catch_up()
@@ -135,10 +138,10 @@ class OneByte:
     def _key(self, what: object) -> str:
         return f"one-byte/{self.round}/{what}"
 
-    def _start(self) -> str:
-        """A checksum of what all workers begin with."""
+    def _checksum(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+        """Of the seed, the round, and these tensors with their names."""
         digest = hashlib.sha256(f"{self._seed} {self.round}".encode())
-        for name, tensor in self.module.state_dict().items():
+        for name, tensor in tensors:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
@@ -173,9 +176,27 @@ class OneByte:
     def _catch_up(self) -> None:
         """Apply the rounds that are over, and those until this worker is expected."""
         self._ask_to_join()
+        has_asked = self._is_asking
         while self._is_asking or self._store.check([self._key("record")]):
             self._apply(self._record())
             self._ask_to_join()
+        if has_asked:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Raises UserError if the weights are not the others', who give theirs when somebody joins."""
+        until = time.monotonic() + self._patience_s
+        while not self._store.check([self._key("weights")]) and len(self.members) > 1:
+            if time.monotonic() > until:
+                return  # they are gone; the round goes on without them
+            time.sleep(POLL_S)
+        mine = self._checksum(self.module.named_parameters())
+        if len(self.members) > 1 and self._store.get(self._key("weights")).decode() != mine:
+            self.leave()
+            raise UserError(
+                f"after {self.round} rounds the weights are not the others'", where="OneByte.step",
+                allowed="the same optimizer, scheduler, torch and kind of device on every worker",
+            )  # fmt: skip
 
     def _record(self) -> Record:
         """The round's record, written by the first worker that has all bytes or has waited long enough."""
@@ -210,8 +231,12 @@ class OneByte:
                     weight.grad.add_(direction, alpha=slope)
             self.optimizer.step()
             self.optimizer.zero_grad()
+        if self._scheduler is not None:
+            self._scheduler.step()
         self.members, self._asked = record.next, record.asked
         self.round += 1
+        if self.worker in record.bytes and set(record.next) != set(record.bytes):  # somebody joins
+            self._store.set(self._key("weights"), self._checksum(self.module.named_parameters()))
 
     # ---- directions
 
