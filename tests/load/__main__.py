@@ -1,8 +1,8 @@
 """`python -m tests.load --out FOLDER`: time and memory of the commands that must bear many runs, by size.
 
-Snakemake plans a suite of up to 2,000 runs; `lowband collect` reads up to 10,000 run folders of 1,000 steps
-(7.5 GB, beside 2.4 GB of tables, in TMPDIR); `lowband import-log` reads up to a million metric lines. Each
-command is a process of its own. Rows that the folder has already are kept.
+Snakemake plans a suite of up to 2,000 runs, and does up to 200 of three steps; `lowband collect` reads up to
+10,000 run folders of 1,000 steps (7.5 GB, beside 2.4 GB of tables, in TMPDIR); `lowband import-log` reads up
+to a million metric lines. Each command is a process of its own. Rows that the folder has already are kept.
 """
 
 import argparse
@@ -45,6 +45,12 @@ def plan(runs: int, folder: Path) -> Job:
     return Job(["snakemake", "-n", "--quiet", "-c2", "tables", *suite], folder / "tree", 0)
 
 
+def run(runs: int, folder: Path) -> Job:
+    made.tree(folder / "tree", runs, steps=3)
+    suite = ["--config", "suites=[load]", "results=load"]
+    return Job(["snakemake", "--quiet", "all", "-c2", "tables", *suite], folder / "tree", 0)
+
+
 def collect(runs: int, folder: Path) -> Job:
     found = made.run_folders(made.tree(folder / "tree", runs, STEPS), folder / "runs")
     listed = folder / "runs.txt"
@@ -62,6 +68,7 @@ def import_log(lines: int, folder: Path) -> Job:
 
 PARTS: dict[str, tuple[Callable[[int, Path], Job], tuple[int, ...]]] = {
     "plan": (plan, (120, 500, 2000)),
+    "run": (run, (20, 200)),
     "collect": (collect, (100, 1000, 10_000)),
     "import-log": (import_log, (10_000, 100_000, 1_000_000)),
 }

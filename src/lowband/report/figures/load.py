@@ -8,9 +8,12 @@ from lowband.tables.derived.load import GOALS
 
 _PARTS = {
     "plan": ("o", "C0", "Snakemake plans runs"),
+    "run": ("D", "C3", "Snakemake does runs of 3 steps"),
     "collect": ("s", "C1", "collect, runs of 1,000 steps"),
     "import-log": ("^", "C2", "import-log, lines"),
 }
+
+NO_GOAL = (0, None, None)
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +25,7 @@ def draw(df: pd.DataFrame) -> Figure:
     times, memory = figure.subplots(1, 2)
     for part, (marker, colour, label) in _PARTS.items():
         rows = df[df["part"] == part]
-        size, limit_s, limit_bytes = GOALS[part]
+        size, limit_s, limit_bytes = GOALS.get(part, NO_GOAL)
         for axes, column, limit, unit in (
             (times, "cpu_s", limit_s, 1),
             (memory, "peak_bytes", limit_bytes, 2**20),
