@@ -47,7 +47,7 @@ _TESTS = {
     "spec/files": [f"{UNIT}files.py", f"{UNIT}records.py"],
     "spec/job": [f"{UNIT}job.py"],
     "spec/lock": [f"{UNIT}lock.py", f"{UNIT}report_status.py"],
-    "spec/csv_tables": [f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points")],
+    "spec/csv_tables": [f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points", "grade")],
     "spec/kernel_rows": [f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
     "spec/machine": [
         f"{UNIT}{of}.py" for of in ("machine", "suites", "box_layout", "predict", "counterparts")
@@ -86,6 +86,8 @@ _TESTS = {
     "cost/checkpoint": [f"{UNIT}checkpoint_time.py"],
     "cost/memory": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_collect.py", *_COUNTED],
     "cost/peers": [f"{UNIT}report_collect.py", f"{UNIT}report_points.py", f"{DIST}peers.py"],
+    "cost/seldom": [f"{UNIT}low_communication.py", f"{UNIT}wan.py"],
+    "cost/groups": [f"{DIST}groups.py"],
     "cost/softmax": [f"{UNIT}softmax_report.py", f"{UNIT}report_kernels.py"],
     "claims/claim": [f"{UNIT}report_{of}.py" for of in ("grade", "claims", "page", "appendix")],
     "claims/grade": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],

@@ -69,6 +69,8 @@ def test_each_change_is_what_predict_says_of_it(passes: int) -> None:
         assert change["interval"] == f"{100 * low:+.0f} to {100 * high:+.0f} %"
         batch = int(micro) * accumulation
         assert ("global batch" in change["costs"]) == (batch != passes)
+        is_lossy = CONFIG.scheme(scheme).is_quantized  # zero3 is not
+        assert ("rounded" in change["costs"]) == is_lossy
     costs = [2 * ("rounded" in c["costs"]) or int("global" in c["costs"]) for c in found["changes"]]
     assert costs == sorted(costs)
 

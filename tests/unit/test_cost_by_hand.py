@@ -14,7 +14,7 @@ from lowband.cost.attention import flops
 from lowband.cost.buffers import buffer_bytes
 from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
-from lowband.cost.memory import in_flight_bytes
+from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.plan import KNOBS, Candidate, Plan, jobs, plan
@@ -572,3 +572,18 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
     shown = replace(best, knobs=("world",) * len(KNOBS))
     text = report(Plan([shown], {shown.knobs: shown}))
     assert "grad_reduce int4; micro-batch 2 x 3, order breadth, recompute none, tp 1, pp 1" in text
+
+
+def test_a_copy_of_the_weights_is_kept_where_nothing_else_is_them() -> None:
+    levels = Levels.fit({"node": 2}, 4)
+    whole = Scheme(name="ddp", weights="self", grads="self", optim="self")
+    apart = Scheme(name="hier", weights="node", grads="node", optim="world")
+    kept = {
+        (scheme.name, is_fp32): keeps_weights_copy(scheme, levels, is_fp32)
+        for scheme in (whole, ZERO3, apart)
+        for is_fp32 in (True, False)
+    }
+    assert kept == {
+        ("ddp", True): False, ("ddp", False): True, (ZERO3.name, True): False, (ZERO3.name, False): False,
+        ("hier", True): True, ("hier", False): True,
+    }  # fmt: skip

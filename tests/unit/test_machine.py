@@ -146,3 +146,10 @@ def test_a_box_needs_a_link_at_every_level() -> None:
     del box["levels"][1]["link"]
     with pytest.raises(UserError, match="a box has a level inside world, and every level a link"):
         Machine.parse(box, "file")
+
+
+def test_the_hardware_names_every_level_and_its_link() -> None:
+    machine = Config(ROOT).machine("frontier-box")
+    levels = machine.hardware["levels"]
+    assert [level["name"] for level in levels] == [level.name for level in machine.levels]
+    assert all(level["link"]["gigabytes_per_s"] > 0 for level in levels)

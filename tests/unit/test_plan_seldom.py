@@ -98,3 +98,18 @@ def test_the_command_prints_the_choice(capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("predicted, with 10 Gbit/s between nodes")
     assert len(lines[2].split()) == len(lines[1].replace(" (s)", "").split())
+
+
+def test_where_nothing_fits_the_least_that_was_tried_is_named() -> None:
+    machine, stack = setting(CONFIG, "dgx-a100-40gb", None)
+    small = machine.model_copy(update={"device": machine.device.model_copy(update={"memory_gib": 1.0})})
+    inside = possible([CONFIG.scheme("diloco")], small, RANKS)
+    job = Workload(small, stack, CONFIG.given_model("llama-7b"), inside[0], RANKS, 1, 2048)
+
+    def least(*batches: tuple[int, int]) -> str:
+        with pytest.raises(UserError, match="no choice fits the memory: the least takes") as refused:
+            plan(job, inside, 100, [*batches], ["full"], exact=True)
+        return str(refused.value)
+
+    assert least((1, 1)) != least((8, 1))
+    assert least((1, 1), (8, 1)) == least((1, 1))

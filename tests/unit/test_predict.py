@@ -16,7 +16,7 @@ from lowband.predict.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
 from lowband.predict.plan_files import write
 from lowband.predict.prediction import predict
 from lowband.predict.render import record, text
-from lowband.predict.request import Grid
+from lowband.predict.request import Grid, sequence
 from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
@@ -329,3 +329,10 @@ def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
     serial = spec.model_copy(update={"overlap": False})
     assert box_step_s(fast) < box_step_s(spec) < box_step_s(serial)
     assert box_step_s(next(iter(Config(ROOT).runs(["smoke"])))) is None
+
+
+def test_a_sequence_is_at_most_the_models() -> None:
+    model = Config(ROOT).model("gpt-20b")
+    assert [sequence(model, given) for given in (None, 1, model.seq_len)] == [model.seq_len, 1, model.seq_len]
+    with pytest.raises(UserError, match="seq 2049 is longer than the longest of 'gpt-20b'"):
+        sequence(model, model.seq_len + 1)

@@ -69,3 +69,20 @@ def test_a_run_that_does_not_fit() -> None:
 def test_what_cannot_be_rehearsed_is_refused(suite: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         rehearse(CONFIG.runs([suite]), None)
+
+
+def test_what_bounds_a_step_is_its_largest_item() -> None:
+    """Products on the machine as it is, an exchange where its outer link is 1,000 times slower."""
+    seen = []
+    for share in (1, 1e-3):
+        run = FRONTIER[0].model_copy(update={"machine": FRONTIER[0].machine.with_outer_link(share)})
+        [row] = rehearse([run], JOB)
+        job = workload_of(run)
+        machine, stack = with_defaults(job.machine, job.stack)
+        found = predict(replace(job, machine=machine, stack=stack)).time_s
+        times = {name: float(t) for name, t in found.items()}
+        products = sum(times.pop(name) for name in ("forward", "recompute", "backward"))
+        largest = sorted(times, key=lambda name: times[name])[-1]
+        assert row.bound_by == ("products" if products >= times[largest] else largest)
+        seen.append(row.bound_by)
+    assert seen[0] == "products" != seen[1]

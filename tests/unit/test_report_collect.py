@@ -86,6 +86,13 @@ def test_what_a_run_did_not_count_is_empty(tables: Path) -> None:
     assert (runs["closed_form_outside_bytes"].notna() == ~runs["is_quantized"]).all()
 
 
+def test_bytes_of_replicas_that_meet_seldom_have_no_closed_form_of_one_step(tmp_path: Path) -> None:
+    spec = Config(ROOT).runs(["seldom-peers"])[-1]
+    assert spec.scheme.sync is not None
+    collect([write_run(tmp_path / "runs", spec, 1, loss=5)], tmp_path)
+    assert read_table(tmp_path / "runs.csv")["closed_form_outside_bytes"].isna().all()
+
+
 def test_failed_runs_are_rows_with_their_cause(tmp_path: Path) -> None:
     good, oom, nan, lost = smoke_specs()[2:6]
     assert good.ranks > 1  # one rank sends nothing

@@ -162,6 +162,7 @@ def test_a_reported_text_without_a_number_is_refused(tables: Path, tmp_path: Pat
 def test_our_value_is_put_into_the_claims_unit(tables: Path, tmp_path: Path) -> None:
     row = grade(tables, tmp_path, divided_by=2, target=1.25, relation="==")
     assert (row["ours"], row["verdict"]) == (pytest.approx(1.25), "pass")
+    assert row["relation"] == "=="
 
 
 def test_a_fit_is_never_a_pass(tables: Path, tmp_path: Path) -> None:
