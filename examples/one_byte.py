@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--text", default=__file__, help="whose last tenth is held out")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--leaves", type=int, help="the round in which this worker leaves")
+    parser.add_argument("--joins", type=int, help="the round that this worker waits for before it joins")
     parser.add_argument("--every", type=int, default=10, help="rounds from one printed line to the next")
     parser.add_argument(
         "--patience", type=float, default=30.0, help="seconds that a round waits for a worker"
@@ -64,6 +65,8 @@ def main() -> None:
         model.load_state_dict(torch.load(options.weights, weights_only=True))
     host, port = options.store.split(":")
     store = dist.TCPStore(host, int(port), is_master=options.hosts, wait_for_workers=False)
+    while options.joins and not store.check([f"one-byte/{options.joins}/record"]):
+        time.sleep(0.05)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     one = lowband.OneByte(
         model, adam, store, options.worker, options.begins, patience_s=options.patience, seed=options.seed

@@ -91,10 +91,9 @@ def _one_byte(folder: Path, text: Path, seed: int, rounds: int, every: int) -> l
         for worker in range(WORKERS):
             ends = ["--leaves", str(rounds // 4)] if worker == WORKERS - 1 else []
             begin(worker, *begins, *ends, *(["--hosts"] if worker == 0 else []))
+        begin(WORKERS, "--joins", str(rounds * 7 // 12))
         wait_for(rounds * 5 // 12)
         begun[WORKERS - 2].kill()
-        wait_for(rounds * 7 // 12)
-        begin(WORKERS)
         for worker in (0, 1, WORKERS):
             if begun[worker].wait(LONGEST_S):
                 raise RuntimeError((folder / f"output.{worker}").read_text())
