@@ -148,7 +148,7 @@ def test_workers_leave_and_join_and_all_have_the_same_bits() -> None:
 def _stop_and_come_late() -> tuple[list[torch.Tensor], list[int], int]:
     """Worker 1 stops without a word, and steps again after two rounds."""
     store = _store()
-    one = _worker(store, begins=(0, 1), patience_s=1.0)
+    one = _worker(store, begins=(0, 1), patience_s=5.0)
     _step(one)
     expected = []
     if one.worker == 0:
@@ -211,7 +211,7 @@ def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor],
     begins = (0,) if rank == 0 else ()
     if rank == 1:
         dist.barrier()
-    one = lowband.OneByte(module, adam, store, rank, begins, EPSILON, 2.0, SEED, scheduler=schedule)
+    one = lowband.OneByte(module, adam, store, rank, begins, EPSILON, 20.0, SEED, scheduler=schedule)
     error = ""
     if rank == 0:
         _step(one)

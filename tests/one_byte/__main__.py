@@ -30,7 +30,7 @@ COLUMNS = ("method", "seed", "round", "workers", "loss", "sent_bytes", "same_wei
 WORKERS = 4
 PRETRAINED, PRETRAINING_BATCH = 1000, 16  # steps, sequences
 LONGEST_S = 1800  # of one run
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 
 
 def main() -> int:
