@@ -50,13 +50,14 @@ def raw_tables() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
             more = 0.01 * (repeat - 1) if scheme == "diloco" else 0.0
             loss = [8 - 0.1 * step + lag + more for step in range(1, STEPS + 1)]
             run = f"wan-{scheme}-{repeat}"
-            runs.append({"run_id": run, **OK, "cluster": "local-nodes", "outer_link_bytes_per_s": None})
+            named = {"run_id": run, "suite": "wan", "scheme": scheme, "repeat": repeat}
+            runs.append({**named, **OK, **POINT, "outer_link_bytes_per_s": None})
             steps += [
-                {"run_id": run, "suite": "wan", "scheme": scheme, "repeat": repeat, "step": step,
-                 "loss": value, **POINT, "is_warmup": False, "step_time_s": 0.1}
+                {"run_id": run, "step": step, "loss": value, "is_warmup": False, "step_time_s": 0.1}
                 for step, value in enumerate(loss, 1)
-            ]  # fmt: skip
-    runs.append({"run_id": "box", **OK, "cluster": "wan-box", "outer_link_bytes_per_s": 12.5 + 1e-12})
+            ]
+    box = {"run_id": "box", "suite": "wan-200", "scheme": "diloco", "repeat": 1, **OK, **POINT}
+    runs.append({**box, "cluster": "wan-box", "outer_link_bytes_per_s": 12.5 + 1e-12})
     steps += [
         {"run_id": "box", "suite": "wan-200", "scheme": "diloco", "repeat": 1, "step": step,
          "loss": 9.0, **POINT, "is_warmup": step == 1, "step_time_s": seconds}

@@ -11,7 +11,7 @@ loss, _low, _high      mean, least and largest over seeds of the mean over WINDO
 import pandas as pd
 
 from lowband.tables.derived.convergence_curves import WINDOW
-from lowband.tables.derived.wan_losses import SUITE, last_step
+from lowband.tables.derived.wan_losses import last_step, losses_of_suite
 
 BOX = "wan-box"  # the cluster of step times
 EVERY = 4  # steps from one row to the next
@@ -20,7 +20,7 @@ EVERY = 4  # steps from one row to the next
 def build(runs: pd.DataFrame, steps: pd.DataFrame, wan_steps: pd.DataFrame) -> pd.DataFrame:
     """One row per scheme, rate and EVERY-th step, from the first full window to the last that all have."""
     times = step_times(runs, steps, wan_steps)
-    df = steps[steps["suite"] == SUITE].sort_values(["run_id", "step"], kind="stable")
+    df = losses_of_suite(runs, steps).sort_values(["run_id", "step"], kind="stable", ignore_index=True)
     smooth = df.groupby("run_id", sort=False)["loss"].rolling(WINDOW).mean()
     df = df.assign(loss=smooth.reset_index(level=0, drop=True)).dropna(subset=["loss"])
     df = df[(df["step"] <= last_step(df)) & (df["step"] % EVERY == 0)]
@@ -37,7 +37,9 @@ def step_times(runs: pd.DataFrame, steps: pd.DataFrame, wan_steps: pd.DataFrame)
     """One row per scheme and predicted rate: step_time_s, measured if it was, and the predicted one."""
     boxed = runs[(runs["cluster"] == BOX) & (runs["status"] == "ok")]
     keys = ["scheme", "outer_link_bytes_per_s"]
-    timed = steps[~steps["is_warmup"]].merge(boxed[["run_id", "outer_link_bytes_per_s"]], on="run_id")
+    timed = steps.loc[~steps["is_warmup"], ["run_id", "step_time_s"]].merge(
+        boxed[["run_id", *keys]], on="run_id"
+    )
     timed = _rounded(timed)
     measured = timed.groupby(keys)["step_time_s"].mean().rename("measured_s").reset_index()
     df = _rounded(wan_steps).rename(columns={"step_time_s": "predicted_step_time_s"})

@@ -15,13 +15,19 @@ REFERENCE = "hsdp"
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per run."""
-    df = steps[steps["suite"] == SUITE]
+    df = losses_of_suite(runs, steps)
     end = last_step(df)
     df = df[(df["step"] <= end) & (df["step"] > end - LAST_STEPS)]
     losses = df.groupby(["run_id", *POINT, "repeat"], sort=False)["loss"]
     df = losses.mean().rename("final_loss").reset_index()
     reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
     return df.assign(last_step=end, difference=df["final_loss"] - df["repeat"].map(reference))
+
+
+def losses_of_suite(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Steps of the suite's runs, each with its run's point and repeat."""
+    mine = runs.loc[runs["suite"] == SUITE, ["run_id", *POINT, "repeat"]]
+    return steps[["run_id", "step", "loss"]].merge(mine, on="run_id")
 
 
 def last_step(steps: pd.DataFrame) -> int:
