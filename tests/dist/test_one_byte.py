@@ -84,6 +84,14 @@ def _step(one: lowband.OneByte) -> float:
     return one.step(lambda: _loss(one.module, one.worker, one.round))
 
 
+def _two_steps_with_who_asks(one: lowband.OneByte, store: dist.Store) -> None:
+    """Step once somebody has asked to join, who is expected in the second step."""
+    while not store.check(["one-byte/asking"]):
+        time.sleep(0.01)
+    _step(one)
+    _step(one)
+
+
 def _train() -> tuple[list[torch.Tensor], int, list[torch.Tensor] | None]:
     one = _worker(_store(), begins=range(dist.get_world_size()))
     for _ in range(ROUNDS):
@@ -156,10 +164,7 @@ def _stop_and_come_late() -> tuple[list[torch.Tensor], list[int], int]:
         expected = list(one.members)
         _step(one)
         dist.barrier()
-        while not store.check(["one-byte/asking"]):
-            time.sleep(0.01)
-        _step(one)
-        _step(one)
+        _two_steps_with_who_asks(one, store)
     else:
         dist.barrier()
         _step(one)  # applies what it missed and asks; is expected after the round that is going on
@@ -217,10 +222,7 @@ def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor],
         _step(one)
         _step(one)
         dist.barrier()
-        while not store.check(["one-byte/asking"]):
-            time.sleep(0.01)
-        _step(one)
-        _step(one)
+        _two_steps_with_who_asks(one, store)
     else:
         try:
             _step(one)
