@@ -259,6 +259,7 @@ def _refused() -> list[str]:
     note(begins=(0, 1))
     note(worker=1, begins=(0,))
     note(worker=MOST_WORKERS)
+    note(epsilon=0.0)
     before = _weights(one)
     with pytest.raises(UserError) as error:
         one.step(lambda: torch.tensor(float("nan")))
@@ -282,6 +283,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
             "begins",
             "not among",
             f"worker {MOST_WORKERS}",
+            "epsilon",
             "nan",
         ],
         strict=True,

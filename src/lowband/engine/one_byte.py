@@ -81,13 +81,19 @@ class OneByte:
         first_round: of a run that goes on from saved weights and optimizer: the `round` they were saved at
         scheduler:   of the learning rate; stepped here after every round, also those that are replayed
 
-        Raises UserError for a sharded module, and for weights, a seed or workers other than those that the
-        run began with.
+        Raises UserError for a module that is sharded or all frozen, and for weights, a seed or workers other
+        than those that the run began with.
         """
         if hasattr(module, "_lowband"):
             raise UserError("the module is sharded, and a worker needs all weights", where="OneByte")
         if not 0 <= worker < MOST_WORKERS:
             raise UserError(f"worker {worker}", where="OneByte", allowed=f"0 to {MOST_WORKERS - 1}")
+        if epsilon <= 0 or patience_s <= 0:
+            raise UserError(
+                f"epsilon {epsilon}, patience_s {patience_s}", where="OneByte", allowed="numbers above 0"
+            )
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise UserError("the module has no trainable parameters", where="OneByte")
         if begins and worker not in begins:
             raise UserError(f"worker {worker} is not among those that begin", where="OneByte", allowed=begins)
         self.module, self.optimizer, self.worker = module, optimizer, worker

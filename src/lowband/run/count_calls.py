@@ -7,6 +7,8 @@ operator down, so only one step of the warm-up is watched.
 the back end's algorithm: (n-1) x input of an all-gather, (n-1)/n x input of a reduce-scatter or all-to-all,
 twice that for an all-reduce, (n-1)/n of a broadcast's or reduce's tensor. gloo's reduce-scatter sends twice
 its share.
+[Note: other threads] A DDP hook may start its next all-reduce when the one before has ended, on a thread of
+the back end. So while a step is watched, `dist.all_reduce` watches the thread that calls it.
 [Note: level of a group] The innermost level that contains the whole group. A collective over all ranks
 counts entirely as `world`, although part of it stays inside nodes.
 """
@@ -77,13 +79,29 @@ class Outside:
     def __init__(self, levels: Levels, lanes: Lanes | None) -> None:
         self._levels, self._lanes = levels, lanes
         self._watches: dict[int, _Watch] = {}  # by thread: a dispatch mode watches one
+        self._started: frozenset[int] = frozenset()  # the threads that are watched all the time
 
     def __enter__(self) -> "Outside":
         self._on_each_thread(lambda watch: watch.start())
+        self._started = frozenset(self._watches)
+        self._all_reduce = dist.all_reduce
+        dist.all_reduce = self._watched_all_reduce
         return self
 
     def __exit__(self, *_: object) -> None:
+        dist.all_reduce = self._all_reduce
         self._on_each_thread(lambda watch: watch.stop())
+
+    def _watched_all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """See [Note: other threads]."""
+        if threading.get_ident() in self._started:
+            return self._all_reduce(*args, **kwargs)
+        watch = self._watches.setdefault(threading.get_ident(), _Watch(self._levels))
+        watch.start()
+        try:
+            return self._all_reduce(*args, **kwargs)
+        finally:
+            watch.stop()
 
     def _on_each_thread(self, call: Callable[["_Watch"], None]) -> None:
         def of_this_thread() -> None:

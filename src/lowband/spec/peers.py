@@ -156,7 +156,7 @@ def _local_sgd(peer: str, scheme: Scheme, sync: Sync, levels: Levels, where: str
         raise UserError(f"no counterpart: {_SHARDS_NOTHING.reason}", where=where)
     if sync != Sync(beyond=sync.beyond, every=sync.every):
         raise UserError("no counterpart: it averages weights, all at once, and waits for them", where=where)
-    _switches(peer, scheme, levels, "ddp", where)
+    _switches(peer, scheme, levels, "ddp", where)  # refuses any wire
     return {"period": sync.every, "replica": levels.size(sync.beyond)}
 
 

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from lowband.model.gpt import GPT
@@ -39,6 +38,8 @@ class Ddp(Trainer):
 
     def _make_replicas(self, period: int, replica: int) -> None:
         """Average gradients within `replica` ranks, and all weights after each `period` steps."""
+        from torch.distributed.optim import PostLocalSGDOptimizer  # a second, which other runs need not spend
+
         group, _ = dist.new_subgroups(replica)
         local = post_localSGD_hook.PostLocalSGDState(None, group, start_localSGD_iter=0)
         self.model.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
