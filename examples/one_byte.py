@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from train import LENGTH, ByteModel
 
 import lowband
@@ -63,8 +62,7 @@ def main() -> None:
     model = ByteModel()
     if options.weights:
         model.load_state_dict(torch.load(options.weights, weights_only=True))
-    host, port = options.store.split(":")
-    store = dist.TCPStore(host, int(port), is_master=options.hosts, wait_for_workers=False)
+    store = lowband.OneByte.store(options.store, options.hosts, options.patience)
     while options.joins and not store.check([f"one-byte/{options.joins}/record"]):
         time.sleep(0.05)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)

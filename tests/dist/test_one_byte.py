@@ -1,6 +1,7 @@
 """One byte per worker and step: copies equal bit by bit, against one process that plays all workers."""
 
 import hashlib
+import socket
 import time
 
 import pytest
@@ -290,6 +291,24 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
     ):
         assert part in text
         assert "\n" not in text
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":1", "localhost:", "localhost:x", "localhost:65536"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match=f"store '{address}'.*host:port"):
+        lowband.OneByte.store(address)
+
+
+def test_a_store_that_does_not_answer_is_one_line_and_a_taken_port_too() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"127.0.0.1:{port}: no store: .*a process that hosts it there"):
+            lowband.OneByte.store(f"127.0.0.1:{port}", timeout_s=2.0)
+        taken.listen()
+        with pytest.raises(UserError, match="a free port to host it at") as refused:
+            lowband.OneByte.store(f"127.0.0.1:{port}", hosts=True, timeout_s=2.0)
+        assert "\n" not in str(refused.value)
 
 
 def _without_a_store() -> str:

@@ -20,6 +20,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -138,6 +139,26 @@ class OneByte:
             if self.worker in self.members:
                 self._store.set(self._key(self.worker), "")
                 self.members = [worker for worker in self.members if worker != self.worker]
+
+    @staticmethod
+    def store(address: str, hosts: bool = False, timeout_s: float = 30.0) -> dist.TCPStore:
+        """The store of the rounds, at `host:port`.
+
+        hosts: whether this process hosts it; it must stay to the end
+        Raises UserError for an address that is none, is taken, or where no store answers in `timeout_s`.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise UserError(f"store '{address}'", where="OneByte.store", allowed="host:port, port 1 to 65535")
+        # torch tries twice.
+        limit = timedelta(seconds=timeout_s / 2)
+        try:
+            return dist.TCPStore(host, int(port), is_master=hosts, wait_for_workers=False, timeout=limit)
+        except dist.DistError as error:
+            raise UserError(
+                f"no store: {str(error).splitlines()[0]}", where=address,
+                allowed="a free port to host it at" if hosts else "a process that hosts it there",
+            ) from None  # fmt: skip
 
     # ---- rounds
 
