@@ -153,8 +153,8 @@ def suites_of(command: str) -> list[str]:
     """The suites that a command runs, by the command and the configuration that it reads."""
     if command == "make reproduce":
         return Config(ROOT).default_suites
-    if found := re.search(r"suites=\[([\w-]+)\]", command):
-        return [found[1]]
+    if found := re.search(r"suites=\[([\w,-]+)\]", command):
+        return found[1].split(",")
     assert command.endswith("--profile slurm")
     profile = read_yaml(ROOT / "slurm" / "config.yaml")
     return re.findall(r"suites=\['([\w-]+)'\]", " ".join(profile["config"]))
