@@ -62,10 +62,10 @@ def main() -> None:
     model = ByteModel()
     if options.weights:
         model.load_state_dict(torch.load(options.weights, weights_only=True))
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     store = lowband.OneByte.store(options.store, options.hosts, options.patience)
     while options.joins and not store.check([f"one-byte/{options.joins}/record"]):
         time.sleep(0.05)
-    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     one = lowband.OneByte(
         model, adam, store, options.worker, options.begins, patience_s=options.patience, seed=options.seed
     )

@@ -203,6 +203,37 @@ def _go_on() -> list[torch.Tensor]:
     return _weights(second)
 
 
+def _too_late() -> tuple[list[torch.Tensor], int, str]:
+    """Workers 0 and 1 leave after two rounds; 1 steps again, and 2 is new."""
+    store, said = _store(), ""
+    if dist.get_rank() < 2:
+        one = _worker(store, begins=(0, 1))
+        _step(one)
+        _step(one)
+        one.leave()
+        dist.barrier()
+    else:
+        dist.barrier()
+        one = _worker(store)
+    if dist.get_rank() > 0:
+        with pytest.raises(UserError) as caught:
+            _step(one)
+        said = str(caught.value)
+    found = _weights(one), one.round, said
+    dist.barrier()
+    return found
+
+
+def test_a_run_that_all_have_left_is_over() -> None:
+    found = on_ranks(3, _too_late)
+    expected = reference([[0, 1], [0, 1]])
+    for weights, rounds, _ in found:
+        assert rounds == 2
+        assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
+    for _, _, said in found[1:]:
+        assert said == "OneByte.step: the run is over: all its workers left after 2 rounds"
+
+
 def test_a_run_goes_on_from_saved_weights() -> None:
     expected = reference([[0, 1]] * ROUNDS)
     for weights in on_ranks(2, _go_on):

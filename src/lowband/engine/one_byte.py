@@ -118,7 +118,8 @@ class OneByte:
 
         A worker that joins, or that came late, first applies the rounds that it missed. Returns the mean of
         the two losses. Raises UserError for a loss that is not finite (nothing is sent), for a worker whose
-        weights differ from the others' after the rounds that it missed, and if the store is gone.
+        weights differ from the others' after the rounds that it missed, for one that comes when the run is
+        over (its weights are then the run's last), and if the store is gone.
         """
         with _reaching(self._store):
             self._catch_up()
@@ -134,7 +135,10 @@ class OneByte:
         return (ahead + behind) / 2
 
     def leave(self) -> None:
-        """Take no part until the next `step`. Without this call the others wait once, for `patience_s`."""
+        """Take no part until the next `step`. Without this call the others wait once, for `patience_s`.
+
+        When all have left, the run is over.
+        """
         with _reaching(self._store):
             if self.worker in self.members:
                 self._store.set(self._key(self.worker), "")
@@ -232,6 +236,10 @@ class OneByte:
             here = [worker for worker in self.members if self._store.check([self._key(worker)])]
             if len(here) == len(self.members) or time.monotonic() > until:
                 found = {worker: self._store.get(self._key(worker)) for worker in here}
+                if len(here) == len(self.members) and not any(found.values()):
+                    raise UserError(
+                        f"the run is over: all its workers left after {self.round} rounds", where="OneByte.step"
+                    )
                 sent = {worker: int(text) for worker, text in found.items() if text}
                 asking = self._asking()
                 following = sorted({*sent, *asking[self._asked :]})
