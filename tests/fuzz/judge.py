@@ -6,9 +6,11 @@ import re
 import resource
 import shutil
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lowband.errors import UserError
 from tests.fuzz.target import Hang, Refused, Target
@@ -18,6 +20,7 @@ OUTCOMES = ("accepted", "refused", *DEFECTS)
 A_FILE = re.compile(r"\w\.(yaml|jsonl?|csv)\b")  # another than the changed one, which no longer fits it
 UNFILED = ("command line", "environment")  # groups whose input is no file that a message could name
 LONGEST, TIME_LIMIT_S, MEMORY_GIB = 5000, 10, 1
+AGAIN_S = 0.01  # of the processor, after which a dropped Hang is raised again
 # Of the processor, which other work on the machine does not lengthen; and, for one that waits, of the wall.
 LIMITS = ((signal.SIGPROF, signal.ITIMER_PROF, 1), (signal.SIGALRM, signal.ITIMER_REAL, 30))
 
@@ -86,9 +89,20 @@ def _judged(message: str, target: Target, root: Path) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _within_limit() -> Iterator[None]:
+    """[Note: swallowed] The interpreter prints and drops what is raised in a finalizer or a weak reference's
+    callback, where a signal may find the call as well as anywhere else. So a dropped Hang is raised again.
+    """
+
     def expired(*_: object) -> None:
         raise Hang
 
+    def dropped(what: Any) -> None:
+        if issubclass(what.exc_type, Hang):
+            signal.setitimer(signal.ITIMER_PROF, AGAIN_S)
+        else:
+            hook(what)
+
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     for order, timer, limit in LIMITS:
         signal.signal(order, expired)
         signal.setitimer(timer, limit * TIME_LIMIT_S)
@@ -97,3 +111,4 @@ def _within_limit() -> Iterator[None]:
     finally:
         for _, timer, _ in LIMITS:
             signal.setitimer(timer, 0)
+        sys.unraisablehook = hook

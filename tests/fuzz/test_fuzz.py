@@ -65,6 +65,16 @@ def _hangs(_: Path) -> None:
         pass
 
 
+class _Finalized:
+    def __del__(self) -> None:
+        _hangs(Path())
+
+
+def _hangs_where_errors_are_dropped(_: Path) -> None:
+    _Finalized()
+    _hangs(Path())
+
+
 def _talks(_: Path) -> None:
     raise UserError("x " * 700, where="file", allowed="y " * 3000)
 
@@ -81,7 +91,7 @@ def _takes_all(_: Path) -> None:
     ("call", "expected"),
     [
         (_fails, "traceback"), (_hangs, "hang"), (_talks, "refused"), (str, "accepted"),
-        (_takes_all, "memory"), (_names_no_file, "no place"),
+        (_hangs_where_errors_are_dropped, "hang"), (_takes_all, "memory"), (_names_no_file, "no place"),
     ],
 )  # fmt: skip
 def test_defects_are_noticed(call, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,9 +237,8 @@ class OneByte:
             if len(here) == len(self.members) or time.monotonic() > until:
                 found = {worker: self._store.get(self._key(worker)) for worker in here}
                 if len(here) == len(self.members) and not any(found.values()):
-                    raise UserError(
-                        f"the run is over: all its workers left after {self.round} rounds", where="OneByte.step"
-                    )
+                    over = f"the run is over: all its workers left after {self.round} rounds"
+                    raise UserError(over, where="OneByte.step")
                 sent = {worker: int(text) for worker, text in found.items() if text}
                 asking = self._asking()
                 following = sorted({*sent, *asking[self._asked :]})
