@@ -159,10 +159,10 @@ FIGURES: dict[str, Entry] = {
     ),
     "load": Entry(
         "load",
-        "Growth of three commands (`python -m tests.load`): Snakemake plans a suite, `lowband collect` reads "
-        "run folders, `lowband import-log` reads another project's log. Left: processor time; right: peak "
-        "resident memory of the largest process. Bars: what each may take at its largest size. Shipped "
-        "measurements.",
+        "Growth of four commands (`python -m tests.load`): Snakemake plans a suite, and does one of runs of "
+        "three steps; `lowband collect` reads run folders; `lowband import-log` reads another project's log. "
+        "Left: processor time; right: peak resident memory of the largest process. Bars: what each may take "
+        "at its largest size. Shipped measurements.",
     ),
     "calibration": Entry(
         "coverage",
