@@ -28,6 +28,7 @@ _HOMES = {
     "UserError": "lowband.errors",
     "accumulate": "lowband.engine.api",
     "clip_grad_norm_": "lowband.engine.api",
+    "consensus_distance": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
     "no_sync": "lowband.engine.api",
     "one_line_errors": "lowband.run.ranks",

@@ -2,6 +2,7 @@
 
 from lowband.engine.api import accumulate as accumulate
 from lowband.engine.api import clip_grad_norm_ as clip_grad_norm_
+from lowband.engine.api import consensus_distance as consensus_distance
 from lowband.engine.api import full_state_dict as full_state_dict
 from lowband.engine.api import no_sync as no_sync
 from lowband.engine.api import shard as shard

@@ -78,6 +78,38 @@ def train(
     return losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+class Replicas:
+    """Models in one process, each trained as a replica of several ranks is."""
+
+    def __init__(self, make_model, loss_of, batches: Batches, scheme: Scheme, levels: Levels) -> None:
+        self._loss_of, self._batches, self._scheme, self.levels = loss_of, batches, scheme, levels
+        self.size = levels.size(scheme.sync.beyond)
+        self._models = [make_model() for _ in range(levels.world // self.size)]
+        self.trained = [list(model.parameters()) for model in self._models]
+        self.names = [name for name, _ in self._models[0].named_parameters()]
+
+    def step(self, step: int, clip: float, optimizers: list[torch.optim.Optimizer]) -> list[float]:
+        """Each rank's loss; steps the optimizers."""
+        at_step, by_rank, scheme, size = [], [], self._scheme, self.size
+        for rank in range(self.levels.world):
+            model, parameters = self._models[rank // size], self.trained[rank // size]
+            loss = self._loss_of(model, *self._batches(step, 0, rank))
+            by_rank.append(torch.autograd.grad(loss, parameters))
+            at_step.append(loss.item())
+        for i, parts in enumerate(zip(*by_rank, strict=True)):
+            totals = sum_over(parts, self.levels, SELF, scheme.grads)
+            totals = sum_over(totals, self.levels, scheme.grads, scheme.sync.beyond)
+            for replica, parameters in enumerate(self.trained):
+                parameters[i].grad = totals[replica * size] / size
+        for parameters, optimizer in zip(self.trained, optimizers, strict=True):
+            norm = sum(p.grad.double().square().sum() for p in parameters).item() ** 0.5
+            if norm > clip:
+                for parameter in parameters:
+                    parameter.grad.mul_(clip / norm)
+            optimizer.step()
+        return at_step
+
+
 def train_replicas(
     make_model: Callable[[], nn.Module],
     loss_of: Callable[..., torch.Tensor],
@@ -94,11 +126,9 @@ def train_replicas(
     Exchanges arrive `delay` steps after their start, when a part `mix` of a replica's own weights remains.
     unit_of: maps a parameter's name to its unit, which decides on its fragment
     """
-    sync, size = scheme.sync, levels.size(scheme.sync.beyond)
-    models = [make_model() for _ in range(levels.world // size)]
-    trained = [list(model.parameters()) for model in models]
+    sync, replicas = scheme.sync, Replicas(make_model, loss_of, batches, scheme, levels)
+    trained, size = replicas.trained, replicas.size
     optimizers = [make_optimizer(parameters) for parameters in trained]
-    names = [name for name, _ in models[0].named_parameters()]
     anchors = [p.detach().clone() for p in trained[0]]
     momenta = [torch.zeros_like(anchor) for anchor in anchors]
     arriving = {}  # step -> index of a parameter, and the update
@@ -106,7 +136,7 @@ def train_replicas(
     def start(i: int) -> torch.Tensor:
         """The update of a parameter, from the weights that the replicas have now."""
         moved = [anchors[i] - trained[rank // size][i].detach() for rank in range(levels.world)]
-        mean = sum_over(moved, levels, sync.beyond, WORLD)[0] / len(models)
+        mean = sum_over(moved, levels, sync.beyond, WORLD)[0] / len(trained)
         if sync.outer == "average":
             return mean
         momenta[i].mul_(sync.momentum).add_(mean)
@@ -123,29 +153,59 @@ def train_replicas(
 
     losses = []
     for step in range(steps):
-        at_step, by_rank = [], []
-        for rank in range(levels.world):
-            model, parameters = models[rank // size], trained[rank // size]
-            loss = loss_of(model, *batches(step, 0, rank))
-            by_rank.append(torch.autograd.grad(loss, parameters))
-            at_step.append(loss.item())
-        losses.append(at_step)
-        for i, parts in enumerate(zip(*by_rank, strict=True)):
-            totals = sum_over(parts, levels, SELF, scheme.grads)
-            totals = sum_over(totals, levels, scheme.grads, sync.beyond)
-            for replica, parameters in enumerate(trained):
-                parameters[i].grad = totals[replica * size] / size
-        for parameters, optimizer in zip(trained, optimizers, strict=True):
-            norm = sum(p.grad.double().square().sum() for p in parameters).item() ** 0.5
-            if norm > clip:
-                for parameter in parameters:
-                    parameter.grad.mul_(clip / norm)
-            optimizer.step()
+        losses.append(replicas.step(step, clip, optimizers))
         arrive(step)
-        for i, name in enumerate(names):
+        for i, name in enumerate(replicas.names):
             offset = (unit_of(name) % sync.fragments + 1) * sync.every // sync.fragments
             if step + 1 >= offset and (step + 1 - offset) % sync.every == 0:
                 arriving.setdefault(step + sync.delay, []).append((i, start(i)))
         if not sync.delay:
             arrive(step)
-    return losses, dict(zip(names, anchors, strict=True))
+    return losses, dict(zip(replicas.names, anchors, strict=True))
+
+
+def train_partners(
+    make_model: Callable[[], nn.Module],
+    loss_of: Callable[..., torch.Tensor],
+    batches: Batches,
+    scheme: Scheme,
+    levels: Levels,
+    steps: int,
+    clip: float,
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    sources: Callable[[int, int], int],
+) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
+    """Replicas that average with one other every H steps: by step each rank's loss, and the mean at the end.
+
+    sources: from an exchange's number and a replica to the one that it receives from
+    """
+    sync, replicas = scheme.sync, Replicas(make_model, loss_of, batches, scheme, levels)
+    trained = replicas.trained
+    optimizers = [make_optimizer(parameters) for parameters in trained]
+    arriving = {}  # step -> by replica and parameter: what was received, and what was sent
+    losses = []
+
+    def arrive(step: int) -> None:
+        for parameters, found in zip(trained, arriving.pop(step, [[]] * len(trained)), strict=True):
+            for parameter, (received, sent) in zip(parameters, found, strict=bool(found)):
+                own = parameter.detach()
+                is_late = sync.delay > 0
+                parameter.data.copy_((received - sent) * 0.5 + own if is_late else (received + own) * 0.5)
+
+    for step in range(steps):
+        losses.append(replicas.step(step, clip, optimizers))
+        arrive(step)
+        exchange, left = divmod(step + 1, sync.every)
+        if not left:
+            now = [[p.detach().clone() for p in parameters] for parameters in trained]
+            arriving[step + sync.delay] = [
+                list(zip(now[sources(exchange - 1, replica)], now[replica], strict=True))
+                for replica in range(len(trained))
+            ]
+        if not sync.delay:
+            arrive(step)
+    means = []
+    for weights in zip(*trained, strict=True):
+        by_rank = [weights[rank // replicas.size].detach() for rank in range(levels.world)]
+        means.append(sum_over(by_rank, levels, sync.beyond, WORLD)[0] / len(trained))
+    return losses, dict(zip(replicas.names, means, strict=True))

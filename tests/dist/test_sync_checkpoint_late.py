@@ -57,15 +57,15 @@ def go_on_otherwise(folder: str):
     for sync in ({"delay": 0, "mix": 0.5}, {"delay": 1}, {"every": 2, "delay": 1}, {"every": 6, "delay": 5}):
         scheme = LATE.model_copy(update={"sync": Sync(**{**NESTEROV, **sync})})
         model, optimizer = loaded(scheme, Path(folder))
-        anchors = engine_of(model).replicas.anchors
-        assert all(anchor.is_in_flight for anchor in anchors)
-        first, updates = anchors[0].values.clone(), anchors[0].update().clone()
+        exchanges = engine_of(model).replicas.exchanges
+        assert all(each.is_in_flight for each in exchanges)
+        first, updates = exchanges[0].values.clone(), exchanges[0].update().clone()
         for step in range(SAVED, SAVED + 6):
             train(model, optimizer, step, step + 1)
-            if not torch.equal(anchors[0].values, first):
+            if not torch.equal(exchanges[0].values, first):
                 arrived.append(step + 1)
                 if sync["delay"]:  # otherwise the next exchange is in it too
-                    assert torch.equal(anchors[0].values, first - updates)
+                    assert torch.equal(exchanges[0].values, first - updates)
                 break
     return arrived
 

@@ -89,7 +89,7 @@ def train(scheme: Scheme, topology: lowband.Topology):
 
 def anchors_are_equal(engine) -> bool:
     """Whether each rank holds the same piece of the anchor as the same rank of the first replica."""
-    mine = torch.cat([anchor.values for anchor in engine.replicas.anchors])
+    mine = torch.cat([each.agreed()[0] for each in engine.replicas.exchanges])
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
     size = engine.topology.levels.size(engine.replicas.sync.beyond)

@@ -8,7 +8,8 @@ timing. A reduction starts with the whole unit's gradient. At a hop among n part
                then its messages sent and received, of equal size; then those received and 1/n of the
                input, summed in fp32 and cast to the reduce dtype
 
-A gather on an encoded wire holds its own message and all it receives; on a plain wire it has no buffer.
+A swap holds what it sends and what it receives, and what is encoded besides. A gather on an encoded wire
+holds its own message and all it receives; on a plain wire it has no buffer.
 
 In a flat ring over n ranks a reduction holds, on every back end, its input and 1/n of it. Joined hops hold
 what one hop does. Back ends that gather and scatter by themselves do so in rank order, which is not the order
@@ -46,6 +47,9 @@ def buffer_bytes(
         unit = _UnitBuffers(scheme, levels, numel, backend, pattern)
         for row in scheme.rows:
             dtype = row.dtype(compute_dtype, reduce_dtype)
+            if row.kind == "swap":
+                peak = max(peak, unit.swap(row, dtype))
+                continue
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
             back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0
             peak = max(peak, gathered, back)
@@ -95,6 +99,15 @@ class _UnitBuffers:
             peak = max(peak, *stages)
             numel = part
         return peak
+
+    def swap(self, row: Collective, dtype: str) -> int:
+        """What is sent and what is received, and on an encoded wire their values besides."""
+        wire, (inner, outer) = self._scheme.wire(row.name), self._scheme.span(row)
+        numel = self._numel // self._levels.size(inner)
+        if is_plain(wire, dtype) or not self._levels.hops(inner, outer):
+            return 2 * DTYPE_BYTES[dtype] * numel
+        message = self._message(numel, wire, dtype)
+        return DTYPE_BYTES[dtype] * numel + max(2 * message, message + DTYPE_BYTES[dtype] * numel)
 
     def _runs_as(self, row: Collective, dtype: str) -> Pattern:
         return pattern_of(self._pattern, row.kind, is_plain(self._scheme.wire(row.name), dtype))

@@ -3,7 +3,7 @@
 A hop joins n partners. In a gather each partner sends n - 1 times its buffer from before the hop; in a
 reduce-scatter it sends n - 1 of the n parts of its buffer. A collective over several levels is a chain of
 hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
-rounded up to 16 bytes.
+rounded up to 16 bytes. A swap is one message.
 
 A flat ring over n ranks sends as much as all hops together: n - 1 times the smallest shard. A rank sends it
 all to its successor, so the level depends on the rank. With n1 partners inside, then n2, ..., the part of the
@@ -18,7 +18,7 @@ ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from itertools import groupby
@@ -151,6 +151,9 @@ def transfers(
         if is_root and not row.of_root:
             continue
         dtype = row.dtype(compute_dtype, reduce_dtype)
+        if row.kind == "swap":
+            hops += unit.swap(row, dtype)
+            continue
         if row.kind != "gather":
             hops += unit.reduce(row, dtype)
         if row.kind != "reduce":
@@ -186,6 +189,14 @@ class _UnitTraffic:
             numel //= hop.count
             sent = (hop.count - 1) * self._message(numel, wire, dtype)
             yield Transfer(row, hop, wire, sent, quantized)
+
+    def swap(self, row: Collective, dtype: str) -> Iterator[Transfer]:
+        """One message to one of a level's partners."""
+        wire, (inner, outer) = self._wire(row, dtype), self._scheme.span(row)
+        numel = self._numel // self._levels.size(inner)
+        for hop in self._levels.hops(inner, outer):
+            quantized = 2 * numel if wire in WIRE_BITS else 0
+            yield Transfer(row, replace(hop, count=2), wire, self._message(numel, wire, dtype), quantized)
 
     def _wire(self, row: Collective, dtype: str) -> Wire:
         wire = self._scheme.wire(row.name)

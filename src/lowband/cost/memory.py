@@ -5,9 +5,9 @@
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
                                      grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
-    anchor     4 N / |replica|       with sync: the weights that replicas agreed on last
+    anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
-    in_flight  4 N / |replica|       with a delayed sync: what has moved, then the update, while it is on its
+    in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
                                      way; of the fragments that are on their way at once. Buffers count what
                                      is being sent once more
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
@@ -101,8 +101,9 @@ def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> di
     """States of replicas that meet seldom; none without sync. replica, world: ranks in a replica, in all"""
     if sync is None:
         return {}
+    anchor = {"anchor": MASTER_BYTES * numel // replica} if sync.partners == "all" else {}
     outer = {"outer": MASTER_BYTES * numel // world} if sync.has_momentum else {}
-    return {"anchor": MASTER_BYTES * numel // replica, **outer}
+    return {**anchor, **outer}
 
 
 def in_flight_bytes(unit_numels: Sequence[int], replica: int, sync: Sync | None) -> dict[str, int]:

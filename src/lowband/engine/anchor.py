@@ -1,16 +1,9 @@
 """One unit's anchor: the weights that replicas agreed on last, and their next exchange (spec.sync).
 
-A replica's ranks each hold a piece of the anchor, and only that piece of their weights takes part in the
-exchange. Its difference from the anchor is reduced over the replicas, so that each rank of the job gets its
-part of the mean; there the outer optimizer keeps its momentum and computes an update; the updates are
-gathered back to the pieces. Every replica applies the same update to the same anchor, so anchors are equal
-bit by bit after it, on any wire.
-
-[Note: on its way] Between its start and its arrival an exchange runs in the lanes of the levels beyond the
-replica. Nothing else that a replica's units send crosses these levels, so it can be as long as it likes
-without holding up a gather or a reduction. It refers to a copy of what has moved, and to the momentum, which
-nobody else touches meanwhile; weights and anchor are free for training. Its bytes are counted when it
-arrives, because when they leave depends on timing.
+A rank's piece of the anchor is reduced over the replicas, as its difference from the weights, so that each
+rank of the job gets its part of the mean; there the outer optimizer keeps its momentum and computes an
+update; the updates are gathered back to the pieces. Every replica applies the same update to the same anchor,
+so anchors are equal bit by bit after it, on any wire.
 """
 
 from functools import partial
@@ -19,51 +12,42 @@ from typing import TYPE_CHECKING
 import torch
 
 from lowband.engine.call import Call
-from lowband.engine.lane import Handle, Work
-from lowband.engine.ledger import Ledger
+from lowband.engine.exchange import Exchange
+from lowband.engine.lane import Work
 from lowband.spec.mesh import WORLD
-from lowband.spec.step import ANCHOR_GATHER, SYNC_REDUCE
+from lowband.spec.step import SYNC_REDUCE
 
 if TYPE_CHECKING:
     from lowband.engine.shard import Unit
     from lowband.spec.sync import Sync
 
 
-class Anchor:
+class Anchor(Exchange):
     """This rank's piece of a unit's anchor, and its part of the outer optimizer's momentum.
 
     values:   1D, fp32, this rank's shard over the level of a replica
     momentum: 1D, fp32, this rank's shard over the world; None without momentum
-    sent:     what the exchange on its way has sent
     """
 
+    update_name = "sync.update"
+
     def __init__(self, unit: "Unit", sync: "Sync") -> None:
-        self.unit, self.level = unit, sync.beyond
-        self._sync, self._collectives = sync, unit.collectives
-        self.range, self.outer_range = unit.range_of(self.level), unit.range_of(WORLD)
-        first = unit.optim_range[0]
-        self._weights = unit.master[self.range[0] - first : self.range[1] - first]
-        self.values = unit.meter.hold("anchor", self._weights.clone())
+        super().__init__(unit, sync)
+        self._outer_range = unit.range_of(WORLD)
+        self.values = unit.meter.hold("anchor", self.weights.clone())
         self.momentum: torch.Tensor | None = None
         if sync.has_momentum:
-            zeros = self.values.new_zeros(self.outer_range[1] - self.outer_range[0])
+            zeros = self.values.new_zeros(self._outer_range[1] - self._outer_range[0])
             self.momentum = unit.meter.hold("outer", zeros)
-        self._replicas = unit.levels.world // unit.levels.size(self.level)
-        self.sent = Ledger()
-        self._exchange: Handle | None = None
-        self._update: torch.Tensor | None = None  # 1D, like `values`: to be subtracted from them
-        self._held_bytes = 0  # counted as in flight
 
     def begin(self) -> None:
-        """Make the present weights the anchor."""
         self.forget()
-        self.values.copy_(self._weights)
+        self.values.copy_(self.weights)
         if self.momentum is not None:
             self.momentum.zero_()
 
-    def start(self, is_late: bool) -> None:
-        """Submit the exchange of the present weights. is_late: whether training goes on meanwhile"""
-        moved = self.values - self._weights
+    def start(self, is_late: bool, number: int) -> None:
+        moved = self.values - self.weights
         if is_late:
             self._hold(moved)
         self._exchange = self._collectives.submit(
@@ -73,11 +57,6 @@ class Anchor:
             uses=[moved],
             ledger=self.sent,
         )
-
-    def _hold(self, tensor: torch.Tensor) -> None:
-        """Count what is on its way, first what has moved, then the update, which is as large."""
-        self.unit.meter.hold("in_flight", tensor)
-        self._held_bytes = tensor.nbytes
 
     def _reduce(self, call: Call, moving: list[torch.Tensor]) -> Work:
         """moving: how far this rank's piece has moved; a list, so that it can be freed once it is sent"""
@@ -89,8 +68,7 @@ class Anchor:
     def _outer_step(self, sum_: torch.Tensor) -> None:
         """From the sum of the replicas' differences to the update, in place."""
         update, sync = sum_, self._sync
-        if self._replicas > 1:
-            update /= self._replicas
+        self._divide(update)
         if self.momentum is not None:
             self.momentum.mul_(sync.momentum).add_(update)
             if sync.outer == "nesterov":
@@ -99,53 +77,21 @@ class Anchor:
                 update.copy_(self.momentum)
             update *= sync.learning_rate
 
-    @property
-    def is_in_flight(self) -> bool:
-        """Whether an exchange has started and not arrived."""
-        return self._exchange is not None or self._update is not None
-
-    def update(self) -> torch.Tensor:
-        """Wait for the exchange on its way; its result, 1D, like `values`."""
-        if self._exchange is not None:
-            exchange, self._exchange = self._exchange, None
-            exchange.wait()
-        assert self._update is not None
-        return self._update
-
-    def resume(self) -> None:
-        """Have an exchange on its way whose `update` is to be overwritten with a checkpoint's."""
-        self._update = torch.zeros_like(self.values)
-        self._hold(self._update)
-
-    def forget(self) -> None:
-        """Drop the exchange on its way."""
-        if self.is_in_flight:
-            self._take_update()
-
-    def _take_update(self) -> torch.Tensor:
-        update, self._update = self.update(), None
-        self.unit.meter.release("in_flight", self._held_bytes)
-        self._held_bytes = 0
-        for sent in self.sent.take():
-            self._collectives.ledger.add(sent.level, sent.collective, sent.wire, int(sent.bytes))
-        return update
-
     def finish(self, mix: float) -> None:
-        """Wait for the exchange, and make its result the anchor and, but for a part `mix`, the weights."""
         self.values -= self._take_update()
-        collectives, optim = self._collectives, self.unit.scheme.optim
-        mine = mix * self._weights + (1 - mix) * self.values if mix else self.values
-        levels = collectives.inwards(optim, self.level)
-        if levels:
-            gather = partial(
-                collectives.gather,
-                shard=mine,
-                out=self.unit.master,
-                inner=optim,
-                outer=self.level,
-                name=ANCHOR_GATHER.name,
-            )
-            collectives.submit(self.unit.name, levels, gather, uses=[mine]).wait()
-        else:
-            self._weights.copy_(mine)
-        self.unit.changes.count_step()
+        self._spread(mix * self.weights + (1 - mix) * self.values if mix else self.values)
+
+    def agree(self) -> None:
+        self.start(is_late=False, number=0)
+        self.finish(mix=0.0)
+
+    def agreed(self) -> tuple[torch.Tensor, str]:
+        return self.values, self.level
+
+    def held(self) -> list[tuple[str, torch.Tensor, tuple[int, int], bool]]:
+        found = [("sync.anchor", self.values, self.range, True)]
+        if self.is_in_flight:
+            found.append((self.update_name, self.update(), self.range, True))
+        if self.momentum is not None:
+            found.append(("sync.outer", self.momentum, self._outer_range, False))
+        return found

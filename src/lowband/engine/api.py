@@ -12,6 +12,7 @@ from lowband.engine.breadth import Breadth
 from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.initial import Init, Source
+from lowband.engine.replicas import Replicas
 from lowband.engine.state_dict import own_state_dict
 from lowband.engine.topology import Topology
 from lowband.engine.whole import units_gathered
@@ -166,6 +167,20 @@ def sync_replicas(module: nn.Module) -> None:
     Training needs no such call: the optimizer's step that completes a period includes the exchange. Every
     rank must make it, between two steps. Raises UserError if the scheme has no sync.
     """
+    _replicas_of(module).exchange()
+
+
+def consensus_distance(module: nn.Module) -> float:
+    """How far replicas are apart: the root mean square, over replicas, of their distance from their mean.
+
+    The distance is Euclidean, over all trainable parameters. It takes an all-reduce of the weights between
+    replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
+    has no sync.
+    """
+    return _replicas_of(module).distance()
+
+
+def _replicas_of(module: nn.Module) -> Replicas:
     engine = engine_of(module)
     if engine.replicas is None:
         raise UserError(
@@ -173,13 +188,14 @@ def sync_replicas(module: nn.Module) -> None:
             where=f"scheme '{engine.collectives.scheme.name}'",
         )
     engine.put_shards()
-    engine.replicas.exchange()
+    return engine.replicas
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """The logical fp32 parameters and the buffers under the module's own names on rank 0; elsewhere {}.
 
     Under a scheme with sync: the parameters that replicas agreed on last. `sync_replicas` makes them new.
+    With one partner at a time replicas never agree, and these are the means of their parameters.
     """
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}

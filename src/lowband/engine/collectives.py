@@ -250,6 +250,39 @@ class Collectives:
                 full = self._native_hop(call, rows, bound, name)
         return full
 
+    def swap(
+        self,
+        call: Call,
+        mine: torch.Tensor,
+        row: Collective,
+        partners: Callable[[int], tuple[int, int]],
+    ) -> Reduction:
+        """Another rank's shard of the row's inner level, like `mine`, counted as a buffer.
+
+        mine:     1D, this rank's shard, counted as a buffer
+        partners: from this rank's place among those of the level to that of whom it sends to, and of whom it
+                  receives from
+        """
+        wire = self.scheme.wire(row.name)
+        is_encoded = not is_plain(wire, mine.dtype)
+        hops = self._hops(*self.scheme.span(row), row.kind, not is_encoded)
+        if not hops:
+            return call.hold(mine.clone())
+        [bound] = hops
+        yield bound.hop.level, [mine]
+        message = call.hold(encode(mine.view(1, -1), wire, self.scheme.block_size)[0]) if is_encoded else mine
+        received = call.hold(torch.empty_like(message))
+        bound.swap(message, received, partners(bound.coordinate), call.name(row.name))
+        self._count(call, bound, row.name, wire if is_encoded else "native", message.nbytes)
+        if not is_encoded:
+            return received
+        call.release(message)
+        del message
+        theirs = call.hold(torch.empty_like(mine))
+        decode(received.view(1, -1), theirs.view(1, -1), wire, self.scheme.block_size)
+        call.release(received)
+        return theirs
+
     def _gather_sums(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """The second half of an all-reduce: `inner`'s shard, 1D, from those of `outer`. Both are counted as
         buffers."""

@@ -9,10 +9,14 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.anchor import Anchor
+from lowband.engine.exchange import Exchange
 from lowband.engine.lane import Lanes
+from lowband.engine.ledger import Ledger
+from lowband.engine.pair import Pair
 from lowband.engine.shard import Unit
 from lowband.errors import UserError
 from lowband.spec.records import Sent
@@ -24,25 +28,31 @@ MOST_EXCHANGING = 2  # units at once, without delay, because each holds a differ
 class Replicas:
     """The exchanges of one sharded module.
 
-    steps:  optimizer steps since the period began
+    count:  replicas
+    cycle:  optimizer steps after which exchanges repeat: a period, times the turns that partners take
+    steps:  optimizer steps since the cycle began
     is_new: whether there was no step yet; the weights may still be loaded, so the anchor is not valid
     """
 
     def __init__(self, sync: Sync, units: Sequence[Unit], lanes: Lanes) -> None:
         self.sync, self._lanes = sync, lanes
-        self.anchors = [Anchor(unit, sync) for unit in units if unit.requires_grad]
+        kind = Anchor if sync.partners == "all" else Pair
+        self.exchanges: list[Exchange] = [kind(unit, sync) for unit in units if unit.requires_grad]
+        levels = units[0].levels
+        self.count = levels.world // levels.size(sync.beyond)
+        self.cycle = sync.every * sync.turns(self.count)
         self._fragments = [
-            [anchor for unit, anchor in enumerate(self.anchors) if sync.fragment_of(unit) == fragment]
+            [each for unit, each in enumerate(self.exchanges) if sync.fragment_of(unit) == fragment]
             for fragment in range(sync.fragments)
         ]
         self.steps, self.is_new = 0, True
-        self._open = {shard for anchor in self.anchors for shard in anchor.unit.shards}  # not stepped yet
+        self._open = {shard for each in self.exchanges for shard in each.unit.shards}  # not stepped yet
         self._trained = frozenset(self._open)
-        for anchor in self.anchors:
-            anchor.unit.changes.watcher = self
+        for each in self.exchanges:
+            each.unit.changes.watcher = self
 
     def before_step(self) -> None:
-        """Before the first step, the weights become the anchor."""
+        """Before the first step, replicas share the weights."""
         if self.is_new:
             self.begin()
 
@@ -68,79 +78,91 @@ class Replicas:
         return len(self._open) == len(self._trained)
 
     def begin(self) -> None:
-        """Begin a period: the present weights, which replicas share, are the anchor, without momentum."""
-        for anchor in self.anchors:
-            anchor.begin()
+        """Begin a period with the present weights, which replicas share, and without momentum."""
+        for each in self.exchanges:
+            each.begin()
         self.steps, self.is_new = 0, False
 
-    def resume(self, steps: int, in_flight: Collection[Anchor]) -> None:
-        """Go on with the anchor and the momentum of a checkpoint, `steps` after a period began.
+    def resume(self, steps: int, in_flight: Collection[Exchange]) -> None:
+        """Go on with the state of a checkpoint, `steps` after a cycle began.
 
-        in_flight: anchors of which the checkpoint has the update of an exchange that had not arrived
-        Under a shorter period the next step ends it.
+        in_flight: exchanges of which the checkpoint has the update, which had not arrived
+        Under a shorter cycle the next step ends it.
         """
-        for anchor in self.anchors:
-            anchor.forget()
-        self.steps, self.is_new = min(steps, self.sync.every - 1), False
-        for anchor in in_flight:
-            anchor.resume()
+        for each in self.exchanges:
+            each.forget()
+        self.steps, self.is_new = min(steps, self.cycle - 1), False
+        for each in in_flight:
+            each.resume()
 
     def sent_in_flight(self) -> dict[str, list[Sent]]:
         """Wait for what is on its way; what this rank has sent for it, not counted yet, by unit."""
-        moving = [anchor for anchor in self.anchors if anchor.is_in_flight]
-        for anchor in moving:
-            anchor.update()
-        return {anchor.unit.name: anchor.sent.read() for anchor in moving}
+        moving = [each for each in self.exchanges if each.is_in_flight]
+        for each in moving:
+            each.update()
+        return {each.unit.name: each.sent.read() for each in moving}
 
     def count_in_flight(self, sent: Mapping[str, Sequence[Sent]]) -> None:
         """After `resume`: what the run before has sent for exchanges that have not arrived."""
-        for anchor in self.anchors:
-            for one in sent.get(anchor.unit.name, ()):
-                anchor.sent.add(one.level, one.collective, one.wire, int(one.bytes))
+        for each in self.exchanges:
+            for one in sent.get(each.unit.name, ()):
+                each.sent.add(one.level, one.collective, one.wire, int(one.bytes))
+
+    @torch.no_grad()
+    def distance(self) -> float:
+        """How far replicas are apart: the root mean square, over replicas, of their distance from the mean.
+
+        Every rank must call it at once. Its bytes are not counted.
+        """
+        squares = [(each.mean(Ledger()) - each.weights).double().square().sum() for each in self.exchanges]
+        total = torch.stack(squares).sum()
+        dist.all_reduce(total)
+        return float((total / self.count).sqrt())
 
     @torch.no_grad()
     def advance(self) -> None:
         """Count a step; take what arrives after it, then start what is due."""
         sync = self.sync
-        self.steps += 1
-        arriving, starting = sync.arrives(self.steps), sync.starts(self.steps)
+        period, place = divmod(self.steps, sync.every)
+        arriving, starting = sync.arrives(place + 1), sync.starts(place + 1)
         with self._lanes.exchanging():
             if arriving is not None:
                 self._arrive(self._fragments[arriving])
             if starting is not None:  # if it is still on its way, after a checkpoint of another delay
                 self._arrive(self._fragments[starting])
             if starting is not None and sync.delay:
-                for anchor in self._fragments[starting]:
-                    anchor.start(is_late=True)
+                for each in self._fragments[starting]:
+                    each.start(is_late=True, number=period)
             elif starting is not None:
-                self._exchange(self._fragments[starting], sync.mix)
-        self.steps %= sync.every
+                self._exchange(self._fragments[starting], number=period)
+        self.steps = (self.steps + 1) % self.cycle
 
     @torch.no_grad()
     def exchange(self) -> None:
         """Exchange the present weights of all replicas, which are equal afterwards; a new period begins."""
         self.before_step()
         with self._lanes.exchanging():
-            self._arrive(self.anchors)
-            self._exchange(self.anchors, mix=0.0)
+            self._arrive(self.exchanges)
+            for each in self.exchanges:
+                each.agree()
         self.steps = 0
 
-    def _arrive(self, anchors: Sequence[Anchor]) -> None:
-        """Wait for their exchanges that are on their way, and take the results."""
-        for anchor in anchors:
-            if anchor.is_in_flight:
-                anchor.finish(self.sync.mix)
+    def _arrive(self, exchanges: Sequence[Exchange]) -> None:
+        """Wait for those that are on their way, and take the results."""
+        for each in exchanges:
+            if each.is_in_flight:
+                each.finish(self.sync.mix)
 
-    def _exchange(self, anchors: Sequence[Anchor], mix: float) -> None:
-        """Start and finish their exchanges."""
-        exchanging: deque[Anchor] = deque()
-        for anchor in anchors:
-            if len(exchanging) == MOST_EXCHANGING:
-                exchanging.popleft().finish(mix)
-            anchor.start(is_late=False)
-            exchanging.append(anchor)
-        for anchor in exchanging:
-            anchor.finish(mix)
+    def _exchange(self, exchanges: Sequence[Exchange], number: int) -> None:
+        """Start and finish them."""
+        begun: deque[Exchange] = deque()
+        for each in exchanges:
+            if len(begun) == MOST_EXCHANGING:
+                begun.popleft().finish(self.sync.mix)
+            each.start(is_late=False, number=number)
+            begun.append(each)
+        for each in begun:
+            each.finish(self.sync.mix)
 
 
 def _name(shard: nn.Parameter) -> str:

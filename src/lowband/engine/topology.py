@@ -74,6 +74,22 @@ class BoundHop:
         ends = partners[(here + 1) % self.hop.count], partners[here - 1]
         exchange((sent, None), (None, received), ends, (self.group, self.back), name, MessageTimes())
 
+    def swap(self, sent: torch.Tensor, received: torch.Tensor, partners: tuple[int, int], name: str) -> None:
+        """Send a tensor to one partner, receive one from another. partners: their coordinates, in order"""
+        ranks, (to, source) = self.hop.partners(dist.get_rank()), partners
+        if self.back is None:
+            ops = [
+                dist.P2POp(dist.isend, sent, ranks[to], self.group),
+                dist.P2POp(dist.irecv, received, ranks[source], self.group),
+            ]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            return
+        outgoing: list[torch.Tensor | None] = [None] * self.hop.count
+        incoming = list(outgoing)
+        outgoing[to], incoming[source] = sent, received
+        self.exchange(outgoing, incoming, name)
+
 
 @dataclass
 class Topology:

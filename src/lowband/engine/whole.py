@@ -16,17 +16,19 @@ from lowband.spec.mesh import SELF
 def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Tensor]]]:
     """Per unit, on every rank: each of its shards with the whole logical fp32 parameter.
 
-    Of replicas that meet seldom: the parameters that they agreed on last.
+    Of replicas that meet seldom: the parameters that they agreed on last, or their mean if they never agree.
     Every rank must take every unit. A unit's tensors share memory that the next unit does not reuse.
     """
     engine.put_shards()
     replicas = engine.replicas
-    anchors = [] if replicas is None or replicas.is_new else replicas.anchors
-    agreed = {anchor.unit: (anchor.values, anchor.level) for anchor in anchors}
+    exchanges = [] if replicas is None or replicas.is_new else replicas.exchanges
+    exchange_of = {each.unit: each for each in exchanges}
     for unit in engine.units:
         whole = unit.master.new_empty(unit.layout.numel)
         messages = unit.collectives
-        held, level = agreed.get(unit, (unit.master, unit.scheme.optim))
+        held, level = unit.master, unit.scheme.optim
+        if unit in exchange_of:
+            held, level = exchange_of[unit].agreed()
         gather = partial(messages.gather, shard=held, out=whole, inner=SELF, outer=level, name="state_dict")
         # On the lanes, because a forward that failed half-way may have left a gather there.
         messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()

@@ -45,7 +45,7 @@ from lowband.cost.numbers import Num, join
 from lowband.cost.stragglers import slower
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.step import ANCHOR_GATHER, STEP, SYNC_REDUCE
+from lowband.spec.step import ANCHOR_GATHER, STEP
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
@@ -177,13 +177,13 @@ def _meeting(job: Workload, root: Lane, block: Lane, step_s: Num, overlap: float
         in_it = sum(sync.fragment_of(unit) == fragment for unit in range(1, blocks + 1))
         return in_it * block.get(name, 0.0) + (root.get(name, 0.0) if fragment == 0 else 0.0)
 
-    hidden = min(sync.delay, sync.gap) * step_s
-    reduced: Num = 0.0
+    row, hidden = job.scheme.meeting, min(sync.delay, sync.gap) * step_s
+    met: Num = 0.0
     gathered: Num = 0.0
     for fragment in range(sync.fragments):
-        reduced = reduced + join(hidden, lane_s(SYNC_REDUCE.name, fragment), overlap) - hidden
+        met = met + join(hidden, lane_s(row.name, fragment), overlap) - hidden
         gathered = gathered + lane_s(ANCHOR_GATHER.name, fragment)
-    names = {SYNC_REDUCE.name: reduced, ANCHOR_GATHER.name: gathered}
+    names = {row.name: met, ANCHOR_GATHER.name: gathered}
     return {f"exposed_{name}": time / sync.every for name, time in names.items()}
 
 

@@ -94,6 +94,8 @@ def train_rank(
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
+    never_agree = replicas is not None and replicas.sync.partners != "all"
+    distance = replicas.distance() if replicas is not None and never_agree else None
     trainer.finish()
     # Read from the file, which also has the steps of earlier attempts: all steps, if one stopped at its end.
     steps = folder.whole_steps() if is_first else []
@@ -109,6 +111,7 @@ def train_rank(
             "outside": outside_sent,
             "slow": slow.named(steps[max(resumed_from, spec.warmup_steps) :]),
             "interface_bytes": _total([step.interface_bytes for step in steps]),
+            "consensus_distance": distance,
         }
     )
 

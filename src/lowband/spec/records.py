@@ -166,6 +166,11 @@ class Outcome(Strict):
         default=None,
         description="in a box: bytes that rank 0's interface sent in all steps, by the kernel's counter",
     )
+    consensus_distance: float | None = Field(
+        default=None,
+        description="of replicas that never agree, after the last step: root mean square of their distance "
+        "from their mean",
+    )
     slow: tuple[Slow, ...] = Field(
         default=(), description="ranks and links that were slow in the last steps of the last attempt"
     )

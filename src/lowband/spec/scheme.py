@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, create_m
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
-from lowband.spec.step import STEP, Collective, Place
+from lowband.spec.step import STEP, SYNC_REDUCE, SYNC_SWAP, Collective, Place
 from lowband.spec.sync import Sync
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
@@ -49,11 +49,11 @@ class Scheme(_WithWires):
 
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `sync` and its wires where there is none, so that checksums of such a scheme stay."""
+        """Without the wires of exchanges that it has not, or without `sync`, so that checksums stay."""
         values: dict[str, Any] = handler(self)
-        if self.sync is None:
-            for key in ("sync", *(row.name for row in STEP if row.every == "sync")):
-                values.pop(key, None)
+        absent = [row.name for row in STEP if row not in self.rows]
+        for key in absent if self.sync is not None else ("sync", *absent):
+            values.pop(key, None)
         return values
 
     def check(self, levels: Levels) -> None:
@@ -77,6 +77,13 @@ class Scheme(_WithWires):
                 where=where,
                 allowed=levels.names[:weights],
             )
+        for row in STEP:
+            if row not in self.rows and self.wire(row.name) != "native":
+                raise UserError(
+                    f"{row.name} {self.wire(row.name)}: the scheme has no such collective",
+                    where=where,
+                    allowed=[each.name for each in self.rows],
+                )
         if self.sync is None:
             return
         possible = levels.names[optim:-1]
@@ -92,6 +99,22 @@ class Scheme(_WithWires):
                 "between it and world",
                 where=where,
                 allowed=possible,
+            )
+        if self.sync.partners == "all":
+            return
+        hops = levels.hops(self.sync.beyond, WORLD)
+        if len(hops) > 1:
+            raise UserError(
+                f"sync.partners {self.sync.partners}: {len(hops)} levels lie between replicas "
+                f"({self.sync.beyond}) and world",
+                where=where,
+                allowed=f"sync.beyond {hops[-2].level}",
+            )
+        if self.sync.partners == "ring" and hops and hops[0].count % 2:
+            raise UserError(
+                f"sync.partners ring: {hops[0].count} replicas do not make pairs",
+                where=where,
+                allowed="an even number of replicas, or partners exponential",
             )
 
     def on(self, inner: Sequence[str]) -> "Scheme":
@@ -131,7 +154,15 @@ class Scheme(_WithWires):
     @property
     def rows(self) -> tuple[Collective, ...]:
         """The collectives that the scheme runs."""
-        return tuple(row for row in STEP if row.every != "sync" or self.sync is not None)
+        if self.sync is None:
+            return tuple(row for row in STEP if row.every != "sync")
+        other = SYNC_REDUCE if self.sync.partners != "all" else SYNC_SWAP
+        return tuple(row for row in STEP if row is not other)
+
+    @property
+    def meeting(self) -> Collective:
+        """The collective in which replicas meet."""
+        return SYNC_REDUCE if self.sync is None or self.sync.partners == "all" else SYNC_SWAP
 
     @property
     def period(self) -> int:

@@ -18,7 +18,7 @@ Place = Literal["self", "weights", "backward", "grads", "optim", "replica", "wor
 # Of gradient accumulation: depth: one micro-batch after the other; breadth: each unit computes all of them.
 Order = Literal["depth", "breadth"]
 
-Kind = Literal["gather", "reduce", "all_reduce"]
+Kind = Literal["gather", "reduce", "all_reduce", "swap"]
 
 # How collectives run: a hop per level, one ring over all their ranks, or one exchange between all of them.
 Pattern = Literal["hops", "flat", "joined"]
@@ -29,7 +29,8 @@ class Collective:
     """One row.
 
     kind:    gather: shards of `outer` become the shard of `inner`; reduce: the shard of `inner` becomes the
-             summed shard of `outer`; all_reduce: a reduce and a gather back
+             summed shard of `outer`; all_reduce: a reduce and a gather back; swap: the shard of `inner`
+             goes to one rank and another one's comes from one, across the links of one level
     carries: weights travel in the compute dtype, gradients in the reduce dtype, master weights in fp32
     every:   once per pass over a unit (see `passes`), once per optimizer step (at the boundary of
              accumulation), or once per exchange between replicas (`every` of the scheme's sync)
@@ -62,6 +63,8 @@ UPDATE_GATHER = Collective(  # new weights, for the next step's first forward
     "update_gather", "gather", "weights", "optim", "weights", "step", "forward")
 SYNC_REDUCE = Collective(  # how far replicas have moved, and the outer optimizer's update back
     "sync_reduce", "all_reduce", "replica", WORLD, "masters", "sync", None)
+SYNC_SWAP = Collective(  # a replica's weights, instead, where it has one partner at a time
+    "sync_swap", "swap", "replica", WORLD, "masters", "sync", None)
 ANCHOR_GATHER = Collective(  # new weights after it, where several ranks of a replica hold the same ones
     "anchor_gather", "gather", "optim", "replica", "masters", "sync", None)
 STEP: tuple[Collective, ...] = (
@@ -71,6 +74,7 @@ STEP: tuple[Collective, ...] = (
     Collective("boundary_reduce", "reduce", "grads", "optim", "gradients", "step", "backward", coded="int4"),
     Collective("replica_reduce", "all_reduce", "optim", "replica", "gradients", "step", "backward"),
     SYNC_REDUCE,
+    SYNC_SWAP,
     ANCHOR_GATHER,
     UPDATE_GATHER,
 )
@@ -94,9 +98,10 @@ def pattern_of(chosen: Pattern, kind: Kind, is_plain: bool) -> Pattern:
     is_plain: whether its values travel unchanged
     A reduction on any other wire always goes hop by hop: a ring would round its partial sums at each step,
     and one exchange would round every rank's values where hops round those of a level's sums. The quantized
-    reduction of ZeRO++, qgZ, is made of hops for that reason (arXiv 2306.10209, section 3.3).
+    reduction of ZeRO++, qgZ, is made of hops for that reason (arXiv 2306.10209, section 3.3). A swap has one
+    level.
     """
-    return chosen if kind == "gather" or is_plain else "hops"
+    return chosen if kind == "gather" or (is_plain and kind != "swap") else "hops"
 
 
 def reductions(every: Literal["pass", "step"]) -> list[Collective]:

@@ -16,6 +16,7 @@ from pydantic import (
 from lowband.spec.yaml_model import Strict
 
 Outer = Literal["average", "momentum", "nesterov"]
+Partners = Literal["all", "exponential", "ring"]
 
 MOST_FRAGMENTS = 1000  # no model has as many units
 
@@ -43,6 +44,19 @@ class Sync(Strict):
     With fragments, units are dealt out to them in turn, as Streaming DiLoCo's strided fragments are, and each
     fragment has exchanges of its own every H steps, the first one after (f + 1) H / fragments steps. A scheme
     without `sync` averages gradients over all ranks in every step.
+
+    That is with all replicas as partners. With `partners` there is no anchor, and replicas never agree: in
+    exchange k = 0, 1, ... each sends its weights to one of the n replicas and averages its own with those of
+    another one, or the same,
+
+        exponential  replica i sends to i + 2^(k mod ceil(log2 n)) and receives from as many before it, modulo
+                     n: the one-peer exponential graph (Ying et al., arXiv 2110.13363)
+        ring         0 and 1, 2 and 3, ... average when k is even; 1 and 2, ..., n - 1 and 0 when it is odd
+
+        weights = (weights at the start + weights received) / 2 + what training has changed since the start
+
+    Every step, with Adam inside, this is decentralised Adam (Wang et al., arXiv 2410.11998), whose exchanges
+    run behind the next step: delay 1.
     """
 
     beyond: str = Field(description="level of a replica; replicas are the groups of that level")
@@ -52,6 +66,7 @@ class Sync(Strict):
     )
     delay: NonNegativeInt = Field(default=0, description="optimizer steps from its start to its arrival")
     mix: float = Field(default=0.0, ge=0, lt=1, description="part of its own weights that a replica keeps")
+    partners: Partners = Field(default="all", description="with whom a replica exchanges weights")
     outer: Outer = Field(default="average", description="the outer optimizer")
     learning_rate: PositiveFloat = Field(default=1.0, description="of the outer optimizer")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="of the outer optimizer")
@@ -78,7 +93,11 @@ class Sync(Strict):
             )
         if self.delay > self.every:
             raise ValueError(f"delay ({self.delay}) is longer than the period (allowed: 0 to {self.every})")
-        if self.delay == self.every and not self.mix:
+        if self.partners != "all" and (self.outer != "average" or self.mix):
+            raise ValueError(
+                f"partners {self.partners}: replicas average weights, by twos (allowed: no outer and no mix)"
+            )
+        if self.delay == self.every and not self.mix and self.partners == "all":
             raise ValueError(
                 f"with delay {self.delay} and mix 0 each exchange starts when the one before has replaced "
                 f"the weights: no step would count (allowed: delay below {self.every}, or mix above 0)"
@@ -89,6 +108,19 @@ class Sync(Strict):
     def has_momentum(self) -> bool:
         """Whether the outer optimizer keeps a state."""
         return self.outer != "average"
+
+    def turns(self, replicas: int) -> int:
+        """Exchanges after which partners repeat."""
+        return {"all": 1, "exponential": max(1, (replicas - 1).bit_length()), "ring": 2}[self.partners]
+
+    def partner(self, replica: int, replicas: int, exchange: int) -> tuple[int, int]:
+        """To whom a replica sends in an exchange, and from whom it receives. replicas: even in a ring"""
+        if self.partners == "ring":
+            odd = exchange % 2
+            other = (((replica + odd) ^ 1) - odd) % replicas
+            return other, other
+        distance = 2 ** (exchange % self.turns(replicas))
+        return (replica + distance) % replicas, (replica - distance) % replicas
 
     @property
     def gap(self) -> int:
@@ -114,4 +146,4 @@ class Sync(Strict):
         return max(sum((sizes * 2)[first : first + at_once]) for first in range(self.fragments))
 
 
-_LATER = {key: Sync.model_fields[key].default for key in ("fragments", "delay", "mix")}
+_LATER = {key: Sync.model_fields[key].default for key in ("fragments", "delay", "mix", "partners")}

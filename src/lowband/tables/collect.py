@@ -167,6 +167,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
         "ledger_bytes": sent_in(steps) or None,
         "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
         "closed_form_outside_bytes": peer_sent_bytes(spec) if _is_comparable(spec.scheme) else None,
+        "consensus_distance": outcome.consensus_distance,
         "notes": outcome.notes,
         "weights_sha256": outcome.weights_sha256,
         "wall_s": outcome.wall_s,

@@ -54,7 +54,10 @@ class Lowband(Trainer):
 
     def finish(self) -> None:
         replicas = engine_of(self.model).replicas
-        if replicas is not None and (replicas.sync.delay or replicas.sync.fragments > 1):
+        if replicas is None:
+            return
+        sync = replicas.sync
+        if sync.delay or sync.fragments > 1 or sync.partners != "all":
             sync_replicas(self.model)
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:

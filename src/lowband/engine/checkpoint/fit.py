@@ -4,9 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lowband.engine.checkpoint.logical_tensors import (
-    ANCHOR,
     STEPS,
-    UPDATE,
     Logical,
     Piece,
     replicas_in,
@@ -21,14 +19,14 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
 
     random: states of this rank's random number generators; empty if they will not be restored
     """
-    kinds = {"model", "optimizer", "buffer", "rng", "sync"}
+    kinds = {"model", "optimizer", "buffer", "rng", "sync", "swap"}
     for name in [*manifest.tensors, *manifest.numbers]:
         if name.partition(".")[0] not in kinds or (name in manifest.numbers and state_of(name) is None):
             raise UserError(f"'{name}' is of an unknown kind", where=folder, allowed=sorted(kinds))
     # A checkpoint of other schemes has no sync; then all replicas start a period from its weights.
     for kind in ("model.", "buffer.", *(["sync."] if STEPS in manifest.tensors else [])):
-        mine = [name for name in here.pieces if name.startswith(kind) and not name.startswith(UPDATE)]
-        theirs = [name for name in manifest.tensors if name.startswith(kind) and not name.startswith(UPDATE)]
+        mine = [name for name in here.pieces if name.startswith(kind) and name not in here.updates]
+        theirs = [name for name in manifest.tensors if name.startswith(kind) and name not in here.updates]
         _check_names("", mine, theirs, folder)
         for name in mine:
             _check_same(name, here.pieces[name].saved, manifest.tensors[name], folder)
@@ -46,12 +44,12 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
 
 
 def _check_updates(manifest: Manifest, folder: Path, here: Logical) -> None:
-    """Each update that had not arrived must be of an anchor here."""
-    for name in (name for name in manifest.tensors if name.startswith(UPDATE)):
-        anchor = name.replace(UPDATE, ANCHOR, 1)
-        if anchor not in here.pieces:
+    """What had not arrived must be of parameters that replicas exchange here, in the same way."""
+    for name in manifest.tensors:
+        if name in here.updates:
+            _check_same(name, here.updates[name].saved, manifest.tensors[name], folder)
+        elif name.startswith("swap."):
             raise UserError(f"'{name}' is only in the checkpoint", where=folder)
-        _check_same(name, here.pieces[anchor].saved, manifest.tensors[name], folder)
 
 
 def check_replicas(manifest: Manifest, folder: Path, here: Logical) -> None:

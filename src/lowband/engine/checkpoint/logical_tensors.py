@@ -17,17 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.anchor import Anchor
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest, Number, Saved
+from lowband.engine.exchange import Exchange
 from lowband.engine.replicas import Replicas
+from lowband.engine.shard import Unit
 from lowband.engine.shard_parameter import ShardOf
 from lowband.engine.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
 
 STEPS = "sync.steps"  # in every checkpoint of replicas that meet seldom
-ANCHOR, UPDATE = "sync.anchor.", "sync.update."  # the latter of parameters whose exchange has not arrived
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Logical:
     pieces: by name in the manifest of the first replica, without the random number generators' states, which
             belong to ranks
     replica, replicas: this rank's, and how many there are; 0 and 1 without sync
+    updates: like what a checkpoint has of parameters whose exchange has not arrived, by its name there
     """
 
     shards: dict[str, nn.Parameter]
@@ -80,6 +81,7 @@ class Logical:
     optimizer: str
     replica: int
     replicas: int
+    updates: dict[str, Piece]
 
     @classmethod
     def of(cls, module: nn.Module, optimizer: torch.optim.Optimizer) -> "Logical":
@@ -104,11 +106,14 @@ class Logical:
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
         for name, buffer in buffers(module).items():
             pieces[name] = _whole(buffer, writes=dist.get_rank() == 0)
+        updates: dict[str, Piece] = {}
         if engine.replicas is not None:
             pieces |= sync_pieces(engine.replicas, size)
+            for each in engine.replicas.exchanges:
+                updates |= _by_parameter(each.unit, each.update_name, each.weights, each.range, writes=False)
         groups, kind = _groups(shards, optimizer), _full_name(optimizer)
         replica, replicas = dist.get_rank() // size, dist.get_world_size() // size
-        return cls(shards, parameters, pieces, numbers, groups, kind, replica, replicas)
+        return cls(shards, parameters, pieces, numbers, groups, kind, replica, replicas, updates)
 
     def content(self, step: int) -> Content:
         tensors = {
@@ -123,7 +128,7 @@ class Logical:
 
 def of_replica(name: str, replica: int) -> str:
     """The name of a replica's tensor in a manifest, given that of the first one's."""
-    is_own = name.partition(".")[0] in ("model", "optimizer")
+    is_own = name.partition(".")[0] in ("model", "optimizer", "swap")
     return f"replica.{replica}.{name}" if is_own and replica else name
 
 
@@ -192,7 +197,7 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
 
 
 def sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
-    """What replicas share, by name; waits for the exchange on its way. size: ranks in a replica
+    """What exchanges hold, by name; waits for those on their way. size: ranks in a replica
 
     Raises UserError while only some of several optimizers have stepped.
     """
@@ -203,41 +208,46 @@ def sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
             allowed="between the steps of all optimizers",
         )
     pieces = {STEPS: _whole(torch.tensor(replicas.steps), writes=dist.get_rank() == 0)}
-    for anchor in replicas.anchors:
-        held = [("anchor", anchor.values, anchor.range, dist.get_rank() < size)]
-        if anchor.is_in_flight:
-            held.append(("update", anchor.update(), anchor.range, dist.get_rank() < size))
-        if anchor.momentum is not None:
-            held.append(("outer", anchor.momentum, anchor.outer_range, True))
-        for shard, place in zip(anchor.unit.shards, anchor.unit.layout.ranges(), strict=True):
-            whole: ShardOf = shard.shard_of  # type: ignore[attr-defined]
-            for key, values, (start, stop), writes in held:
-                a, b = intersect(place, (start, stop))
-                first = min(a, place[1]) - place[0]
-                local = values[a - start : b - start]
-                pieces[f"sync.{key}.{whole.name}"] = Piece(local, first, tuple(whole.shape), True, writes)
+    for each in replicas.exchanges:
+        for key, values, of_unit, is_shared in each.held():
+            writes = dist.get_rank() < size or not is_shared
+            pieces |= _by_parameter(each.unit, key, values, of_unit, writes)
     return pieces
 
 
-def in_flight(manifest: Manifest, replicas: Replicas) -> list[Anchor]:
+def in_flight(manifest: Manifest, replicas: Replicas) -> list[Exchange]:
     """The units whose exchange had not arrived when a checkpoint was saved.
 
     Raises UserError if that holds for some of a unit's parameters only: the checkpoint has other units.
     """
     moving = []
-    for anchor in replicas.anchors:
-        names = [UPDATE + shard.shard_of.name for shard in anchor.unit.shards]  # type: ignore[attr-defined]
+    for each in replicas.exchanges:
+        prefix = f"{each.update_name}."
+        names = [prefix + shard.shard_of.name for shard in each.unit.shards]  # type: ignore[attr-defined]
         found = [name in manifest.tensors for name in names]
         if any(found) and not all(found):
             raise UserError(
-                f"the exchange of '{names[found.index(True)].removeprefix(UPDATE)}' had not arrived, that of "
-                f"'{names[found.index(False)].removeprefix(UPDATE)}' in the same unit had",
+                f"the exchange of '{names[found.index(True)].removeprefix(prefix)}' had not arrived, that of "
+                f"'{names[found.index(False)].removeprefix(prefix)}' in the same unit had",
                 where="checkpoint",
                 allowed="the units and fragments that it was saved with",
             )
         if any(found):
-            moving.append(anchor)
+            moving.append(each)
     return moving
+
+
+def _by_parameter(
+    unit: Unit, key: str, values: torch.Tensor, of_unit: tuple[int, int], writes: bool
+) -> dict[str, Piece]:
+    """The parts of a unit's range by `key.NAME` of their parameters. values: 1D, of that range"""
+    found = {}
+    for shard, place in zip(unit.shards, unit.layout.ranges(), strict=True):
+        whole: ShardOf = shard.shard_of  # type: ignore[attr-defined]
+        a, b = intersect(place, of_unit)
+        first, local = min(a, place[1]) - place[0], values[a - of_unit[0] : b - of_unit[0]]
+        found[f"{key}.{whole.name}"] = Piece(local, first, tuple(whole.shape), True, writes)
+    return found
 
 
 def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, is_first: bool) -> Piece:

@@ -8,9 +8,7 @@ from torch import nn
 
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.logical_tensors import (
-    ANCHOR,
     STEPS,
-    UPDATE,
     Logical,
     Piece,
     buffers,
@@ -28,8 +26,7 @@ def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[
     for name, saved in manifest.tensors.items():
         if saved.sharded:
             state = state_of(name)
-            like = name.replace(UPDATE, ANCHOR, 1) if name.startswith(UPDATE) else name
-            piece = here.parameters[state[1]] if state else here.pieces[like]
+            piece = here.parameters[state[1]] if state else (here.pieces | here.updates)[name]
             needed[name] = (piece.start, piece.local.numel())
         elif not name.startswith("rng.") or name in random:
             needed[name] = (0, saved.numel)
