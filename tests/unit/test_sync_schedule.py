@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,6 +110,49 @@ def test_what_the_predictor_counts_as_exposed(sync: Sync, lane: list[float], ste
         assert mean <= formula + sum(lane[: sync.fragments]) / 10 + 1e-6
 
 
+@settings(max_examples=200, deadline=None, database=None)
+@given(
+    partners=st.sampled_from(["exponential", "ring"]), half=st.integers(1, 40), exchange=st.integers(0, 300)
+)
+def test_each_replica_sends_to_one_and_receives_from_one(partners: str, half: int, exchange: int) -> None:
+    sync, replicas = Sync(beyond="node", every=1, partners=partners), 2 * half
+    to, source = zip(*(sync.partner(i, replicas, exchange) for i in range(replicas)), strict=True)
+    assert sorted(to) == sorted(source) == list(range(replicas))
+    assert all(source[other] == i != other for i, other in enumerate(to))
+    again = [sync.partner(i, replicas, exchange + sync.turns(replicas)) for i in range(replicas)]
+    assert again == list(zip(to, source, strict=True))
+
+
+def mixed(partners: str, replicas: int, exchanges: int) -> np.ndarray:
+    """What part of each replica's first weights each one has after so many exchanges."""
+    sync, parts = Sync(beyond="node", every=1, partners=partners), np.eye(replicas)
+    for exchange in range(exchanges):
+        parts = (parts + parts[[sync.partner(i, replicas, exchange)[1] for i in range(replicas)]]) / 2
+    return parts
+
+
+@pytest.mark.parametrize("log", range(6))
+def test_the_exponential_graph_averages_exactly_in_one_cycle(log: int) -> None:
+    """Ying et al., arXiv 2110.13363: so it does if the number of replicas is a power of two."""
+    replicas = 2**log
+    assert (mixed("exponential", replicas, log) == 1 / replicas).all()
+
+
+@pytest.mark.parametrize(("partners", "replicas"), [("exponential", 7), ("ring", 10)])
+def test_weights_get_around_in_the_end_and_their_mean_stays(partners: str, replicas: int) -> None:
+    for exchanges in (1, 2, 3, 200):
+        assert mixed(partners, replicas, exchanges).sum(axis=0) == pytest.approx(1)
+    assert mixed(partners, replicas, 200) == pytest.approx(1 / replicas)
+
+
+def test_one_replica_has_no_partner_but_itself() -> None:
+    assert Sync(beyond="node", every=1, partners="exponential").partner(0, 1, 5) == (0, 0)
+
+
+def test_with_one_partner_nothing_that_training_does_meanwhile_is_lost() -> None:
+    assert Sync.parse({"beyond": "node", "every": 1, "delay": 1, "partners": "ring"}, "sync").delay == 1
+
+
 @pytest.mark.parametrize(
     ("sync", "part"),
     [
@@ -118,6 +162,15 @@ def test_what_the_predictor_counts_as_exposed(sync: Sync, lane: list[float], ste
         ({"mix": 1}, "sync.mix: Input should be less than 1"),
         ({"fragments": 4}, "fragments (4) do not divide the period of 6 steps (allowed: 1, 2, 3, 6)"),
         ({"fragments": 0}, "sync.fragments: Input should be greater than 0"),
+        (
+            {"partners": "ring", "mix": 0.5},
+            "partners ring: replicas average weights, by twos",
+        ),
+        (
+            {"partners": "exponential", "outer": "momentum", "momentum": 0.9},
+            "partners exponential: replicas",
+        ),
+        ({"partners": "some"}, "sync.partners: Input should be 'all', 'exponential' or 'ring'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(sync: dict[str, object], part: str) -> None:
