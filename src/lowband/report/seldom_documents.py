@@ -8,6 +8,7 @@ from lowband.report.writers import filled, markdown
 from lowband.spec.csv_tables import read_table
 from lowband.spec.peers import PEER_NAMES
 from lowband.tables.build import read_sources
+from lowband.tables.derived import partners as partners_table
 from lowband.tables.derived import wan
 
 STEP_OF_GRID = 1.21  # between neighbouring rates of the published table
@@ -41,6 +42,24 @@ def slow_links(root: Path) -> list[str]:
         "over the first": "{over}", "loss, equal time": "{late}",
     }  # fmt: skip
     return markdown(filled(table, cells))
+
+
+def partners(root: Path) -> list[str]:
+    """By scheme: loss at the end, beside data parallel and beside the average of all; distance; bytes."""
+    shipped = root / "results" / "reference" / partners_table.SUITE
+    table = partners_table.build(*read_sources("partners", shipped, root))
+    rows = table.groupby("scheme", sort=False).agg(
+        loss=("final_loss", "mean"), low=("final_loss", "min"), high=("final_loss", "max"),
+        difference=("difference", "mean"), over=("over_averaged", "mean"),
+        distance=("consensus_distance", "mean"), sent=("sent_bytes", "mean"),
+    )  # fmt: skip
+    rows["apart"] = [_or(value, "{:.3f}", "-") for value in rows["distance"]]
+    cells = {
+        "scheme": "{scheme}", "loss, last 50 of 400 steps": "{loss:.3f} ({low:.3f} to {high:.3f})",
+        "less hsdp's": "{difference:+.3f}", "less averaged-adam's": "{over:+.4f}",
+        "distance at the end": "{apart}", "sent per rank and step (bytes)": "{sent:,.0f}",
+    }  # fmt: skip
+    return markdown(filled(rows.reset_index(), cells))
 
 
 def one_byte(root: Path) -> list[str]:

@@ -43,6 +43,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "wan_losses": ("runs", "steps"),
     "wan_curves": ("runs", "steps", f"{SHIPPED}wan_steps"),
     "wan": ("runs", "steps", f"{SHIPPED}wan_steps"),
+    "partners": ("runs", "steps", "bytes"),
     "load": (f"{SHIPPED}load",),
     "twice": (f"{SHIPPED}twice",),
     "stragglers": (f"{SHIPPED}trials",),
@@ -61,6 +62,7 @@ SUITE_OF = {
     "box_jobs": "box-bench",
     "kernel_resources": "kernels",
     **dict.fromkeys(("wan_losses", "wan_curves", "wan"), "wan"),
+    "partners": "decentralised",
 }
 
 # Raw tables of this machine's benchmarks. The shipped ones are in one folder per machine, named after it.

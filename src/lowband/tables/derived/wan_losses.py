@@ -15,18 +15,23 @@ REFERENCE = "hsdp"
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per run."""
-    df = losses_of_suite(runs, steps)
+    df = final_losses(runs, steps, SUITE)
+    reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
+    return df.assign(difference=df["final_loss"] - df["repeat"].map(reference))
+
+
+def final_losses(runs: pd.DataFrame, steps: pd.DataFrame, suite: str) -> pd.DataFrame:
+    """One row per run of a suite: its point, `final_loss` and `last_step`."""
+    df = losses_of_suite(runs, steps, suite)
     end = last_step(df)
     df = df[(df["step"] <= end) & (df["step"] > end - LAST_STEPS)]
     losses = df.groupby(["run_id", *POINT, "repeat"], sort=False)["loss"]
-    df = losses.mean().rename("final_loss").reset_index()
-    reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
-    return df.assign(last_step=end, difference=df["final_loss"] - df["repeat"].map(reference))
+    return losses.mean().rename("final_loss").reset_index().assign(last_step=end)
 
 
-def losses_of_suite(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def losses_of_suite(runs: pd.DataFrame, steps: pd.DataFrame, suite: str = SUITE) -> pd.DataFrame:
     """Steps of the suite's runs, each with its run's point and repeat."""
-    mine = runs.loc[runs["suite"] == SUITE, ["run_id", *POINT, "repeat"]]
+    mine = runs.loc[runs["suite"] == suite, ["run_id", *POINT, "repeat"]]
     return steps[["run_id", "step", "loss"]].merge(mine, on="run_id")
 
 

@@ -1,0 +1,35 @@
+"""Loss, distance and bytes of replicas with one partner at a time, run by run (suite `decentralised`).
+
+final_loss     mean over the last LAST_STEPS steps that all runs have: at equal tokens
+difference     final_loss less that of data parallel, hsdp, with the same seed
+over_averaged  final_loss less that of averaged-adam, whose replicas average with all, with the same seed
+sent_bytes     per rank and step between replicas, counted
+"""
+
+import pandas as pd
+
+from lowband.spec.mesh import WORLD
+from lowband.tables.derived.wan_losses import final_losses
+from lowband.tables.points import POINT
+
+SUITE = "decentralised"
+REFERENCE, AVERAGED = "hsdp", "averaged-adam"
+COLUMNS = [
+    "run_id", *POINT, "repeat", "final_loss", "last_step", "difference", "over_averaged",
+    "consensus_distance", "sent_bytes",
+]  # fmt: skip
+
+
+def build(runs: pd.DataFrame, steps: pd.DataFrame, sent: pd.DataFrame) -> pd.DataFrame:
+    """One row per run. sent: raw table `bytes`"""
+    df = final_losses(runs, steps, SUITE)
+    between = sent[sent["level"] == WORLD].groupby("run_id")["counted_bytes"].sum()
+    distances = runs.set_index("run_id")["consensus_distance"]
+    of_averaged = df[df["scheme"] == AVERAGED].set_index("repeat")["final_loss"]
+    of_reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
+    return df.assign(
+        difference=df["final_loss"] - df["repeat"].map(of_reference),
+        over_averaged=df["final_loss"] - df["repeat"].map(of_averaged),
+        consensus_distance=df["run_id"].map(distances),
+        sent_bytes=df["run_id"].map(between),
+    )[COLUMNS]
