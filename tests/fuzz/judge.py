@@ -17,7 +17,8 @@ from tests.fuzz.target import Hang, Refused, Target
 
 DEFECTS = ("traceback", "several lines", "too long", "no place", "hang", "memory", "crash")
 OUTCOMES = ("accepted", "refused", *DEFECTS)
-A_FILE = re.compile(r"\w\.(yaml|jsonl?|csv)\b")  # another than the changed one, which no longer fits it
+# Another file than the changed one, which no longer fits it; or an entry of one, by its name.
+A_PLACE = re.compile(r"\w\.(yaml|jsonl?|csv)\b|^(scheme|model|machine) '")
 UNFILED = ("command line", "environment")  # groups whose input is no file that a message could name
 LONGEST, TIME_LIMIT_S, MEMORY_GIB = 5000, 10, 1
 AGAIN_S = 0.01  # of the processor, after which a dropped Hang is raised again
@@ -83,7 +84,7 @@ def _judged(message: str, target: Target, root: Path) -> tuple[str, str]:
     if "\n" in message:
         return "several lines", message
     names = (str(root), Path(target.file).name, Path(target.file).stem)
-    is_placed = target.group in UNFILED or any(name in message for name in names) or A_FILE.search(message)
+    is_placed = target.group in UNFILED or any(name in message for name in names) or A_PLACE.search(message)
     return ("refused" if is_placed else "no place"), message
 
 

@@ -52,13 +52,13 @@ def mutate(text: str, kind: str, draw: random.Random) -> bytes:
         return _bytes(text.encode("utf-8", "surrogatepass"), draw)
     if kind == "csv":
         return _csv(text, draw)
+    raw = kind != "words" and draw.random() < 0.2
     try:
         data = deepcopy(_plain(text, kind))
+        for _ in range(draw.choice([1, 1, 1, 2, 3])):
+            data = _words(data, draw) if kind == "words" else _change(data, _MARK if raw else None, draw)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         return _bytes(text.encode("utf-8", "surrogatepass"), draw)
-    raw = kind != "words" and draw.random() < 0.2
-    for _ in range(draw.choice([1, 1, 1, 2, 3])):
-        data = _words(data, draw) if kind == "words" else _change(data, _MARK if raw else None, draw)
     try:
         changed = (
             yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False) if kind == "yaml" else json.dumps(data)

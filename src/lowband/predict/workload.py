@@ -87,7 +87,10 @@ class Workload:
     @cached_property
     def mesh(self) -> Mesh:
         """Ranks by axis, tensor-parallel first."""
-        return Mesh.fit(self.machine.sizes, {"tp": self.tp, "dp": self.dp, "pp": self.pp})
+        try:
+            return Mesh.fit(self.machine.sizes, {"tp": self.tp, "dp": self.dp, "pp": self.pp})
+        except UserError as error:
+            raise UserError(error.what, where=f"machine '{self.machine.name}'") from None
 
     @cached_property
     def levels(self) -> Levels:

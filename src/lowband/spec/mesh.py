@@ -205,7 +205,8 @@ class Mesh:
             left = degree
             for name, size in inner.items():
                 if left > 1 and size > stride and size % stride:
-                    raise UserError(f"{' x '.join(placed)} does not divide level '{name}' of {size}")
+                    inside = " x ".join(placed) or f"a level of {stride}"
+                    raise UserError(f"{inside} does not divide level '{name}' of {size}")
                 count = min(left, max(1, size // stride))
                 if left % count:
                     raise UserError(f"{axis} {degree} does not fill whole groups of level '{name}' of {size}")
