@@ -22,7 +22,7 @@ from tests.fuzz.target import Target
 
 OWN_SHARE = 0.25  # of changes that are libFuzzer's own, which know the constants that lowband compares with
 LATE_S = 60  # of the processor
-MOST_BYTES = 2**16  # of an input
+MOST_BYTES = 2**14  # of an input
 
 
 def fuzz(

@@ -6,6 +6,7 @@ import json
 import random
 from copy import deepcopy
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -39,6 +40,7 @@ RAW_BYTES = [
     b"\r", b"\x0c", b"\xc2\x85", b"\xc2\xb2", b"\xe2\x80\xa8", b",", b"|", b"x" * 20000,
 ]  # fmt: skip
 KEYS = ["x", "", "a\nb", "ü", "; touch x #", "../x", "a\x00b", "9" * 300]
+MOST_PLACES = 10_000  # aliases of aliases have no end of them
 _MARK = "raw-text-goes-here"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -83,7 +85,7 @@ def _plain(text: str, kind: str) -> Any:
 
 def _change(data: Any, value: Any, draw: random.Random) -> Any:
     """The data with one place changed."""
-    places = list(_places(data))
+    places = list(islice(_places(data), MOST_PLACES))
     if not places:
         return deepcopy(draw.choice(VALUES)) if value is None else value
     parent, key = draw.choice(places)
