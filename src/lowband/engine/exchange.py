@@ -11,6 +11,7 @@ because when they leave depends on timing.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +25,9 @@ from lowband.spec.step import ANCHOR_GATHER, SYNC_REDUCE
 if TYPE_CHECKING:
     from lowband.engine.shard import Unit
     from lowband.spec.sync import Sync
+
+# The scheme's wires are for training: by a name that it does not know, values travel unchanged.
+_MEAN = replace(SYNC_REDUCE, name="replica_mean")
 
 
 class Exchange(ABC):
@@ -108,11 +112,11 @@ class Exchange(ABC):
 
         def reduce(call: Call) -> Work:
             own = call.hold(self.weights.clone())
-            mean = yield from self._collectives.reduce(call, own, SYNC_REDUCE, self._divide)
+            mean = yield from self._collectives.reduce(call, own, _MEAN, self._divide)
             call.release(mean)
             found.append(mean)
 
-        levels = self._collectives.levels_of_reduction(SYNC_REDUCE, self.weights.dtype)
+        levels = self._collectives.levels_of_reduction(_MEAN, self.weights.dtype)
         self._collectives.submit(self.unit.name, levels, reduce, ledger=ledger).wait()
         return found.pop()
 
