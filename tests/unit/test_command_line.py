@@ -74,6 +74,14 @@ def test_a_path_of_two_lines_is_shown_in_one(capsys: pytest.CaptureFixture[str],
     assert line.startswith(f"lowband: {tmp_path}/a\\nb")
 
 
+def test_a_path_that_no_system_takes_is_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["collect", "--out", "9" * 9000, str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("lowband: 999")
+    assert line.endswith("File name too long")
+    assert len(line) < 5000
+
+
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

@@ -60,7 +60,7 @@ def test_what_each_suite_asks_for() -> None:
 def test_queue_limits() -> None:
     job = Config(ROOT).job("frontier")
     assert job.resources(run(ranks=91 * 8, time_limit_s=110 * 60))["runtime"] == 120
-    with pytest.raises(UserError, match=r"121 minutes on 91 nodes .allowed: 120 minutes at most"):
+    with pytest.raises(UserError, match=r"121 minutes on 91 nodes .allowed: 120 minutes at most, .*job.yaml"):
         job.resources(run(ranks=91 * 8, time_limit_s=111 * 60))
     assert job.resources(run(ranks=92 * 8, time_limit_s=111 * 60))["runtime"] == 121
     with pytest.raises(UserError, match="allowed: 9856 at most"):

@@ -134,7 +134,7 @@ def line_of(error: UserError | OSError) -> str | None:
     """The error in one line; None for an error of the system that no file is the reason of."""
     if isinstance(error, UserError):
         return str(error)
-    return None if error.filename is None else f"{error.filename}: {error.strerror}"
+    return None if error.filename is None else str(UserError(str(error.strerror), where=error.filename))
 
 
 def print_once(line: str) -> None:

@@ -60,13 +60,13 @@ class SlurmRequest(Strict):
             raise UserError(
                 f"{nodes} nodes",
                 where=f"{spec.run_id}: ranks",
-                allowed=f"{max(self.longest_minutes)} at most",
+                allowed=f"{max(self.longest_minutes)} at most, longest_minutes of job.yaml",
             )
         if minutes > limits[0]:
             raise UserError(
                 f"{minutes} minutes on {nodes} nodes",
                 where=f"{spec.run_id}: time_limit_s",
-                allowed=f"{limits[0]} minutes at most",
+                allowed=f"{limits[0]} minutes at most, longest_minutes of job.yaml",
             )
         return minutes
 
