@@ -198,6 +198,8 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "found": ("docs/claims.md", _found),
     "claims": ("docs/claims.md", _claims),
     "mutants": ("docs/testing.md", trial_documents.mutants),
+    "anchors": ("docs/reliability.md", trial_documents.anchors),
+    "checkpoint_costs": ("docs/reliability.md", trial_documents.checkpoint_costs),
     "campaign": ("docs/reliability.md", trial_documents.faults),
     "twice": ("docs/reliability.md", trial_documents.twice),
     "stragglers": ("docs/reliability.md", trial_documents.stragglers),

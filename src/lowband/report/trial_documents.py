@@ -55,6 +55,50 @@ def faults(root: Path) -> list[str]:
     return [*markdown(filled(rows.reset_index(), cells)), *(["", *listed] if listed else [])]
 
 
+def anchors(root: Path) -> list[str]:
+    """By fault and system: the time until detection, what was printed, what was lost."""
+    rows = read_table(root / "results" / "reference" / "anchors" / "anchor_faults.csv")
+    table = rows.groupby(["fault", "system"]).agg(
+        trials=("told", "size"), median=("detected_s", "median"), longest=("detected_s", "max"),
+        hung=("detected_s", lambda values: values.isna().sum()), told=("told", "sum"),
+        lines=("lines", "median"), lost=("lost_steps", "max"), same=("same_end", "sum"),
+    ).reset_index()  # fmt: skip
+    times = zip(table["median"], table["longest"], table["hung"], strict=True)
+    table["detected"] = [_until(*each) for each in times]
+    cells = {
+        "fault": "{fault}", "system": "{system}", "trials": "{trials}",
+        "ended after (s), median (longest)": "{detected}",
+        "names rank and cause": "{told} of {trials}",
+        "lines printed": "{lines:.0f}", "steps lost, most": "{lost}",
+        "end as undisturbed": "{same} of {trials}",
+    }  # fmt: skip
+    return markdown(filled(table, cells))
+
+
+def _until(median: float, longest: float, hung: int) -> str:
+    if pd.isna(median):
+        return "hung"
+    return f"{median:.1f} ({longest:.1f})" + (f", {hung} hung" if hung else "")
+
+
+def checkpoint_costs(root: Path) -> list[str]:
+    """By method and size: how long training stood still, when the checkpoint was whole, and at what rate."""
+    rows = read_table(root / "results" / "reference" / "anchors" / "anchor_checkpoints.csv")
+    rows = rows[rows["checkpoint"] > 1]  # the first one of a process makes what later ones use again
+    rows["rate"] = rows["written_bytes"] / rows["durable_s"] / 1e6
+    table = rows.groupby(["state_bytes", "method"], sort=False).agg(
+        stall=("stall_s", "median"), cpu=("stall_cpu_s", "median"), durable=("durable_s", "median"),
+        rate=("rate", "median"), steps=("steps", "median"), extra=("extra_bytes", "max"),
+    ).reset_index()  # fmt: skip
+    table["mb"], table["extra_mb"] = table["state_bytes"] / 1e6, table["extra"] / 1e6
+    cells = {
+        "state (MB a rank)": "{mb:.1f}", "method": "{method}", "stall (s)": "{stall:.3f}",
+        "of it processor time (s)": "{cpu:.3f}", "whole after (s)": "{durable:.2f}", "MB/s": "{rate:.0f}",
+        "steps meanwhile": "{steps:.0f}", "memory besides (MB a rank)": "{extra_mb:.1f}",
+    }  # fmt: skip
+    return markdown(filled(table, cells))
+
+
 def twice(root: Path) -> list[str]:
     """How many runs and commands made twice were the same; then each comparison of two different runs."""
     rows = read_table(root / "results" / "reference" / "twice" / "twice.csv").fillna("")

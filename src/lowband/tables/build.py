@@ -46,6 +46,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "partners": ("runs", "steps", "bytes"),
     "load": (f"{SHIPPED}load",),
     "twice": (f"{SHIPPED}twice",),
+    "anchors": (f"{SHIPPED}anchor_faults",),
     "stragglers": (f"{SHIPPED}trials",),
 }
 
