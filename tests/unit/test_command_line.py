@@ -15,6 +15,7 @@ from lowband.__main__ import USERS, command_line, main
 from lowband.box import links, network
 from lowband.errors import UserError
 from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
@@ -72,6 +73,11 @@ def test_a_path_of_two_lines_is_shown_in_one(capsys: pytest.CaptureFixture[str],
     assert main(["table", "scaling", "--tables", str(tmp_path / "a\nb"), "--out", str(tmp_path)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lowband: {tmp_path}/a\\nb")
+
+
+def test_a_table_by_a_name_that_no_system_takes_is_refused() -> None:
+    with pytest.raises(UserError, match="no such table"):
+        read_table(Path("9" * 9000))
 
 
 def test_a_path_that_no_system_takes_is_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

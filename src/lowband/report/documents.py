@@ -199,6 +199,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "claims": ("docs/claims.md", _claims),
     "mutants": ("docs/testing.md", trial_documents.mutants),
     "anchors": ("docs/reliability.md", trial_documents.anchors),
+    "fuzzed": ("docs/testing.md", trial_documents.fuzzed),
     "checkpoint_costs": ("docs/reliability.md", trial_documents.checkpoint_costs),
     "campaign": ("docs/reliability.md", trial_documents.faults),
     "twice": ("docs/reliability.md", trial_documents.twice),

@@ -99,6 +99,22 @@ def checkpoint_costs(root: Path) -> list[str]:
     return markdown(filled(table, cells))
 
 
+def fuzzed(root: Path) -> list[str]:
+    """By group of parsers: inputs, and those that were accepted, refused, or a defect."""
+    rows = read_table(root / "results" / "reference" / "fuzz" / "inputs.csv")
+    counts = ["inputs", "accepted", "refused"]
+    groups = rows.groupby("group", sort=False)
+    table = groups[counts].sum()
+    table.insert(0, "parsers", groups.size())
+    table.loc["all"] = table.sum()
+    table["defects"] = table["inputs"] - table["accepted"] - table["refused"]
+    cells = {
+        "group": "{group}", "parsers": "{parsers}", "inputs": "{inputs:,}", "accepted": "{accepted:,}",
+        "refused in one line": "{refused:,}", "defects": "{defects}",
+    }  # fmt: skip
+    return markdown(filled(table.reset_index(), cells))
+
+
 def twice(root: Path) -> list[str]:
     """How many runs and commands made twice were the same; then each comparison of two different runs."""
     rows = read_table(root / "results" / "reference" / "twice" / "twice.csv").fillna("")

@@ -1,6 +1,7 @@
 """How the report reads and writes its tables: CSV at full precision, whole files."""
 
 import hashlib
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ def read_published(path: Path) -> pd.DataFrame:
 
 
 def _read(path: Path, types: Any) -> pd.DataFrame:
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path's, False also for a name that no system takes
         raise UserError(
             "no such table", where=path, allowed="what `lowband collect` and `lowband table` write"
         )
