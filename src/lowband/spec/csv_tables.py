@@ -50,7 +50,7 @@ def read_published(path: Path) -> pd.DataFrame:
 
 
 def _read(path: Path, types: Any) -> pd.DataFrame:
-    if not os.path.isfile(path):  # unlike Path's, False also for a name that no system takes
+    if not os.path.isfile(path):  # noqa: PTH113  False, too, for a name that no system takes
         raise UserError(
             "no such table", where=path, allowed="what `lowband collect` and `lowband table` write"
         )
