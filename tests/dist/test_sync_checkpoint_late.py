@@ -76,14 +76,14 @@ def load_under_other_units(folder: str) -> list[str]:
     topology, said = lowband.Topology(INNER), []
     model, optimizer = build(scheme, topology)
     train(model, optimizer, 0, SAVED)
-    before = [anchor.is_in_flight for anchor in engine_of(model).replicas.anchors]
+    before = [each.is_in_flight for each in engine_of(model).replicas.exchanges]
     assert before == [True, False, True]  # started after steps 4 and 3; that of step 2 has arrived
     checkpointer = lowband.Checkpointer(Path(folder))
     checkpointer.save(SAVED, model, optimizer, {})
     checkpointer.wait()
     model, optimizer = build(scheme, topology)
     checkpointer.load(checkpointer.latest(), model, optimizer)
-    assert [anchor.is_in_flight for anchor in engine_of(model).replicas.anchors] == before
+    assert [each.is_in_flight for each in engine_of(model).replicas.exchanges] == before
     for _ in range(2):  # refused before anything is overwritten, and again
         model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, lambda module: False, torch.float32)
         with pytest.raises(UserError) as error:

@@ -313,8 +313,9 @@ def test_a_run_records_bytes_memory_and_distance(tmp_path: Path, device: str) ->
          "sync.partners ring: 3 replicas do not make pairs (allowed: an even number of replicas, or partners "
          "exponential)"),
         (Scheme(name="a", **DDP, sync=Sync(**ONE_PEER), sync_reduce="int8"),
-         "sync_reduce int8: the scheme has no such collective (allowed: forward_gather, "),
-        (Scheme(name="a", **DDP, sync_swap="int8"), "sync_swap int8: the scheme has no such collective"),
+         "sync_reduce int8: replicas meet by sync_swap (allowed: sync_reduce native)"),
+        (Scheme(name="a", **DDP, sync=Sync(beyond="node", every=1), sync_swap="int8"),
+         "sync_swap int8: replicas meet by sync_reduce (allowed: sync_swap native)"),
     ],
 )  # fmt: skip
 def test_a_scheme_that_does_not_fit_is_refused_in_one_line(scheme: Scheme, part: str) -> None:

@@ -77,15 +77,15 @@ class Scheme(_WithWires):
                 where=where,
                 allowed=levels.names[:weights],
             )
-        for row in STEP:
-            if row not in self.rows and self.wire(row.name) != "native":
-                raise UserError(
-                    f"{row.name} {self.wire(row.name)}: the scheme has no such collective",
-                    where=where,
-                    allowed=[each.name for each in self.rows],
-                )
         if self.sync is None:
             return
+        other = SYNC_SWAP if self.sync.partners == "all" else SYNC_REDUCE
+        if self.wire(other.name) != "native":
+            raise UserError(
+                f"{other.name} {self.wire(other.name)}: replicas meet by {self.meeting.name}",
+                where=where,
+                allowed=f"{other.name} native",
+            )
         possible = levels.names[optim:-1]
         if not possible:
             raise UserError(
