@@ -81,16 +81,26 @@ def train(
 class Replicas:
     """Models in one process, each trained as a replica of several ranks is."""
 
-    def __init__(self, make_model, loss_of, batches: Batches, scheme: Scheme, levels: Levels) -> None:
-        self._loss_of, self._batches, self._scheme, self.levels = loss_of, batches, scheme, levels
-        self.size = levels.size(scheme.sync.beyond)
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        loss_of: Callable[..., torch.Tensor],
+        batches: Batches,
+        scheme: Scheme,
+        levels: Levels,
+        clip: float,
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    ) -> None:
+        self._loss_of, self._batches, self._clip = loss_of, batches, clip
+        self.scheme, self.levels, self.size = scheme, levels, levels.size(scheme.sync.beyond)
         self._models = [make_model() for _ in range(levels.world // self.size)]
         self.trained = [list(model.parameters()) for model in self._models]
         self.names = [name for name, _ in self._models[0].named_parameters()]
+        self._optimizers = [make_optimizer(parameters) for parameters in self.trained]
 
-    def step(self, step: int, clip: float, optimizers: list[torch.optim.Optimizer]) -> list[float]:
+    def step(self, step: int) -> list[float]:
         """Each rank's loss; steps the optimizers."""
-        at_step, by_rank, scheme, size = [], [], self._scheme, self.size
+        at_step, by_rank, scheme, size = [], [], self.scheme, self.size
         for rank in range(self.levels.world):
             model, parameters = self._models[rank // size], self.trained[rank // size]
             loss = self._loss_of(model, *self._batches(step, 0, rank))
@@ -101,24 +111,18 @@ class Replicas:
             totals = sum_over(totals, self.levels, scheme.grads, scheme.sync.beyond)
             for replica, parameters in enumerate(self.trained):
                 parameters[i].grad = totals[replica * size] / size
-        for parameters, optimizer in zip(self.trained, optimizers, strict=True):
+        for parameters, optimizer in zip(self.trained, self._optimizers, strict=True):
             norm = sum(p.grad.double().square().sum() for p in parameters).item() ** 0.5
-            if norm > clip:
+            if norm > self._clip:
                 for parameter in parameters:
-                    parameter.grad.mul_(clip / norm)
+                    parameter.grad.mul_(self._clip / norm)
             optimizer.step()
         return at_step
 
 
 def train_replicas(
-    make_model: Callable[[], nn.Module],
-    loss_of: Callable[..., torch.Tensor],
-    batches: Batches,
-    scheme: Scheme,
-    levels: Levels,
+    replicas: Replicas,
     steps: int,
-    clip: float,
-    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     unit_of: Callable[[str], int] = lambda name: 0,
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """Replicas that meet every H steps: by step each rank's loss, and the weights agreed on last.
@@ -126,9 +130,8 @@ def train_replicas(
     Exchanges arrive `delay` steps after their start, when a part `mix` of a replica's own weights remains.
     unit_of: maps a parameter's name to its unit, which decides on its fragment
     """
-    sync, replicas = scheme.sync, Replicas(make_model, loss_of, batches, scheme, levels)
+    sync, levels = replicas.scheme.sync, replicas.levels
     trained, size = replicas.trained, replicas.size
-    optimizers = [make_optimizer(parameters) for parameters in trained]
     anchors = [p.detach().clone() for p in trained[0]]
     momenta = [torch.zeros_like(anchor) for anchor in anchors]
     arriving = {}  # step -> index of a parameter, and the update
@@ -153,7 +156,7 @@ def train_replicas(
 
     losses = []
     for step in range(steps):
-        losses.append(replicas.step(step, clip, optimizers))
+        losses.append(replicas.step(step))
         arrive(step)
         for i, name in enumerate(replicas.names):
             offset = (unit_of(name) % sync.fragments + 1) * sync.every // sync.fragments
@@ -165,23 +168,15 @@ def train_replicas(
 
 
 def train_partners(
-    make_model: Callable[[], nn.Module],
-    loss_of: Callable[..., torch.Tensor],
-    batches: Batches,
-    scheme: Scheme,
-    levels: Levels,
+    replicas: Replicas,
     steps: int,
-    clip: float,
-    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     sources: Callable[[int, int], int],
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """Replicas that average with one other every H steps: by step each rank's loss, and the mean at the end.
 
     sources: from an exchange's number and a replica to the one that it receives from
     """
-    sync, replicas = scheme.sync, Replicas(make_model, loss_of, batches, scheme, levels)
-    trained = replicas.trained
-    optimizers = [make_optimizer(parameters) for parameters in trained]
+    sync, levels, trained = replicas.scheme.sync, replicas.levels, replicas.trained
     arriving = {}  # step -> by replica and parameter: what was received, and what was sent
     losses = []
 
@@ -193,7 +188,7 @@ def train_partners(
                 parameter.data.copy_((received - sent) * 0.5 + own if is_late else (received + own) * 0.5)
 
     for step in range(steps):
-        losses.append(replicas.step(step, clip, optimizers))
+        losses.append(replicas.step(step))
         arrive(step)
         exchange, left = divmod(step + 1, sync.every)
         if not left:

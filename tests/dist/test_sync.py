@@ -101,18 +101,22 @@ def sharded(ranks: int):
     return on_ranks(ranks, train_all, INNER[ranks], time_limit_s=400)
 
 
+def replicas_of(scheme: Scheme, inner: dict[str, int], ranks: int) -> reference.Replicas:
+    """The same training in one process."""
+    return reference.Replicas(
+        lambda: GPT(SPEC, seed=7),
+        lambda model, inputs, targets: model(inputs, targets),
+        lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
+        scheme,
+        Levels.fit(inner, ranks),
+        CLIP,
+        optimizer_of,
+    )
+
+
 def train_references(ranks: int):
     return {
-        name: reference.train_replicas(
-            lambda: GPT(SPEC, seed=7),
-            lambda model, inputs, targets: model(inputs, targets),
-            lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
-            SCHEMES[name],
-            Levels.fit(INNER[ranks], ranks),
-            STEPS,
-            CLIP,
-            optimizer_of,
-        )
+        name: reference.train_replicas(replicas_of(SCHEMES[name], INNER[ranks], ranks), STEPS)
         for n, name in EXACT
         if n == ranks
     }

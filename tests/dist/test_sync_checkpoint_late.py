@@ -22,6 +22,9 @@ from lowband.spec.sync import Sync
 
 INNER = {"package": 1, "node": 2}
 LATE = Scheme(name="late", **ZERO3, sync=Sync(**NESTEROV, delay=2, mix=0.5))
+PAIRS = Scheme(
+    name="pairs", **ZERO3, sync=Sync(beyond="node", every=3, delay=2, partners="exponential")
+)  # fmt: skip
 SAVED, LAST = 4, 9  # an exchange that starts after step 3 arrives after step 5
 
 
@@ -109,13 +112,14 @@ def test_resumed_while_an_exchange_is_on_its_way(tmp_path: Path) -> None:
     assert on_ranks(4, go_on_otherwise, str(tmp_path), time_limit_s=400) == [[6, 6, 5, 8]] * 4
 
 
-def test_a_killed_run_has_the_records_of_one_that_was_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", [LATE, PAIRS], ids=lambda scheme: scheme.name)
+def test_a_killed_run_has_the_records_of_one_that_was_not(tmp_path: Path, scheme: Scheme) -> None:
     """Also of bytes that were sent before it was killed and are counted afterwards, when they arrive."""
     found = []
     for name, prepare in (("whole", lambda: None), ("killed", Kill(RunFolder, "append_step", 8).arm)):
         folder = tmp_path / name
         folder.mkdir()
-        path = spec_file(folder, scheme=LATE.model_dump(), steps=9, checkpoint_every=2)
+        path = spec_file(folder, scheme=scheme.model_dump(), steps=9, checkpoint_every=2)
         code, error = ended(begun(path, prepare), path)
         if name == "killed":
             assert code == -9
@@ -125,5 +129,5 @@ def test_a_killed_run_has_the_records_of_one_that_was_not(tmp_path: Path) -> Non
         assert outcome.resumed_from == (6 if name == "killed" else 0)  # the exchange arrives after step 8
         steps = RunFolder(folder).read_steps()
         found.append(([(step.loss, step.grad_norm, step.sent) for step in steps], outcome.sent))
-        found[-1] += (outcome.weights_sha256,)
+        found[-1] += (outcome.weights_sha256, outcome.consensus_distance)
     assert found[0] == found[1]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from started import begun, ended, spec_file
 from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
-from test_sync import HIER3, INNER, are_equal
+from test_sync import HIER3, INNER, are_equal, replicas_of
 
 import lowband
 from lowband.cost.bytes import sent_bytes, transfers, unit_numels
@@ -109,14 +109,8 @@ def sharded(ranks: int):
 def train_references(ranks: int):
     return {
         name: reference.train_replicas(
-            lambda: GPT(SPEC, seed=7),
-            lambda model, inputs, targets: model(inputs, targets),
-            lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
-            SCHEMES[name],
-            Levels.fit(INNER[ranks], ranks),
+            replicas_of(SCHEMES[name], INNER[ranks], ranks),
             STEPS,
-            CLIP,
-            optimizer_of,
             lambda name: int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0,
         )
         for n, name in EXACT

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from started import begun, ended, spec_file
 from test_checkpoint import train as train_between
 from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
-from test_sync import HIER3, are_equal
+from test_sync import HIER3, are_equal, replicas_of
 from test_sync_checkpoint import build, masters
 from test_sync_late import DDP, ZERO3
 
@@ -108,17 +108,11 @@ def source(scheme: Scheme, replicas: int, exchange: int, replica: int) -> int:
 
 
 def train_references(ranks: int):
-    levels, found = Levels.fit(INNER[ranks], ranks), {}
+    found = {}
     for name in (name for n, name in EXACT if n == ranks):
-        scheme = SCHEMES[name]
-        replicas = ranks // levels.size("node")
-        found[name] = reference.train_partners(
-            lambda: GPT(SPEC, seed=7),
-            lambda model, inputs, targets: model(inputs, targets),
-            lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
-            scheme, levels, STEPS, CLIP, optimizer_of,
-            partial(source, scheme, replicas),
-        )  # fmt: skip
+        replicas = replicas_of(SCHEMES[name], INNER[ranks], ranks)
+        sources = partial(source, SCHEMES[name], len(replicas.trained))
+        found[name] = reference.train_partners(replicas, STEPS, sources)
     return found
 
 
@@ -178,6 +172,16 @@ def test_two_replicas_are_equal_after_each_exchange() -> None:
         first, second = (found[name][-1] for found in sharded(2))
         equal = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
         assert equal == [not is_late] * STEPS
+
+
+def distance_of_what_is_frozen() -> float:
+    model = GPT(SPEC, seed=7).requires_grad_(False)
+    lowband.shard(model, SCHEMES["exponential"], lowband.Topology(INNER[2]), Block, torch.float32)
+    return lowband.consensus_distance(model)
+
+
+def test_frozen_replicas_are_not_apart() -> None:
+    assert on_ranks(2, distance_of_what_is_frozen) == [0, 0]
 
 
 def distance_on_a_wire() -> tuple[float, torch.Tensor]:

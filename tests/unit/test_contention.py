@@ -27,6 +27,15 @@ def test_simgrid_agrees(cluster: str, ranks: int) -> None:
         assert row["simulated_s"] == pytest.approx(row["closed_form_s"], rel=1e-3), row
 
 
+@pytest.mark.skipif(bool(missing(PYTHON)), reason=missing(PYTHON))
+@pytest.mark.parametrize("ranks", [16, 24])  # two replicas, and three
+def test_simgrid_agrees_on_a_swap(ranks: int) -> None:
+    schemes = [CONFIG.scheme("decentralised-adam")]
+    rows = check(PYTHON, FRONTIER, OURS, CONFIG.model("gpt-20b"), schemes, ranks)
+    [row] = [row for row in rows if row["collective"] == "sync_swap"]
+    assert row["simulated_s"] == pytest.approx(row["closed_form_s"], rel=1e-3)
+
+
 def test_a_python_without_simgrid_is_told_in_one_line() -> None:
     with pytest.raises(UserError, match="/no/python: No such file or directory"):
         check("/no/python", FRONTIER, OURS, CONFIG.model("gpt-20b"), [], 16)

@@ -101,7 +101,7 @@ def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> di
     """States of replicas that meet seldom; none without sync. replica, world: ranks in a replica, in all"""
     if sync is None:
         return {}
-    anchor = {"anchor": MASTER_BYTES * numel // replica} if sync.partners == "all" else {}
+    anchor = {"anchor": MASTER_BYTES * numel // replica} if sync.has_anchor else {}
     outer = {"outer": MASTER_BYTES * numel // world} if sync.has_momentum else {}
     return {**anchor, **outer}
 

@@ -35,8 +35,8 @@ class Replicas:
     """
 
     def __init__(self, sync: Sync, units: Sequence[Unit], lanes: Lanes) -> None:
-        self.sync, self._lanes = sync, lanes
-        kind = Anchor if sync.partners == "all" else Pair
+        self.sync, self._units, self._lanes = sync, units, lanes
+        kind = Anchor if sync.has_anchor else Pair
         self.exchanges: list[Exchange] = [kind(unit, sync) for unit in units if unit.requires_grad]
         levels = units[0].levels
         self.count = levels.world // levels.size(sync.beyond)
@@ -114,8 +114,9 @@ class Replicas:
 
         Every rank must call it at once. Its bytes are not counted.
         """
-        squares = [(each.mean(Ledger()) - each.weights).double().square().sum() for each in self.exchanges]
-        total = torch.stack(squares).sum()
+        total = torch.zeros((), dtype=torch.float64, device=self._units[0].master.device)
+        for each in self.exchanges:
+            total += (each.mean(Ledger()) - each.weights).double().square().sum()
         dist.all_reduce(total)
         return float((total / self.count).sqrt())
 

@@ -90,7 +90,9 @@ class Workload:
         try:
             return Mesh.fit(self.machine.sizes, {"tp": self.tp, "dp": self.dp, "pp": self.pp})
         except UserError as error:
-            raise UserError(error.what, where=f"machine '{self.machine.name}'") from None
+            raise UserError(
+                error.what, where=f"machine '{self.machine.name}'", allowed=error.allowed
+            ) from None
 
     @cached_property
     def levels(self) -> Levels:

@@ -94,8 +94,7 @@ def train_rank(
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
-    never_agree = replicas is not None and replicas.sync.partners != "all"
-    distance = replicas.distance() if replicas is not None and never_agree else None
+    distance = _distance(replicas)
     trainer.finish()
     # Read from the file, which also has the steps of earlier attempts: all steps, if one stopped at its end.
     steps = folder.whole_steps() if is_first else []
@@ -114,6 +113,11 @@ def train_rank(
             "consensus_distance": distance,
         }
     )
+
+
+def _distance(replicas: Replicas | None) -> float | None:
+    """How far replicas are apart, where they never agree."""
+    return None if replicas is None or replicas.sync.has_anchor else replicas.distance()
 
 
 def _paced_device(spec: RunSpec) -> PacedDevice | None:

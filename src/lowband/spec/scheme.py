@@ -15,6 +15,7 @@ from lowband.spec.yaml_model import Strict
 
 # The levels inside world that named schemes use, inner to outer; other machines may call theirs otherwise.
 PACKAGE, NODE = "package", "node"
+_MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 
 
 class Placement(Strict):
@@ -79,13 +80,13 @@ class Scheme(_WithWires):
             )
         if self.sync is None:
             return
-        other = SYNC_SWAP if self.sync.partners == "all" else SYNC_REDUCE
-        if self.wire(other.name) != "native":
-            raise UserError(
-                f"{other.name} {self.wire(other.name)}: replicas meet by {self.meeting.name}",
-                where=where,
-                allowed=f"{other.name} native",
-            )
+        for row in _MEETINGS:
+            if row is not self.meeting and self.wire(row.name) != "native":
+                raise UserError(
+                    f"{row.name} {self.wire(row.name)}: replicas meet by {self.meeting.name}",
+                    where=where,
+                    allowed=f"{row.name} native",
+                )
         possible = levels.names[optim:-1]
         if not possible:
             raise UserError(
@@ -100,7 +101,7 @@ class Scheme(_WithWires):
                 where=where,
                 allowed=possible,
             )
-        if self.sync.partners == "all":
+        if self.sync.has_anchor:
             return
         hops = levels.hops(self.sync.beyond, WORLD)
         if len(hops) > 1:
@@ -156,13 +157,12 @@ class Scheme(_WithWires):
         """The collectives that the scheme runs."""
         if self.sync is None:
             return tuple(row for row in STEP if row.every != "sync")
-        other = SYNC_REDUCE if self.sync.partners != "all" else SYNC_SWAP
-        return tuple(row for row in STEP if row is not other)
+        return tuple(row for row in STEP if row is self.meeting or row not in _MEETINGS)
 
     @property
     def meeting(self) -> Collective:
         """The collective in which replicas meet."""
-        return SYNC_REDUCE if self.sync is None or self.sync.partners == "all" else SYNC_SWAP
+        return SYNC_REDUCE if self.sync is None or self.sync.has_anchor else SYNC_SWAP
 
     @property
     def period(self) -> int:

@@ -93,16 +93,21 @@ class Sync(Strict):
             )
         if self.delay > self.every:
             raise ValueError(f"delay ({self.delay}) is longer than the period (allowed: 0 to {self.every})")
-        if self.partners != "all" and (self.outer != "average" or self.mix):
+        if not self.has_anchor and (self.outer != "average" or self.mix):
             raise ValueError(
                 f"partners {self.partners}: replicas average weights, by twos (allowed: no outer and no mix)"
             )
-        if self.delay == self.every and not self.mix and self.partners == "all":
+        if self.delay == self.every and not self.mix and self.has_anchor:
             raise ValueError(
                 f"with delay {self.delay} and mix 0 each exchange starts when the one before has replaced "
                 f"the weights: no step would count (allowed: delay below {self.every}, or mix above 0)"
             )
         return self
+
+    @property
+    def has_anchor(self) -> bool:
+        """Whether replicas agree on weights; with one partner at a time they never do."""
+        return self.partners == "all"
 
     @property
     def has_momentum(self) -> bool:

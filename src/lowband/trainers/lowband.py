@@ -57,7 +57,7 @@ class Lowband(Trainer):
         if replicas is None:
             return
         sync = replicas.sync
-        if sync.delay or sync.fragments > 1 or sync.partners != "all":
+        if sync.delay or sync.fragments > 1 or not sync.has_anchor:
             sync_replicas(self.model)
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:

@@ -87,13 +87,20 @@ def _cases(
     for name, collective in parts.items():
         time = float(hops.collective_s(collective))
         yield CollectiveCase(
-            scheme.name, name, "hops", time, [_hop(part, levels.world) for part in collective]
+            scheme.name, name, "hops", time, [_phase(part, scheme, levels) for part in collective]
         )
         around = [part.hop for part in sorted(collective, key=lambda part: part.hop.stride)]
         sent = sum(part.sent_bytes for part in collective)
         if len(set(around)) == len(around) > 1:  # an all-reduce passes each level twice
             time = float(flat.ring_s(around, sent))
             yield CollectiveCase(scheme.name, name, "flat ring", time, [_ring(around, sent, levels.world)])
+
+
+def _phase(part: Transfer, scheme: Scheme, levels: Levels) -> list[Message]:
+    """Messages of a hop. Of a swap, whose partners change: those to the next replica."""
+    if part.collective.kind == "swap":
+        return _ring(levels.hops(*scheme.span(part.collective)), part.sent_bytes, levels.world)
+    return _hop(part, levels.world)
 
 
 def _hop(part: Transfer, ranks: int) -> list[Message]:

@@ -9,11 +9,11 @@ sent_bytes     per rank and step between replicas, counted
 import pandas as pd
 
 from lowband.spec.mesh import WORLD
-from lowband.tables.derived.wan_losses import final_losses
+from lowband.tables.derived.wan_losses import REFERENCE, final_losses, less
 from lowband.tables.points import POINT
 
 SUITE = "decentralised"
-REFERENCE, AVERAGED = "hsdp", "averaged-adam"
+AVERAGED = "averaged-adam"
 COLUMNS = [
     "run_id", *POINT, "repeat", "final_loss", "last_step", "difference", "over_averaged",
     "consensus_distance", "sent_bytes",
@@ -25,11 +25,9 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, sent: pd.DataFrame) -> pd.Dat
     df = final_losses(runs, steps, SUITE)
     between = sent[sent["level"] == WORLD].groupby("run_id")["counted_bytes"].sum()
     distances = runs.set_index("run_id")["consensus_distance"]
-    of_averaged = df[df["scheme"] == AVERAGED].set_index("repeat")["final_loss"]
-    of_reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
     return df.assign(
-        difference=df["final_loss"] - df["repeat"].map(of_reference),
-        over_averaged=df["final_loss"] - df["repeat"].map(of_averaged),
+        difference=less(df, REFERENCE),
+        over_averaged=less(df, AVERAGED),
         consensus_distance=df["run_id"].map(distances),
         sent_bytes=df["run_id"].map(between),
     )[COLUMNS]

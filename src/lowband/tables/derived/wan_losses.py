@@ -16,8 +16,7 @@ REFERENCE = "hsdp"
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per run."""
     df = final_losses(runs, steps, SUITE)
-    reference = df[df["scheme"] == REFERENCE].set_index("repeat")["final_loss"]
-    return df.assign(difference=df["final_loss"] - df["repeat"].map(reference))
+    return df.assign(difference=less(df, REFERENCE))
 
 
 def final_losses(runs: pd.DataFrame, steps: pd.DataFrame, suite: str) -> pd.DataFrame:
@@ -27,6 +26,12 @@ def final_losses(runs: pd.DataFrame, steps: pd.DataFrame, suite: str) -> pd.Data
     df = df[(df["step"] <= end) & (df["step"] > end - LAST_STEPS)]
     losses = df.groupby(["run_id", *POINT, "repeat"], sort=False)["loss"]
     return losses.mean().rename("final_loss").reset_index().assign(last_step=end)
+
+
+def less(losses: pd.DataFrame, scheme: str) -> "pd.Series[float]":
+    """Each run's loss less that of a scheme with the same seed."""
+    of_scheme = losses[losses["scheme"] == scheme].set_index("repeat")["final_loss"]
+    return losses["final_loss"] - losses["repeat"].map(of_scheme)
 
 
 def losses_of_suite(runs: pd.DataFrame, steps: pd.DataFrame, suite: str = SUITE) -> pd.DataFrame:
