@@ -178,8 +178,8 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(errno.EACCES, "is outside of the folder", os.fsdecode(path))
 
 
-def _import_all() -> None:
-    """Import what verbs import when they are run: a time limit in the middle would break the modules."""
+def import_all() -> None:
+    """Import what verbs import when they are run: a time limit in the middle would leave a module in half."""
     import torch._dynamo  # noqa: F401
 
     import lowband
@@ -198,7 +198,6 @@ def _import_all() -> None:
 def _inside(root: Path, words: list[str]) -> Iterator[list[str]]:
     """Work in the folder; yields what was tried to be written elsewhere, other than where the words say."""
     if not _installed:
-        _import_all()
         sys.addaudithook(_watch)
         _installed.append(True)
     before, elsewhere = Path.cwd(), []
@@ -233,14 +232,17 @@ def _call(verb: str, root: Path) -> None:
     except UnicodeEncodeError:
         return
     with _inside(root, words) as elsewhere:
+        follows = verb == "status" and any(word.startswith("--f") for word in words)
         if verb in LONG:
             signal.setitimer(signal.ITIMER_PROF, WORK_S)
+        if follows:  # until every run has ended
+            signal.setitimer(signal.ITIMER_REAL, WORK_S)
         try:
             run(verb, *words)
         except Started:
             pass
         except Hang:
-            if verb not in LONG:
+            if verb not in LONG and not follows:
                 raise
         except SystemExit as end:  # argparse's own: --help, or a refusal, both of which it prints
             if end.code not in (0, 2):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lowband.run.environment import code_version
+from tests.fuzz.arguments import import_all
 from tests.fuzz.judge import DEFECTS, OUTCOMES, limit_memory, outcome, place
 from tests.fuzz.mutate import mutate
 from tests.fuzz.sound import sound_run
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         chosen = [t for t in every if t.name in (names or [t.name]) and t.group in (groups or [t.group])]
         if options.seed is not None:
             return _show(chosen[0], options.seed, folder)
+        import_all()  # before any limit of time
         rows = []
         for target in chosen:
             work = folder / "work"

@@ -90,8 +90,8 @@ def _judged(message: str, target: Target, root: Path) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _within_limit() -> Iterator[None]:
-    """[Note: swallowed] The interpreter prints and drops what is raised in a finalizer or a weak reference's
-    callback, where a signal may find the call as well as anywhere else. So a dropped Hang is raised again.
+    """The interpreter prints and drops what is raised in a finalizer or a weak reference's callback,
+    where a signal may find the call as well as anywhere else. So a dropped Hang is raised again.
     """
 
     def expired(*_: object) -> None:

@@ -38,6 +38,18 @@ def test_no_input_is_a_defect(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_limit_of_time_ends_an_import(tmp_path: Path) -> None:
+    """Importing torch, matplotlib and DeepSpeed takes seconds: longer than the limit here."""
+    script = "from tests.fuzz import judge, __main__; judge.TIME_LIMIT_S = 2; exit(__main__.main())"
+    out = tmp_path / "inputs.csv"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--inputs", "1", "--target", "lowband summary", "--out", str(out)],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_coverage_leads(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
     done = subprocess.run(
