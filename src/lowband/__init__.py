@@ -22,6 +22,7 @@ _HOMES = {
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Matrices": "lowband.engine.matrices",
     "OneByte": "lowband.engine.one_byte",
+    "Quorum": "lowband.engine.quorum",
     "Safetensors": "lowband.engine.safetensors_files",
     "Scheme": "lowband.spec.scheme",
     "Topology": "lowband.engine.topology",

@@ -10,6 +10,7 @@ from lowband.engine.api import sync_replicas as sync_replicas
 from lowband.engine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from lowband.engine.matrices import Matrices as Matrices
 from lowband.engine.one_byte import OneByte as OneByte
+from lowband.engine.quorum import Quorum as Quorum
 from lowband.engine.safetensors_files import Safetensors as Safetensors
 from lowband.engine.safetensors_files import save_safetensors as save_safetensors
 from lowband.engine.topology import Topology as Topology

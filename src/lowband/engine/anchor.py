@@ -46,8 +46,18 @@ class Anchor(Exchange):
         if self.momentum is not None:
             self.momentum.zero_()
 
+    def moved(self) -> torch.Tensor:
+        """How far the weights have moved from the anchor, 1D, of the piece, downhill."""
+        return self.values - self.weights
+
+    def bring(self, mean: torch.Tensor) -> None:
+        """Have an exchange on its way that others have made. mean: of the replicas' `moved`; overwritten"""
+        self._outer_step(mean)
+        self._update = mean
+        self._hold(mean)
+
     def start(self, is_late: bool, number: int) -> None:
-        moved = self.values - self.weights
+        moved = self.moved()
         if is_late:
             self._hold(moved)
         self._exchange = self._collectives.submit(

@@ -19,19 +19,17 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.store import POLL_S, open_store, reaching
 from lowband.errors import UserError
 
 BYTE = torch.float8_e5m2  # 2^-16 to 57344, in steps of a quarter or less; and 0
 MOST_WORKERS = 2**16
-POLL_S = 0.002
 
 
 class Record(NamedTuple):
@@ -105,7 +103,7 @@ class OneByte:
         self.sent_bytes = 0  # the numbers; the store's keys come on top
         self._asked = 0  # how many have asked to join, by the last record
         self._is_asking = False
-        with _reaching(store):
+        with reaching(store):
             self._agree("weights, buffers or seed", self._checksum(module.state_dict().items()))
             self.members = self._first(begins)  # who is expected in this round
             self._ask_to_join()
@@ -121,7 +119,7 @@ class OneByte:
         weights differ from the others' after the rounds that it missed, for one that comes when the run is
         over (its weights are then the run's last), and if the store is gone.
         """
-        with _reaching(self._store):
+        with reaching(self._store):
             self._catch_up()
             ahead, behind = self._losses(loss_of)
             slope = torch.tensor((ahead - behind) / (2 * self._epsilon))
@@ -139,30 +137,12 @@ class OneByte:
 
         When all have left, the run is over.
         """
-        with _reaching(self._store):
+        with reaching(self._store):
             if self.worker in self.members:
                 self._store.set(self._key(self.worker), "")
                 self.members = [worker for worker in self.members if worker != self.worker]
 
-    @staticmethod
-    def store(address: str, hosts: bool = False, timeout_s: float = 30.0) -> dist.TCPStore:
-        """The store of the rounds, at `host:port`.
-
-        hosts: whether this process hosts it; it must stay to the end
-        Raises UserError for an address that is none, is taken, or where no store answers in `timeout_s`.
-        """
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise UserError(f"store '{address}'", where="OneByte.store", allowed="host:port, port 1 to 65535")
-        # torch tries twice.
-        limit = timedelta(seconds=timeout_s / 2)
-        try:
-            return dist.TCPStore(host, int(port), is_master=hosts, wait_for_workers=False, timeout=limit)
-        except dist.DistError as error:
-            raise UserError(
-                f"no store: {str(error).splitlines()[0]}", where=address,
-                allowed="a free port to host it at" if hosts else "a process that hosts it there",
-            ) from None  # fmt: skip
+    store = staticmethod(open_store)
 
     # ---- rounds
 
@@ -296,16 +276,3 @@ class OneByte:
         finally:
             torch._foreach_copy_(self._weights, kept)
         return losses[0], losses[1]
-
-
-@contextmanager
-def _reaching(store: dist.Store) -> Iterator[None]:
-    """Turn a broken connection to the store into one line."""
-    try:
-        yield
-    except dist.DistError as error:
-        where = f"{getattr(store, 'host', '')}:{getattr(store, 'port', '')}"
-        raise UserError(
-            f"lost the store of the rounds: {str(error).splitlines()[0]}", where=where,
-            allowed="a host process that stays to the end",
-        ) from None  # fmt: skip

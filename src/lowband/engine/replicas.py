@@ -6,7 +6,8 @@ optimizers may share the module: a step is complete when each trainable paramete
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,17 @@ from lowband.spec.records import Sent
 from lowband.spec.sync import Sync
 
 MOST_EXCHANGING = 2  # units at once, without delay, because each holds a difference or an update
+
+
+class Others(NamedTuple):
+    """Replicas that are other jobs: see engine.quorum.
+
+    before_step: called before each step
+    exchange:    exchanges these with them, given the part of its own weights that a replica keeps
+    """
+
+    before_step: Callable[[], None]
+    exchange: Callable[[Sequence[Any], float], None]
 
 
 class Replicas:
@@ -46,15 +58,21 @@ class Replicas:
             for fragment in range(sync.fragments)
         ]
         self.steps, self.is_new = 0, True
+        self.others: Others | None = None
         self._open = {shard for each in self.exchanges for shard in each.unit.shards}  # not stepped yet
         self._trained = frozenset(self._open)
         for each in self.exchanges:
             each.unit.changes.watcher = self
 
-    def before_step(self) -> None:
-        """Before the first step, replicas share the weights."""
+    def before_first_step(self) -> None:
+        """Unless there was a step: replicas share the weights."""
         if self.is_new:
             self.begin()
+
+    def before_step(self) -> None:
+        self.before_first_step()
+        if self.others is not None:
+            self.others.before_step()
 
     def after_step(self, shards: list[nn.Parameter]) -> None:
         """Count a step of an optimizer that has these shards."""
@@ -126,6 +144,7 @@ class Replicas:
         sync = self.sync
         period, place = divmod(self.steps, sync.every)
         arriving, starting = sync.arrives(place + 1), sync.starts(place + 1)
+        self.steps = (self.steps + 1) % self.cycle
         with self._lanes.exchanging():
             if arriving is not None:
                 self._arrive(self._fragments[arriving])
@@ -136,17 +155,19 @@ class Replicas:
                     each.start(is_late=True, number=period)
             elif starting is not None:
                 self._exchange(self._fragments[starting], number=period)
-        self.steps = (self.steps + 1) % self.cycle
 
     @torch.no_grad()
     def exchange(self) -> None:
         """Exchange the present weights of all replicas, which are equal afterwards; a new period begins."""
-        self.before_step()
+        self.before_first_step()
         with self._lanes.exchanging():
             self._arrive(self.exchanges)
+            self.steps = 0
+            if self.others is not None:
+                self.others.exchange(self.exchanges, 0.0)
+                return
             for each in self.exchanges:
                 each.agree()
-        self.steps = 0
 
     def _arrive(self, exchanges: Sequence[Exchange]) -> None:
         """Wait for those that are on their way, and take the results."""
@@ -156,6 +177,9 @@ class Replicas:
 
     def _exchange(self, exchanges: Sequence[Exchange], number: int) -> None:
         """Start and finish them."""
+        if self.others is not None:
+            self.others.exchange(exchanges, self.sync.mix)
+            return
         begun: deque[Exchange] = deque()
         for each in exchanges:
             if len(begun) == MOST_EXCHANGING:

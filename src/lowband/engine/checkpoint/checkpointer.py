@@ -226,7 +226,7 @@ class _Snapshot:
         if not 0 <= step <= MOST_STEPS:
             raise UserError(f"step is {step}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
         if (replicas := engine_of(module).replicas) is not None:
-            replicas.before_step()  # before the first one, the weights are the anchor
+            replicas.before_first_step()  # the weights are the anchor
         here = Logical.of(module, optimizer)
         _check_json("extra", extra)
         for i, group in enumerate(here.groups):

@@ -1,0 +1,235 @@
+"""The rounds in which replicas that come and go agree on who takes part, at a key-value store.
+
+One process per replica speaks for it. A round is an exchange between replicas. In an attempt at it
+
+1. each replica says that it is here. The first that sees all whom it expects, or has waited long enough,
+   writes the record: who takes part, and who has asked to join. The store takes one record only;
+2. those who take part exchange, and each says whether it could. The first that sees all their words, or has
+   waited long enough, writes the verdict. If one could not, those that have spoken try again.
+
+So all replicas that read a verdict read the same one, and nobody applies an exchange that failed for another.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from lowband.engine.store import POLL_S
+from lowband.errors import UserError
+
+LEFT = "left"
+
+
+class Member(NamedTuple):
+    """A replica, and how often it has been started."""
+
+    replica: int
+    start: int
+
+
+class Record(NamedTuple):
+    """Who takes part in an attempt, in order; the numbers of the requests to join that are open."""
+
+    members: list[Member]
+    asking: list[int]
+
+
+class Verdict(NamedTuple):
+    """Whether the exchange holds, and who takes part in the next attempt otherwise."""
+
+    holds: bool
+    others: list[Member]
+
+
+class Rounds:
+    """One replica's place in the rounds.
+
+    me:       this replica
+    round:    the next one
+    expected: who should take part in it
+    tick:     called while this process waits
+    """
+
+    def __init__(self, store: dist.Store, replica: int, patience_s: float) -> None:
+        self._store, self._patience_s = dist.PrefixStore("quorum", store), patience_s
+        self.me = Member(replica, self._store.add(f"starts/{replica}", 1))
+        self.round, self.attempt = 0, 0
+        self.expected: list[Member] = []
+        self.tick: Callable[[], None] = lambda: None
+        self._served: list[int] = []  # requests that were to be served since the last round
+
+    def agree(self, what: str, mine: str) -> None:
+        """Raises UserError unless this is what the first replica had."""
+        if self._store.compare_set(what, "", mine).decode() != mine:
+            raise UserError(
+                f"{what}: not what the other replicas began with", where=f"replica {self.me.replica}",
+                allowed="the same begins, scheme, ranks, module and weights on every replica",
+            )  # fmt: skip
+
+    def begins(self, begins: Collection[int], state: str) -> bool:
+        """Whether this replica is one of those that begin, and is started for the first time."""
+        if self.me.start > 1 or self.me.replica not in begins:
+            return False
+        self.agree("begins", json.dumps(sorted(begins)))
+        self.agree("state", state)
+        self.expected = [Member(replica, 1) for replica in sorted(begins)]
+        self._store.set(f"began/{self.me.replica}", "")
+        return True
+
+    def wait_for_all(self, until: float) -> None:
+        """Return when all that begin have begun. Raises UserError if one has not by then."""
+        for member in self.expected:
+            while not self._store.check([f"began/{member.replica}"]):
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"replica {member.replica} has not begun", where=f"replica {self.me.replica}"
+                    )
+                self._pause()
+
+    # ---- a round
+
+    @property
+    def key(self) -> str:
+        """Of this attempt."""
+        return f"{self.round}.{self.attempt}"
+
+    def assemble(self) -> tuple[str, Record]:
+        """Say that this replica is here; a name for the attempt, and its record."""
+        self._say("here", "")
+        until = time.monotonic() + self._patience_s
+        while not self._has("record"):
+            missing = [member for member in self._awaited() if not self._has("here", member)]
+            if not missing or time.monotonic() > until:
+                here = [m for m in self.expected if self._has("here", m) and self._said("here", m) != LEFT]
+                self._write("record", [here, self._open()])
+            else:
+                self._pause()
+        members, asking = self._read("record")
+        return self.key, Record([Member(*member) for member in members], asking)
+
+    def vote(self, record: Record, could: bool) -> Verdict:
+        """Say whether the exchange succeeded here; whether it did everywhere."""
+        self._say("could", "yes" if could else "no")
+        # Another replica may have waited for its patience before it gave up.
+        until = time.monotonic() + 2 * self._patience_s
+        while not self._has("verdict"):
+            said = [member for member in record.members if self._has("could", member)]
+            if len(said) == len(record.members) or time.monotonic() > until:
+                is_whole = said == record.members and all(self._said("could", m) == "yes" for m in said)
+                self._write("verdict", [is_whole, said])
+            else:
+                self._pause()
+        holds, others = self._read("verdict")
+        return Verdict(holds, [Member(*member) for member in others])
+
+    def again(self, verdict: Verdict) -> None:
+        """Go on to the round's next attempt."""
+        self.attempt += 1
+        self.expected = verdict.others
+
+    def over(self, record: Record) -> None:
+        """Go on to the next round, for which those who asked to join are expected."""
+        self.follow(self.round + 1, record.members, record.asking)
+
+    def follow(self, round_: int, members: list[Member], asking: list[int]) -> None:
+        """Go on to a round."""
+        self.round, self.attempt, self._served = round_, 0, asking
+        self.expected = sorted({*members, *(self.asker(number) for number in asking)})
+
+    def leave(self) -> None:
+        """Say that this replica is not coming."""
+        self._say("here", LEFT)
+        if all(self._has("here", m) and self._said("here", m) == LEFT for m in self.expected):
+            self._store.set("over", str(self.round))
+
+    def _awaited(self) -> list[Member]:
+        """Those that may come: none that was started again, and none that could not be given the state."""
+        again = {self.asker(number).replica for number in self._open() if number not in self._served}
+        failed = {self.asker(number) for number in self._served if self.was_given(number) is False}
+        return [m for m in self.expected if m == self.me or not (m.replica in again or m in failed)]
+
+    # ---- requests to join
+
+    def ask(self) -> int:
+        """Ask to join; the request's number."""
+        number = self._store.add("asks", 1)
+        self._store.set(f"ask/{number}", json.dumps(self.me))
+        return number
+
+    def asker(self, number: int) -> Member:
+        return Member(*json.loads(self._store.get(f"ask/{number}")))
+
+    def offer(self, number: int, content: str) -> int:
+        """Offer the state to the replica that asked; the round before which it holds."""
+        self._store.set(f"content/{number}/{self.round}", content)
+        self._store.set(f"offer/{number}", str(self.round))
+        return self.round
+
+    def offered(self, number: int, before: int, until: float) -> tuple[int, str] | None:
+        """The round of the next offer after an earlier one, and what it says; None if one has to ask anew.
+
+        Raises UserError if the run is over, or nobody offers anything until then.
+        """
+        while not (self._store.check([f"offer/{number}"]) and self._round_of(number) > before):
+            if self.was_given(number) is False:
+                return None
+            where = f"replica {self.me.replica}"
+            if self._store.check(["over"]):
+                rounds = self._store.get("over").decode()
+                raise UserError(f"the run is over: all replicas left after {rounds} rounds", where=where)
+            if time.monotonic() > until:
+                raise UserError(
+                    "no replica has let it join", where=where,
+                    allowed="another replica that trains; a store of its own for another run",
+                )  # fmt: skip
+            self._pause()
+        round_ = self._round_of(number)
+        return round_, self._store.get(f"content/{number}/{round_}").decode()
+
+    def given(self, number: int, is_whole: bool) -> None:
+        """Note that the state was given, or could not be."""
+        self._store.set(f"given/{number}", "yes" if is_whole else "no")
+
+    def was_given(self, number: int) -> bool | None:
+        """None: not yet."""
+        known = self._store.check([f"given/{number}"])
+        return self._store.get(f"given/{number}") == b"yes" if known else None
+
+    def _round_of(self, number: int) -> int:
+        return int(self._store.get(f"offer/{number}"))
+
+    def _open(self) -> list[int]:
+        """The requests that nobody has answered."""
+        made = self._store.add("asks", 0)
+        return [
+            n for n in range(1, made + 1) if self._store.check([f"ask/{n}"]) and self.was_given(n) is None
+        ]
+
+    # ---- the store
+
+    def _key(self, what: str, member: Member | None = None) -> str:
+        return f"{self.key}/{what}" + ("" if member is None else f"/{member.replica}.{member.start}")
+
+    def _say(self, what: str, text: str) -> None:
+        self._store.set(self._key(what, self.me), text)
+
+    def _has(self, what: str, member: Member | None = None) -> bool:
+        return bool(self._store.check([self._key(what, member)]))
+
+    def _said(self, what: str, member: Member) -> str:
+        return str(self._store.get(self._key(what, member)).decode())
+
+    def _write(self, what: str, value: object) -> None:
+        """Unless another replica has."""
+        self._store.compare_set(self._key(what), "", json.dumps(value))
+
+    def _read(self, what: str) -> tuple[list[object], list[int]]:
+        first, second = json.loads(self._store.get(self._key(what)))
+        return first, second
+
+    def _pause(self) -> None:
+        self.tick()
+        time.sleep(POLL_S)

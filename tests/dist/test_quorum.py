@@ -1,0 +1,331 @@
+"""Replicas that are jobs of their own: killed, started again, late; bit-equal to models in one process."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from quorum_worker import NESTEROV, batch, module, optimizer_of
+
+import lowband
+from lowband.engine.quorum_link import Link
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.scheme import Scheme
+from lowband.spec.sync import Sync
+
+WORKER = Path(__file__).with_name("quorum_worker.py")
+EVERY, STEPS = 3, 18
+Seen = dict[str, Any]
+
+
+class Jobs:
+    """Replicas of one run, each a process with ranks of its own; the store is here."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._folder, self._options = folder, options
+        self._running: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, replica: int, **options: Any) -> None:
+        out = self._folder / f"{replica}.json"
+        out.unlink(missing_ok=True)
+        mine = {
+            "replica": replica, "ranks": 1, "begins": [0, 1, 2], "steps": STEPS, "patience_s": 30.0,
+            "join_s": 60.0, "address": f"127.0.0.1:{self._store.port}", "out": str(out),
+            **self._options, **options,
+        }  # fmt: skip
+        file = self._folder / f"{replica}.options.json"
+        file.write_text(json.dumps(mine))
+        command = [sys.executable, str(WORKER), str(file)]
+        self._running[replica] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def ended(self, replica: int) -> str:
+        """What a job that fails has printed."""
+        _, said = self._running[replica].communicate(timeout=100)
+        assert self._running[replica].returncode
+        return said
+
+    def seen(self, replica: int) -> list[Seen]:
+        """By rank."""
+        _, said = self._running[replica].communicate(timeout=100)
+        assert self._running[replica].returncode == 0, said
+        found: list[Seen] = json.loads((self._folder / f"{replica}.json").read_text())
+        return found
+
+    def end(self) -> None:
+        for running in self._running.values():
+            running.kill()
+
+
+@pytest.fixture
+def jobs_of(tmp_path: Path) -> Iterator[Callable[..., Jobs]]:
+    made = []
+
+    def make(**options: Any) -> Jobs:
+        made.append(Jobs(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for jobs in made:
+        jobs.end()
+
+
+class Model:
+    """A replica of the reference."""
+
+    def __init__(self) -> None:
+        self.module = module()
+        self.weights = list(self.module.parameters())
+        self.optimizer = optimizer_of(self.weights)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.97)
+        self.anchor = [weight.detach().clone() for weight in self.weights]
+        self.outer = [torch.zeros_like(weight) for weight in self.weights]
+
+    def copy_of(self, other: "Model") -> None:
+        self.module.load_state_dict(other.module.state_dict())
+        self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        self.schedule.load_state_dict(other.schedule.state_dict())
+        self.anchor = [each.clone() for each in other.anchor]
+        self.outer = [each.clone() for each in other.outer]
+
+    def step(self, replica: int, ranks: int, step: int) -> None:
+        grads = []
+        for rank in range(ranks):
+            self.optimizer.zero_grad()
+            self.module(batch(replica, rank, step)).square().mean().backward()
+            grads.append([weight.grad.clone() for weight in self.weights])
+        for i, weight in enumerate(self.weights):
+            weight.grad = sum(each[i] for each in grads[1:]) + grads[0][i] if ranks > 1 else grads[0][i]
+            weight.grad /= ranks
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def exchange(models: list[Model], which: list[int], momentum: float = 0.9, rate: float = 0.7) -> None:
+    """An exchange of these weights."""
+    for i in which:
+        total = models[0].anchor[i] - models[0].weights[i].detach()
+        for model in models[1:]:
+            total = total + (model.anchor[i] - model.weights[i].detach())
+        mean = total / len(models)
+        for model in models:
+            model.outer[i] = momentum * model.outer[i] + mean
+            model.anchor[i] -= rate * (mean + momentum * model.outer[i])
+            with torch.no_grad():
+                model.weights[i].copy_(model.anchor[i])
+
+
+def reference(members_of: dict[int, list[int]], ranks: int, fragments: int = 1) -> dict[int, list[Any]]:
+    """By step of an exchange and by replica in it: weights, and the outer momentum.
+
+    members_of: by that step; a replica that was in no exchange just before is a copy of the first that was
+    """
+    gap, found, before = EVERY // fragments, {}, members_of[min(members_of)]
+    models = {replica: Model() for replica in before}
+    units = [[0, 1], [2, 3]]  # the layers; the root has no parameters
+    for end in sorted(members_of):
+        members = members_of[end]
+        for replica in members:
+            if replica not in before:
+                models[replica] = Model()
+                models[replica].copy_of(models[before[0]])
+        for replica in members:
+            for step in range(end - gap, end):
+                models[replica].step(replica, ranks, step)
+        fragment = (end // gap - 1) % fragments
+        which = [i for unit, slots in enumerate(units) if unit % fragments == fragment for i in slots]
+        exchange([models[replica] for replica in members], which)
+        found[end] = [[each.detach().clone() for each in models[replica].anchor] for replica in members]
+        before = members
+    return found
+
+
+def check(found: dict[int, list[Seen]], ranks: int, fragments: int = 1) -> dict[int, list[int]]:
+    """Compare all replicas, at all exchanges and once they have joined, with the reference.
+
+    Returns members by step.
+    """
+    members_of: dict[int, list[int]] = {}
+    for seen in found.values():
+        for step, members in seen[0]["members"].items():
+            assert members_of.setdefault(int(step), members) == members
+    expected = reference(members_of, ranks, fragments)
+    for replica, seen in found.items():
+        for text, weights in seen[0]["weights"].items():
+            members = members_of[int(text)]
+            place = members.index(replica) if replica in members else 0  # it has joined since
+            for value, other in zip(weights.values(), expected[int(text)][place], strict=True):
+                assert torch.equal(torch.tensor(value), other), (replica, text)
+    return members_of
+
+
+def rounds(members_of: dict[int, list[int]]) -> list[list[int]]:
+    return [members_of[step] for step in sorted(members_of)]
+
+
+@pytest.mark.parametrize(("replicas", "ranks", "fragments"), [(1, 2, 1), (2, 1, 1), (3, 2, 3)])
+def test_bit_equal_to_models_in_one_process(jobs_of, replicas: int, ranks: int, fragments: int) -> None:
+    jobs = jobs_of(ranks=ranks, begins=list(range(replicas)), sync={"fragments": fragments})
+    for replica in range(replicas):
+        jobs.start(replica)
+    found = {replica: jobs.seen(replica) for replica in range(replicas)}
+    assert rounds(check(found, ranks, fragments)) == [list(range(replicas))] * (STEPS * fragments // EVERY)
+    for seen in found.values():
+        for of_rank in seen:
+            pieces = [numel // ranks for numel in of_rank["units"]]
+            parts = [-(-piece // (8 * replicas)) * 8 for piece in pieces]
+            assert of_rank["sent"] == sum(2 * 4 * part * (replicas - 1) for part in parts) * STEPS // EVERY
+            peak, now = of_rank["held"]
+            assert peak["anchor"] == peak["outer"] == 4 * sum(pieces)
+            assert peak["in_flight"] == 4 * (sum(pieces) if fragments == 1 else max(pieces))
+            assert now["in_flight"] == 0
+
+
+def test_a_killed_replica_joins_again_and_others_lose_no_step(jobs_of) -> None:
+    jobs = jobs_of(ranks=2, waits_at=8)
+    jobs.start(0)
+    jobs.start(1, dies=7, rank=1)
+    jobs.start(2)
+    jobs.ended(1)
+    jobs.start(1)
+    found = {replica: jobs.seen(replica) for replica in range(3)}
+    assert found[1][0]["began"] == 9
+    assert rounds(check(found, ranks=2)) == [[0, 1, 2]] * 2 + [[0, 2]] + [[0, 1, 2]] * 3
+    last = str(STEPS)
+    assert found[1][1]["outer"][last] == found[0][1]["outer"][last] == found[2][1]["outer"][last]
+    assert found[1][0]["rate"] == {k: v for k, v in found[0][0]["rate"].items() if int(k) >= 9}
+
+
+def test_one_that_dies_in_an_exchange_changes_nothing_for_the_others(jobs_of) -> None:
+    jobs = jobs_of(ranks=2, patience_s=3.0)
+    jobs.start(0)
+    jobs.start(1, dies_in=["_means", 3], rank=1)  # after it has said that it is here
+    jobs.start(2)
+    jobs.ended(1)
+    found = {replica: jobs.seen(replica) for replica in (0, 2)}
+    assert rounds(check(found, ranks=2)) == [[0, 1, 2]] * 2 + [[0, 2]] * 4
+
+
+def test_when_the_one_that_gives_the_state_dies_another_one_gives_it(jobs_of) -> None:
+    jobs = jobs_of(patience_s=8.0, waits_at=5)
+    jobs.start(0, dies_in=["_give", 1])
+    jobs.start(1)
+    jobs.start(2, dies=1)
+    jobs.ended(2)
+    jobs.start(2)
+    jobs.ended(0)
+    found = {replica: jobs.seen(replica) for replica in (1, 2)}
+    assert found[2][0]["began"] == 9
+    assert rounds(check(found, ranks=1)) == [[0, 1], [0, 1], [1]] + [[1, 2]] * 3
+
+
+def test_one_that_was_suspended_too_long_is_refused(jobs_of) -> None:
+    jobs = jobs_of(patience_s=4.0)
+    jobs.start(0)
+    jobs.start(1, sleeps=4, sleeps_s=9.0)
+    jobs.start(2, sleeps=10, sleeps_s=1.0)  # it comes before the others' patience is over
+    assert "replica 1: the others went on without it after 6 steps" in jobs.ended(1)
+    found = {replica: jobs.seen(replica) for replica in (0, 2)}
+    assert rounds(check(found, ranks=1)) == [[0, 1, 2]] + [[0, 2]] * 5
+
+
+def test_a_new_replica_joins(jobs_of) -> None:
+    jobs = jobs_of(begins=[4, 7], waits_at=4)
+    jobs.start(9)
+    jobs.start(4)
+    jobs.start(7)
+    found = {replica: jobs.seen(replica) for replica in (4, 7, 9)}
+    began = found[9][0]["began"]
+    assert began in (3, 6)
+    before = began // EVERY
+    assert rounds(check(found, ranks=1)) == [[4, 7]] * before + [[4, 7, 9]] * (STEPS // EVERY - before)
+
+
+def test_replicas_are_equal_on_a_quantized_wire(jobs_of) -> None:
+    jobs = jobs_of(ranks=2, begins=[0, 1], wire="int4")
+    jobs.start(0)
+    jobs.start(1)
+    first, second = jobs.seen(0), jobs.seen(1)
+    assert first[0]["weights"] == second[0]["weights"]
+    assert first[1]["outer"] == second[1]["outer"]
+    assert first[0]["sent"] < 18 * 4 * 60
+
+
+def test_a_run_that_all_have_left_lets_nobody_join(jobs_of) -> None:
+    jobs = jobs_of(begins=[0])
+    jobs.start(0)
+    jobs.seen(0)
+    jobs.start(1)
+    assert "replica 1: the run is over: all replicas left after 6 rounds" in jobs.ended(1)
+
+
+def test_replicas_that_differ_or_do_not_begin_are_refused_in_one_line(jobs_of) -> None:
+    jobs = jobs_of(begins=[0, 1], join_s=10.0)
+    jobs.start(0)
+    jobs.start(1, sync={"every": 2})
+    said = sorted(jobs.ended(replica).splitlines()[-1] for replica in range(2))
+    assert "has not begun" in "".join(said)
+    assert "scheme, ranks, units and optimizer: not what the other replicas began with" in "".join(said)
+
+
+def _refused() -> list[str]:
+    said, store = [], dist.HashStore()
+
+    def note(scheme: Scheme, select: slice = slice(None), **options: Any) -> None:
+        model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
+        optimizer = optimizer_of(list(model.parameters())[select])
+        with pytest.raises(UserError) as error:
+            lowband.Quorum(model, optimizer, store, **{"replica": 0, "begins": [0], **options})
+        said.append(str(error.value))
+
+    def scheme(**options: Any) -> Scheme:
+        sync = Sync(beyond="node", every=EVERY, **{**NESTEROV, **options})
+        return Scheme(name="mine", weights="node", grads="node", optim="node", sync=sync)
+
+    if dist.get_world_size() == 2:
+        note(scheme())
+        return said
+    note(Scheme(name="none", weights="node", grads="node", optim="node"))
+    note(scheme(delay=1))
+    note(scheme(), replica=-1)
+    note(scheme(), patience_s=0.0)
+    note(scheme(), slice(2))
+    return said
+
+
+def test_misuse_is_one_line() -> None:
+    said = on_ranks(1, _refused)[0] + on_ranks(2, _refused)[0]
+    parts = "has no sync", "delay 1", "replica -1", "patience_s 0.0", "does not have all", "has 2 replicas"
+    for text, part in zip(said, parts, strict=True):
+        assert part in text
+        assert "\n" not in text
+
+
+def _cannot_send() -> str:
+    """Every attempt fails, though nobody is lost."""
+    sync = Sync(beyond="node", every=1)
+    scheme = Scheme(name="mine", weights="node", grads="node", optim="node", sync=sync)
+    model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
+    optimizer = optimizer_of(model.parameters())
+    lowband.Quorum(model, optimizer, dist.HashStore(), 0, [0])
+    model(batch(0, 0, 0)).sum().backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "mean", _fail)
+        with pytest.raises(RuntimeError) as error:
+            optimizer.step()
+    return str(error.value)
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("no memory\nat all")
+
+
+def test_an_exchange_that_always_fails_ends() -> None:
+    assert on_ranks(1, _cannot_send) == ["10 attempts at an exchange failed: no memory"]
