@@ -63,7 +63,14 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
         model, optimizer, store, replica, options["begins"], options["patience_s"], options["join_s"],
         {"rate": schedule},
     )  # fmt: skip
-    seen: dict[str, Any] = {"began": quorum.steps, "members": {}, "weights": {}, "outer": {}, "rate": {}}
+    seen: dict[str, Any] = {
+        "began": quorum.steps,
+        "members": {},
+        "weights": {},
+        "outer": {},
+        "rate": {},
+        "at": {},
+    }
     if quorum.steps:
         note(seen, model, quorum, schedule)
     while quorum.steps < options["steps"]:
@@ -92,6 +99,7 @@ def note(seen: dict[str, Any], model: torch.nn.Module, quorum: lowband.Quorum, s
     assert engine.replicas is not None
     state = lowband.full_state_dict(model)
     seen["weights"][step] = {name: value.tolist() for name, value in state.items()}
+    seen["at"][step] = time.monotonic()
     anchors = engine.replicas.exchanges
     seen["outer"][step] = [each.momentum.tolist() for each in anchors if each.momentum is not None]  # type: ignore[attr-defined]
     seen["members"][step], seen["rate"][step] = quorum.members, schedule.get_last_lr()
@@ -121,7 +129,9 @@ def main() -> None:
     options = json.loads(Path(sys.argv[1]).read_text())
     if "dies_in" in options:
         die_in(options, *options["dies_in"])
-    found = on_ranks(options["ranks"], train, options, time_limit_s=120)
+    found = on_ranks(
+        options["ranks"], train, options, time_limit_s=120, peer_timeout_s=options.get("peer_timeout_s")
+    )
     Path(options["out"]).write_text(json.dumps(found))
 
 
