@@ -41,6 +41,9 @@ class Jobs:
         """Until the replicas have written it."""
         self._store.get(f"quorum/{key}")
 
+    def close_store(self) -> None:
+        del self._store
+
     def pid(self, replica: int) -> int:
         """Of the process whose children are the ranks."""
         return self._running[replica].pid

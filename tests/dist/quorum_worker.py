@@ -112,23 +112,25 @@ def die(options: dict[str, Any], moment: object) -> None:
         time.sleep(options["sleeps_s"])
 
 
-def die_in(options: dict[str, Any], name: str, at: int) -> None:
-    """End in the at-th call of a Quorum's method, after what it does to others has begun."""
+def stop_in(options: dict[str, Any], name: str, at: int, seconds: float) -> None:
+    """End, or stop for a while, at the at-th call of a Quorum's method."""
     method, calls = getattr(engine_quorum.Quorum, name), []
 
-    def dies(*arguments: Any) -> Any:
+    def stops(*arguments: Any) -> Any:
         calls.append(name)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if len(calls) == at and dist.get_rank() == options.get("rank", 0):
+            time.sleep(seconds)
+            if not seconds:
+                os.kill(os.getpid(), signal.SIGKILL)
         return method(*arguments)
 
-    setattr(engine_quorum.Quorum, name, dies)
+    setattr(engine_quorum.Quorum, name, stops)
 
 
 def main() -> None:
     options = json.loads(Path(sys.argv[1]).read_text())
-    if "dies_in" in options:
-        die_in(options, *options["dies_in"])
+    if "stops_in" in options:
+        stop_in(options, *options["stops_in"])
     found = on_ranks(
         options["ranks"], train, options, time_limit_s=120, peer_timeout_s=options.get("peer_timeout_s")
     )

@@ -133,6 +133,14 @@ def test_a_deepspeed_configuration_is_trained_and_what_has_no_counterpart_is_ref
     assert losses[-1] < losses[0]
 
 
+def test_a_replica_learns_at_its_own_pace() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    words = f"--store 127.0.0.1:{store.port} --replica 3 --begins 3 --every 5 --steps 40"
+    losses = run(2, "diloco.py", *words.split())
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 0.5
+
+
 def test_an_error_that_every_rank_finds_is_printed_once(tmp_path: Path) -> None:
     done = launched(2, "train.py", "--scheme", "zero4", "--steps", "1")
     said = [line for line in done.stderr.splitlines() if line.startswith("lowband: ")]
@@ -158,6 +166,8 @@ WRITTEN = " (allowed: what save_pretrained wrote)"
         ("from_deepspeed.py", "", "0 arguments (allowed: a DeepSpeed configuration)"),
         ("from_deepspeed.py", "NONE", "NONE: cannot be read: No such file or directory"),
         ("from_deepspeed.py", "SHORT", "SHORT:1: is not JSON: Expecting value"),
+        ("diloco.py", "", "diloco.py: no store (allowed: --store host:port, or --host)"),
+        ("diloco.py", "--store here", "store 'here' (allowed: host:port, port 1 to 65535)"),
         ("train.py", "--levels node=2,", "error: argument --levels: invalid levels value: 'node=2,'"),
     ],
 )  # fmt: skip

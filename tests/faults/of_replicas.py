@@ -44,7 +44,7 @@ def main() -> int:
         if seed in done:
             continue
         row = case(seed)
-        print(*row.values(), sep=" | ", flush=True)
+        print(seed, row["kind"], row.get("detected_s"), row["wrong"] or "right", sep=" | ", flush=True)
         rows.append(row)
         write(options.out, rows)
     return int(any(row["wrong"] for row in rows))
@@ -54,7 +54,19 @@ def case(seed: int) -> dict[str, object]:
     draw, start = random.Random(seed), time.monotonic()
     kind = KINDS[(seed - FIRST_SEED) % len(KINDS)]
     victim, rank = draw.randrange(REPLICAS), draw.randrange(RANKS)
-    others = [replica for replica in range(REPLICAS) if replica != victim]
+    commit, is_dirty = code_version()
+    row: dict[str, object] = {
+        "seed": seed, "kind": kind, "scheme": "diloco", "ranks": REPLICAS * RANKS, "exit_code": 1,
+        "victim": RANKS * victim + rank, "commit": commit + ("-dirty" if is_dirty else ""),
+    }  # fmt: skip
+    try:
+        row |= observed(draw, kind, victim, rank)
+    except AssertionError as error:  # a replica ended that should not have
+        row["wrong"] = str(error).splitlines()[-1]
+    return row | {"seconds": f"{time.monotonic() - start:.1f}"}
+
+
+def observed(draw: random.Random, kind: str, victim: int, rank: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as name:
         jobs = Jobs(
             Path(name), ranks=RANKS, steps=STEPS, step_s=STEP_S, patience_s=PATIENCE_S,
@@ -76,31 +88,27 @@ def case(seed: int) -> dict[str, object]:
             found = {replica: jobs.seen(replica) for replica in range(REPLICAS)}
         finally:
             jobs.end()
-    steps = [str(step) for step in range(EVERY, STEPS + 1, EVERY)]
-    without = [found[others[0]][0]["at"][s] for s in steps if victim not in found[others[0]][0]["members"][s]]
-    detected_s = min(without) - moment if without else None
-    same_steps = all(list(found[replica][0]["members"]) == steps for replica in others)
     try:
         check(found, RANKS)
         same_weights = True
     except AssertionError:
         same_weights = False
-    last = found[others[0]][0]["members"][steps[-1]]
-    wrong = [
-        *([] if detected_s is not None and detected_s <= PROMPT_S else [f"detected after {detected_s} s"]),
-        *([] if same_steps else ["the others lost a step"]),
-        *([] if same_weights else ["other weights than in one process"]),
-        *([] if last == list(range(REPLICAS)) else [f"in the end there were replicas {last}"]),
-    ]
-    commit, is_dirty = code_version()
+    others = [seen[0] for replica, seen in found.items() if replica != victim]
+    ends = [str(step) for step in range(EVERY, STEPS + 1, EVERY)]
+    same_steps = all(list(seen["members"]) == ends for seen in others)
+    at, members = others[0]["at"], others[0]["members"]
+    detected_s = min(at[end] for end in ends if victim not in members[end]) - moment
+    wrong = {
+        f"detected after {detected_s:.1f} s": detected_s > PROMPT_S,
+        "the others lost a step": not same_steps,
+        "other weights than in one process": not same_weights,
+        f"in the end replicas {members[ends[-1]]}": members[ends[-1]] != list(range(REPLICAS)),
+    }
     return {
-        "seed": seed, "kind": kind, "scheme": "diloco", "ranks": REPLICAS * RANKS,
-        "step": max((int(s) for s, at in found[others[0]][0]["at"].items() if at < moment), default=0),
-        "victim": RANKS * victim + rank, "exit_code": 1,
-        "detected_s": None if detected_s is None else f"{detected_s:.2f}", "printed": printed,
-        "printed_again": "", "resumed_from": found[victim][0]["began"], "same_weights": same_weights,
-        "same_steps": same_steps, "seconds": f"{time.monotonic() - start:.1f}", "wrong": "; ".join(wrong),
-        "commit": commit + ("-dirty" if is_dirty else ""),
+        "step": max((int(end) for end in ends if at[end] < moment), default=0),
+        "detected_s": f"{detected_s:.2f}", "printed": printed, "resumed_from": found[victim][0]["began"],
+        "same_weights": same_weights, "same_steps": same_steps,
+        "wrong": "; ".join(text for text, is_so in wrong.items() if is_so),
     }  # fmt: skip
 
 

@@ -98,7 +98,8 @@ class Quorum:
         self._wire, self._block_size = scheme.wire(SYNC_REDUCE.name), scheme.block_size
         self._state = State(module, optimizer, also or {})
         self._store, self._patience_s = store, patience_s
-        self._meeting = Meeting(world_timeout().total_seconds())
+        # A rank waits for another one of this job that waits for its counterparts.
+        self._meeting = Meeting(world_timeout().total_seconds() + 2 * patience_s)
         self._link: Link | None = None  # with those of the last exchange
         self._record = Record([], [])  # of the last exchange
         self._failure = "on another rank"  # of this rank's last attempt that failed
@@ -159,6 +160,7 @@ class Quorum:
         of its own step.
         """
         self._give_state()
+        self._meeting.everyone(None)  # a replica is here when all its ranks are
         for _ in range(MOST_ATTEMPTS):
             key, record = self._speak("meeting", Rounds.assemble)
             self._check_place(record.members)

@@ -12,8 +12,8 @@ So all replicas that read a verdict read the same one, and nobody applies an exc
 
 import json
 import time
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -21,6 +21,7 @@ from lowband.engine.store import POLL_S
 from lowband.errors import UserError
 
 LEFT = "left"
+LONGEST_PAUSE_S = 1.0
 
 
 class Member(NamedTuple):
@@ -82,12 +83,13 @@ class Rounds:
     def wait_for_all(self, until: float) -> None:
         """Return when all that begin have begun. Raises UserError if one has not by then."""
         for member in self.expected:
-            while not self._store.check([f"began/{member.replica}"]):
+            for _ in self._waiting():
+                if self._store.check([f"began/{member.replica}"]):
+                    break
                 if time.monotonic() > until:
                     raise UserError(
                         f"replica {member.replica} has not begun", where=f"replica {self.me.replica}"
                     )
-                self._pause()
 
     # ---- a round
 
@@ -99,29 +101,29 @@ class Rounds:
     def assemble(self) -> tuple[str, Record]:
         """Say that this replica is here; a name for the attempt, and its record."""
         self._say("here", "")
-        until = time.monotonic() + self._patience_s
-        while not self._has("record"):
+        for waited_s in self._waiting():
+            if self._has("record"):
+                break
             missing = [member for member in self._awaited() if not self._has("here", member)]
-            if not missing or time.monotonic() > until:
+            if not missing or waited_s > self._patience_s:
                 here = [m for m in self.expected if self._has("here", m) and self._said("here", m) != LEFT]
                 self._write("record", [here, self._open()])
-            else:
-                self._pause()
         members, asking = self._read("record")
         return self.key, Record([Member(*member) for member in members], asking)
 
     def vote(self, record: Record, could: bool) -> Verdict:
         """Say whether the exchange succeeded here; whether it did everywhere."""
         self._say("could", "yes" if could else "no")
-        # Another replica may have waited for its patience before it gave up.
-        until = time.monotonic() + 2 * self._patience_s
-        while not self._has("verdict"):
-            said = [member for member in record.members if self._has("could", member)]
-            if len(said) == len(record.members) or time.monotonic() > until:
-                is_whole = said == record.members and all(self._said("could", m) == "yes" for m in said)
-                self._write("verdict", [is_whole, said])
-            else:
-                self._pause()
+        for waited_s in self._waiting():
+            if self._has("verdict"):
+                break
+            said = {m: self._said("could", m) for m in record.members if self._has("could", m)}
+            is_whole = len(said) == len(record.members)
+            # Where one could not, the others find out at the latest when their patience is over.
+            limit_s = (1 if "no" in said.values() else 2) * self._patience_s
+            if is_whole or waited_s > limit_s:
+                holds = is_whole and "no" not in said.values()
+                self._write("verdict", [holds, list(said)])
         holds, others = self._read("verdict")
         return Verdict(holds, [Member(*member) for member in others])
 
@@ -173,7 +175,9 @@ class Rounds:
 
         Raises UserError if the run is over, or nobody offers anything until then.
         """
-        while not (self._store.check([f"offer/{number}"]) and self._round_of(number) > before):
+        for _ in self._waiting():
+            if self._store.check([f"offer/{number}"]) and self._round_of(number) > before:
+                break
             if self.was_given(number) is False:
                 return None
             where = f"replica {self.me.replica}"
@@ -185,7 +189,6 @@ class Rounds:
                     "no replica has let it join", where=where,
                     allowed="another replica that trains; a store of its own for another run",
                 )  # fmt: skip
-            self._pause()
         round_ = self._round_of(number)
         return round_, self._store.get(f"content/{number}/{round_}").decode()
 
@@ -226,10 +229,14 @@ class Rounds:
         """Unless another replica has."""
         self._store.compare_set(self._key(what), "", json.dumps(value))
 
-    def _read(self, what: str) -> tuple[list[object], list[int]]:
+    def _read(self, what: str) -> tuple[Any, Any]:
         first, second = json.loads(self._store.get(self._key(what)))
         return first, second
 
-    def _pause(self) -> None:
-        self.tick()
-        time.sleep(POLL_S)
+    def _waiting(self) -> Iterator[float]:
+        """Seconds waited so far; the pauses between them grow, because a store may be far away."""
+        began = time.monotonic()
+        while True:
+            yield (waited_s := time.monotonic() - began)
+            self.tick()
+            time.sleep(min(max(POLL_S, 0.05 * waited_s), LONGEST_PAUSE_S))
