@@ -34,10 +34,11 @@ def run(options: argparse.Namespace) -> int:
         if options.seed is not None:
             return _show(chosen[0], options.seed, folder)
         import_all()  # before any limit of time
-        rows = []
+        rows, refused = [], 0
         for target in chosen:
             work = folder / "work"
             work.mkdir()
+            refused += not is_sound(target, work)
             tally = guided(target, options, work) if options.guided else drawn(target, options, work)
             rows.append(row(target, tally, is_guided=options.guided))
             if options.defects and tally.examples:
@@ -50,7 +51,17 @@ def run(options: argparse.Namespace) -> int:
             shutil.rmtree(work)
             if options.out:
                 write(rows, options.out, [target.name for target in every])
-    return int(any(r[key] for r in rows for key in DEFECTS))
+    return int(any(r[key] for r in rows for key in DEFECTS) or refused > 0)
+
+
+def is_sound(target: Target, folder: Path) -> bool:
+    """Whether the target accepts what its inputs are made from; what is behind a refusal is not tried."""
+    expected = "refused" if target.is_unfinished else "accepted"
+    found = [(data, *outcome(target, data, folder)) for data in target.sounds]
+    for data, how, text in found:
+        if how != expected:
+            print(f"{target.name}: sound input: {how}: {data[:200]!r} {text[-600:]}", flush=True)
+    return all(how == expected for _, how, _ in found)
 
 
 class Tally:
@@ -75,7 +86,6 @@ class Tally:
 def drawn(target: Target, options: argparse.Namespace, folder: Path) -> Tally:
     """Inputs of fixed seeds, in this process."""
     tally = Tally()
-    outcome(target, target.text.encode("utf-8", "surrogatepass"), folder)  # imports what it needs
     start = time.process_time()
     with limit_memory():
         for seed in range(options.first, options.first + options.inputs):

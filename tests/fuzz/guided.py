@@ -47,14 +47,11 @@ def fuzz(
 def _fuzz(
     target: Target, inputs: int, seconds: float, seed: int, folder: Path, tally: Any, result: Path
 ) -> None:
-    sounds = [text.encode("utf-8", "surrogatepass") for text in (target.text, *target.more)]
+    sounds = target.sounds
     corpus = folder / "corpus"
     corpus.mkdir()
     for i, data in enumerate(sounds):
         (corpus / str(i)).write_bytes(data)
-        how, text = outcome(target, data, folder)  # imports what it needs, before limits hold
-        if how != "accepted":
-            print(f"{target.name}: sound input {i}: {how}: {text[-600:]}", flush=True)
     start = time.process_time()
 
     def one(data: bytes) -> None:

@@ -89,7 +89,7 @@ def targets(spec: str) -> list[Target]:
         at(
             "machine.yaml", "slurm/fuzzed/machine.yaml", text=sound("slurm/frontier/machine.yaml"),
             call=predict(cluster="fuzzed"),
-            more=tuple(sound(f"slurm/{name}/machine.yaml") for name in ("frontier-box", "cuda", "local")),
+            more=tuple(sound(f"slurm/{name}/machine.yaml") for name in ("frontier-box", "cuda", "dgx2")),
         ),
         at(
             "stack", "config/stacks/fuzzed.yaml", text=sound("config/stacks/deepspeed-zero.yaml"),

@@ -103,7 +103,7 @@ def targets(sound_run: Path, manifest: str) -> list[Target]:
     }  # fmt: skip
     run_id = json.loads(texts["spec.json"])["run_id"]
     of_checkpoint = (
-        f"step-00000002/{MANIFEST}", "json", manifest, lambda root: Manifest.read(root / "step-00000002"),
+        f"step-00000001/{MANIFEST}", "json", manifest, lambda root: Manifest.read(root / "step-00000001"),
     )  # fmt: skip
     return [
         at("checkpoint's manifest", *of_checkpoint),

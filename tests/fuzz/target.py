@@ -38,6 +38,7 @@ class Target:
     is_fresh: whether `call` changes the folder, which is then made anew for each input
     more: further sound files, to begin from as well
     group: what it belongs to, in the table of docs/testing.md
+    is_unfinished: whether even a sound file is refused in the end: its work needs more than the folder
     """
 
     name: str
@@ -50,6 +51,11 @@ class Target:
     is_fresh: bool = False
     more: tuple[str, ...] = ()
     group: str = "configuration"
+    is_unfinished: bool = False
+
+    @property
+    def sounds(self) -> list[bytes]:
+        return [text.encode("utf-8", "surrogatepass") for text in (self.text, *self.more)]
 
 
 def sound(path: str) -> str:

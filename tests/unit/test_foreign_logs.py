@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowband.__main__ import main
-from lowband.importers import Malformed, megatron
+from lowband.importers import Malformed, megatron, torchtitan
 from lowband.spec.csv_tables import read_table
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +66,24 @@ def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:
 def test_a_digit_that_is_no_number_is_malformed() -> None:
     with pytest.raises(Malformed, match="iteration is '²'"):
         megatron.parser()(" iteration ²/ 3 | lm loss: 1.0 |")
+
+
+@pytest.mark.parametrize(
+    ("parser", "line", "message"),
+    [
+        (megatron, " iteration NUMBER/ 3 | lm loss: 1.0 |", "iteration is '9999"),
+        (
+            torchtitan,
+            "step: NUMBER  loss: 8.1  memory: 1.0GiB(1.0%)  tps: 7,000  tflops: 1.0  mfu: 1.0%",
+            "step is '9999",
+        ),
+    ],
+)
+def test_a_count_of_thousands_of_digits_is_malformed(parser, line: str, message: str) -> None:
+    """Python's int refuses it with an error of its own."""
+    with pytest.raises(Malformed, match=message) as error:
+        parser.parser()(line.replace("NUMBER", "9" * 5000))
+    assert len(str(error.value)) < 100
 
 
 def test_a_log_without_steps_is_refused(tmp_path, capsys) -> None:

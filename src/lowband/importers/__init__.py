@@ -33,6 +33,8 @@ FORMATS = {
     "mllog": "mllog",
 }
 
+MOST_DIGITS = 18  # of a count: an int64 holds it
+
 
 class Malformed(Exception):
     """A metric line that does not parse. The message states what is wrong."""
@@ -124,6 +126,13 @@ def _rates(values: dict[str, Any], run: ForeignRun, theirs: float | None, ours: 
         else None,
         "model_flop_per_s_per_rank": tokens_per_rank * ours,
     }
+
+
+def whole(text: str, what: str) -> int:
+    """A count in decimal digits. Raises Malformed, naming the quantity `what`."""
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise Malformed(f"{what} is {text[:40]!r}")
+    return int(text)
 
 
 def number(text: str, what: str) -> float:

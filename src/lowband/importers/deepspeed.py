@@ -6,7 +6,7 @@ Its samples count all ranks; its GB are GiB.
 import re
 from typing import Any
 
-from lowband.importers import Malformed, Parser, number
+from lowband.importers import Malformed, Parser, number, whole
 
 _MARK = "RunningAvgSamplesPerSec="
 _LINE = re.compile(
@@ -26,7 +26,7 @@ def _parse(line: str) -> dict[str, Any] | None:
     if found is None:
         raise Malformed("is cut off or from another version")
     return {
-        "step": int(found["step"]),
+        "step": whole(found["step"], "step"),
         "samples_per_s": number(found["samples"], "CurrSamplesPerSec"),
         "peak_memory_bytes": number(found["memory"], "MaxMemAllocated") * 2**30,
     }

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from lowband.importers import Malformed, Parser, number
+from lowband.importers import Malformed, Parser, number, whole
 
 _ITERATION = re.compile(r"\biteration\s+(\S+?)\s*/\s*\S+\s*\|")
 _KEYS = {
@@ -26,9 +26,7 @@ def _parse(line: str) -> dict[str, Any] | None:
     start = _ITERATION.search(line)
     if start is None:
         return None
-    if not start.group(1).isdecimal():
-        raise Malformed(f"iteration is {start.group(1)!r}")
-    values: dict[str, Any] = {"step": int(start.group(1))}
+    values: dict[str, Any] = {"step": whole(start.group(1), "iteration")}
     for part in line[start.end() :].split("|")[:-1]:
         key, colon, text = part.partition(":")
         key = key.strip()

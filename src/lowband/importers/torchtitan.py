@@ -6,7 +6,7 @@
 import re
 from typing import Any
 
-from lowband.importers import Malformed, Parser, number
+from lowband.importers import Malformed, Parser, number, whole
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"\bstep:\s*(?P<step>\d+)\s+loss:")
@@ -38,4 +38,8 @@ def _parse(line: str) -> dict[str, Any] | None:
     size, unit, _ = pairs["memory"].partition("GiB")
     if not unit:
         raise Malformed(f"memory is {pairs['memory']!r}")
-    return {"step": int(start["step"]), **values, "peak_memory_bytes": number(size, "memory") * 2**30}
+    return {
+        "step": whole(start["step"], "step"),
+        **values,
+        "peak_memory_bytes": number(size, "memory") * 2**30,
+    }
