@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
 from quorum_jobs import EVERY, Jobs, check
 
 FIRST_SEED = 2000
-REPLICAS, RANKS, STEPS, STEP_S = 3, 2, 90, 0.1
+REPLICAS, RANKS, STEPS, STEP_S = 3, 2, 240, 0.1
 PATIENCE_S, PEER_TIMEOUT_S, PROMPT_S = 10.0, 8.0, 30.0
 KINDS = ("kill rank of a replica", "freeze rank of a replica", "kill it again as it joins")
 
@@ -76,7 +76,7 @@ def observed(draw: random.Random, kind: str, victim: int, rank: int) -> dict[str
             for replica in range(REPLICAS):
                 jobs.start(replica)
             jobs.wait_for("0.0/record")
-            time.sleep(draw.uniform(0, STEPS * STEP_S / 3))
+            time.sleep(draw.uniform(0, 3))
             moment = time.monotonic()
             signal_rank(jobs, victim, rank, signal.SIGSTOP if "freeze" in kind else signal.SIGKILL)
             printed = jobs.ended(victim).splitlines()[-1]

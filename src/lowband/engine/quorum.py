@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.engine import Engine
 from lowband.engine.quorum_link import Link
 from lowband.engine.quorum_rounds import Member, Record, Rounds
-from lowband.engine.quorum_state import State
+from lowband.engine.quorum_state import Received, State
 from lowband.engine.replicas import Others, Replicas
 from lowband.engine.store import open_store, reaching
 from lowband.engine.topology import world_timeout
@@ -98,8 +99,8 @@ class Quorum:
         self._wire, self._block_size = scheme.wire(SYNC_REDUCE.name), scheme.block_size
         self._state = State(module, optimizer, also or {})
         self._store, self._patience_s = store, patience_s
-        # A rank waits for another one of this job that waits for its counterparts.
-        self._meeting = Meeting(world_timeout().total_seconds() + 2 * patience_s)
+        timeout_s = world_timeout().total_seconds()
+        self._meeting = Meeting(timeout_s, progress_s=timeout_s + 10 * patience_s)
         self._link: Link | None = None  # with those of the last exchange
         self._record = Record([], [])  # of the last exchange
         self._failure = "on another rank"  # of this rank's last attempt that failed
@@ -164,7 +165,7 @@ class Quorum:
         for _ in range(MOST_ATTEMPTS):
             key, record = self._speak("meeting", Rounds.assemble)
             self._check_place(record.members)
-            means = self._means(key, record, anchors)
+            means = self._meeting.together("exchanging", partial(self._means, key, record, anchors))
             could = all(self._meeting.everyone(means is not None))
             verdict = self._speak("agreeing", Rounds.vote, record, could)
             if verdict.holds:
@@ -190,14 +191,18 @@ class Quorum:
                 allowed="to be started again, and to join them; a longer patience_s",
             )  # fmt: skip
 
-    def _means(self, key: str, record: Record, anchors: Sequence[Anchor]) -> list[torch.Tensor] | None:
+    def _means(
+        self, key: str, record: Record, anchors: Sequence[Anchor], tick: Tick
+    ) -> list[torch.Tensor] | None:
         """By unit, the mean of how far replicas have moved, 1D, of this rank's piece; None without one."""
         try:
             if self._link is None or record.members != self._record.members:
                 place = record.members.index(self._me)
                 self._link = self._linked(f"round/{key}", place, len(record.members))
-            before = self._link.sent_bytes
-            means = [self._link.mean(anchor.moved(), self._wire, self._block_size) for anchor in anchors]
+            before, means = self._link.sent_bytes, []
+            for anchor in anchors:
+                means.append(self._link.mean(anchor.moved(), self._wire, self._block_size))
+                tick()
         except RuntimeError as error:  # gloo's
             self._link, self._failure = None, str(error).splitlines()[0]
             return None
@@ -221,15 +226,21 @@ class Quorum:
     def _receive(self, number: int, round_: int, text: str) -> bool:
         """Whether the state has come; then it is in place."""
         offer = json.loads(text)
-        try:
-            link = self._linked(f"state/{number}/{round_}", 1, 2)
-            received = self._state.receive(offer["state"], link)
-        except RuntimeError:
-            received = None
+        name = f"state/{number}/{round_}"
+
+        def receive(tick: Tick) -> tuple[Link, Received] | None:
+            try:
+                link = self._linked(name, 1, 2)
+                return link, self._state.receive(offer["state"], link, tick)
+            except RuntimeError:
+                return None
+
+        received = self._meeting.together("receiving the state", receive)
         if not all(self._meeting.everyone(received is not None)):
             return False
         assert received is not None
-        self._state.put(received)
+        link, state = received
+        self._state.put(state)
         self.steps = offer["steps"]
         members = [Member(*member) for member in offer["members"]]
         self._record = Record(members, [])
@@ -242,13 +253,17 @@ class Quorum:
         state = self._meeting.agree(lambda: self._state.content(self.steps))
         offer = {"state": state, "steps": self.steps, "members": record.members, "asking": record.asking}
         round_ = self._speak("giving", Rounds.offer, number, json.dumps(offer))
-        try:
-            link = self._linked(f"state/{number}/{round_}", 0, 2)
-            self._state.send(state, link)
-            link.receive(torch.empty(1))
-            could = True
-        except RuntimeError:
-            could = False
+
+        def give(tick: Tick) -> bool:
+            try:
+                link = self._linked(f"state/{number}/{round_}", 0, 2)
+                self._state.send(state, link, tick)
+                link.receive(torch.empty(1))
+            except RuntimeError:
+                return False
+            return True
+
+        could = self._meeting.together("giving the state", give)
         is_whole = all(self._meeting.everyone(could))
         self._speak("giving", Rounds.given, number, is_whole)
 

@@ -1,5 +1,6 @@
 """Messages between the same rank of several jobs: a gloo group of their own."""
 
+import time
 from datetime import timedelta
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from lowband.engine.wire import decode, decode_sum, encode, is_plain
 from lowband.spec.wire import Wire
 
+PAUSE_S = 0.01
 GRAIN = 8  # values; a quantized message is of a multiple of them (engine.wire.encode)
 
 
@@ -26,8 +28,14 @@ class Link:
         Raises RuntimeError if they do not meet in time.
         """
         self._place, self._count = place, count
-        limit = timedelta(seconds=patience_s)
         store = dist.PrefixStore(f"quorum/links/{name}", store)
+        store.set(str(place), "")
+        until = time.monotonic() + patience_s
+        while not store.check([str(other) for other in range(count)]):  # gloo would wait for each in turn
+            if time.monotonic() > until:
+                raise RuntimeError(f"{name}: not all {count} counterparts came within {patience_s:g} s")
+            time.sleep(PAUSE_S)
+        limit = timedelta(seconds=patience_s)
         self._group = dist.ProcessGroupGloo(store, place, count, limit) if count > 1 else None
         self.sent_bytes = 0
 

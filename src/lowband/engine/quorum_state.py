@@ -16,6 +16,7 @@ from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.fit import check_fit
 from lowband.engine.checkpoint.logical_tensors import Logical
 from lowband.engine.checkpoint.manifest import Manifest
+from lowband.engine.checkpoint.meeting import Tick
 from lowband.engine.checkpoint.restore import new_states, overwrite, ranges
 from lowband.engine.quorum_link import Link
 from lowband.errors import UserError
@@ -48,13 +49,14 @@ class State:
             allowed = "values that JSON can represent in param groups and `also`"
             raise UserError(f"cannot be given to another replica: {error}", allowed=allowed) from None
 
-    def send(self, content: str, link: Link) -> None:
+    def send(self, content: str, link: Link, tick: Tick) -> None:
         """Send this rank's values. content: the result of `content` on rank 0"""
         pieces = Logical.of(self._module, self._optimizer).pieces
         for name in json.loads(content)["tensors"]:
             link.send(pieces[name].local)
+            tick()
 
-    def receive(self, content: str, link: Link) -> "Received":
+    def receive(self, content: str, link: Link, tick: Tick) -> "Received":
         """Raises UserError if it does not fit; nothing is changed."""
         manifest = Manifest.model_validate(json.loads(content))
         here = Logical.of(self._module, self._optimizer)
@@ -69,6 +71,7 @@ class State:
         for name, saved in manifest.tensors.items():
             values[name] = torch.empty(wanted[name][1], dtype=saved.torch_dtype)
             link.receive(values[name])
+            tick()
         return Received(manifest, here, values)
 
     def put(self, received: "Received") -> None:

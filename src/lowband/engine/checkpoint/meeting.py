@@ -27,11 +27,13 @@ Tick = Callable[[], None]  # work calls it after every step; a step must be far 
 class Meeting:
     """All ranks of the job. Every rank must make the same calls, one at a time.
 
-    timeout_s: seconds without a sign of life or progress from a rank before the others give up
+    timeout_s:  seconds without a sign of life from a rank before the others give up
+    progress_s: seconds without progress of its work; default: the same
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, progress_s: float | None = None) -> None:
         self.timeout_s = timeout_s
+        self._progress_s = timeout_s if progress_s is None else progress_s
         # A separate group, so that messages of a save in the background never mix with the training's.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
@@ -88,12 +90,12 @@ class Meeting:
 
     def _any_is_busy(self, what: str, running: "_Running") -> bool:
         is_busy = running.is_busy()
-        is_stuck = is_busy and time.monotonic() - running.moved_at > self.timeout_s
+        is_stuck = is_busy and time.monotonic() - running.moved_at > self._progress_s
         status = torch.tensor([is_busy, (dist.get_rank() + 1) * is_stuck])
         dist.all_reduce(status, dist.ReduceOp.MAX, group=self.group)
         any_busy, stuck = status.tolist()
         if stuck:
-            raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self.timeout_s:g} s")
+            raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self._progress_s:g} s")
         return bool(any_busy)
 
 
