@@ -100,6 +100,16 @@ def test_when_the_one_that_gives_the_state_dies_another_one_gives_it(jobs_of) ->
     assert rounds(check(found, ranks=1)) == [*others, *[[1, 2]] * (STEPS // EVERY - before)]
 
 
+def test_one_that_dies_as_it_is_given_the_state_does_not_make_the_giver_late(jobs_of) -> None:
+    jobs = jobs_of(begins=[0, 1], patience_s=6.0, waits_at=4)
+    jobs.start(0)
+    jobs.start(1)
+    jobs.start(2, stops_in=["_receive", 1, 0])
+    jobs.ended(2)
+    found = {replica: jobs.seen(replica) for replica in range(2)}
+    assert rounds(check(found, ranks=1)) == [[0, 1]] * (STEPS // EVERY)
+
+
 def test_one_that_was_suspended_too_long_is_refused(jobs_of) -> None:
     jobs = jobs_of(patience_s=4.0)
     jobs.start(0)

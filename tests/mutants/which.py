@@ -101,7 +101,7 @@ _TESTS = {
     "engine/changes": [f"{DIST}misuse.py", *_STEP],
     "engine/hosts": [f"{UNIT}hosts.py"],
     "engine/one_byte": [f"{DIST}one_byte.py"],
-    **{f"engine/quorum{part}": [f"{DIST}quorum.py"] for part in ("", "_link", "_rounds", "_state")},
+    **{f"engine/quorum{part}": [f"{DIST}quorum.py"] for part in ("", "_check", "_link", "_rounds", "_state")},
     "engine/store": [f"{DIST}one_byte.py"],
     "engine/lane": [f"{DIST}streams.py", f"{DIST}engines.py", *_STEP],
     "checkpoint": _CHECKPOINT,

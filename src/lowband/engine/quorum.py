@@ -24,11 +24,11 @@ from torch import nn
 from lowband.engine.anchor import Anchor
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.meeting import Meeting, Tick
-from lowband.engine.engine import Engine
+from lowband.engine.quorum_check import checked, job_text
 from lowband.engine.quorum_link import Link
 from lowband.engine.quorum_rounds import Member, Record, Rounds
 from lowband.engine.quorum_state import Received, State
-from lowband.engine.replicas import Others, Replicas
+from lowband.engine.replicas import Others
 from lowband.engine.store import open_store, reaching
 from lowband.engine.topology import world_timeout
 from lowband.errors import UserError
@@ -93,7 +93,7 @@ class Quorum:
                 f"patience_s {patience_s}, join_s {join_s}", where="Quorum", allowed="numbers above 0"
             )
         engine = engine_of(module)
-        self._replicas, self._rank = _checked(engine, optimizer), engine.topology.rank
+        self._replicas, self._rank = checked(engine, optimizer), engine.topology.rank
         self._replicas.before_first_step()  # the present weights are the anchor
         scheme = engine.collectives.scheme
         self._wire, self._block_size = scheme.wire(SYNC_REDUCE.name), scheme.block_size
@@ -114,7 +114,7 @@ class Quorum:
         def begin() -> tuple[Member, bool]:
             with reaching(store):
                 self._rounds = Rounds(store, replica, patience_s)
-                self._rounds.agree("scheme, ranks, units and optimizer", _job(engine, optimizer))
+                self._rounds.agree("scheme, ranks, units and optimizer", job_text(engine, optimizer))
                 return self._rounds.me, self._rounds.begins(begins, state)
 
         self._me, begins_here = self._meeting.first("beginning", lambda _: begin())
@@ -198,7 +198,8 @@ class Quorum:
         try:
             if self._link is None or record.members != self._record.members:
                 place = record.members.index(self._me)
-                self._link = self._linked(f"round/{key}", place, len(record.members))
+                name = f"round/{key}/{self._rank}"
+                self._link = Link(self._store, name, place, len(record.members), self._patience_s)
             before, means = self._link.sent_bytes, []
             for anchor in anchors:
                 means.append(self._link.mean(anchor.moved(), self._wire, self._block_size))
@@ -226,11 +227,10 @@ class Quorum:
     def _receive(self, number: int, round_: int, text: str) -> bool:
         """Whether the state has come; then it is in place."""
         offer = json.loads(text)
-        name = f"state/{number}/{round_}"
 
         def receive(tick: Tick) -> tuple[Link, Received] | None:
             try:
-                link = self._linked(name, 1, 2)
+                link = self._linked_for_state(number, round_, 1)
                 return link, self._state.receive(offer["state"], link, tick)
             except RuntimeError:
                 return None
@@ -255,9 +255,14 @@ class Quorum:
         round_ = self._speak("giving", Rounds.offer, number, json.dumps(offer))
 
         def give(tick: Tick) -> bool:
+            def sent() -> None:
+                tick()
+                if self._rounds is not None:
+                    self._rounds.gives(number)
+
             try:
-                link = self._linked(f"state/{number}/{round_}", 0, 2)
-                self._state.send(state, link, tick)
+                link = self._linked_for_state(number, round_, 0)
+                self._state.send(state, link, sent)
                 link.receive(torch.empty(1))
             except RuntimeError:
                 return False
@@ -267,8 +272,9 @@ class Quorum:
         is_whole = all(self._meeting.everyone(could))
         self._speak("giving", Rounds.given, number, is_whole)
 
-    def _linked(self, name: str, place: int, count: int) -> Link:
-        return Link(self._store, f"{name}/{self._rank}", place, count, self._patience_s)
+    def _linked_for_state(self, number: int, round_: int, place: int) -> Link:
+        """With half the patience, because the others wait meanwhile."""
+        return Link(self._store, f"state/{number}/{round_}/{self._rank}", place, 2, self._patience_s / 2)
 
     def _speak(self, what: str, say: Callable[Concatenate[Rounds, P], T], *said: P.args, **_: P.kwargs) -> T:
         """What rank 0 is answered at the store, on every rank."""
@@ -280,37 +286,3 @@ class Quorum:
                 return say(self._rounds, *said, **_)
 
         return self._meeting.first(what, speak)
-
-
-def _checked(engine: Engine, optimizer: torch.optim.Optimizer) -> Replicas:
-    """The replicas of an engine. Raises UserError unless it has one, whose exchanges allow others."""
-    replicas, scheme = engine.replicas, engine.collectives.scheme
-    where = f"scheme '{scheme.name}'"
-    if replicas is None:
-        raise UserError("has no sync", where=where, allowed="a scheme with sync, e.g. diloco")
-    sync = replicas.sync
-    if not sync.has_anchor or sync.delay:
-        raise UserError(
-            f"sync has partners {sync.partners} and delay {sync.delay}", where=where,
-            allowed="with Quorum: partners all, delay 0",
-        )  # fmt: skip
-    if replicas.count != 1:
-        raise UserError(
-            f"this job has {replicas.count} replicas, groups of level '{sync.beyond}'", where=where,
-            allowed="with Quorum: a job for each replica",
-        )  # fmt: skip
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if any(id(shard) not in stepped for each in replicas.exchanges for shard in each.unit.shards):
-        raise UserError(
-            "does not have all trainable parameters", where=type(optimizer).__name__,
-            allowed="with Quorum: one optimizer of model.parameters()",
-        )  # fmt: skip
-    return replicas
-
-
-def _job(engine: Engine, optimizer: torch.optim.Optimizer) -> str:
-    """What all replicas have in common."""
-    scheme = engine.collectives.scheme
-    units = [[unit.name, unit.layout.numel, unit.scheme.model_dump(mode="json")] for unit in engine.units]
-    levels = [[name, engine.topology.levels.size(name)] for name in engine.topology.levels.names]
-    return json.dumps([scheme.model_dump(mode="json"), levels, units, type(optimizer).__qualname__])

@@ -101,11 +101,14 @@ class Rounds:
     def assemble(self) -> tuple[str, Record]:
         """Say that this replica is here; a name for the attempt, and its record."""
         self._say("here", "")
+        giving, since_s = None, 0.0
         for waited_s in self._waiting():
             if self._has("record"):
                 break
+            if giving != (giving := self._giving()):  # the one that gives the state comes later for it
+                since_s = waited_s
             missing = [member for member in self._awaited() if not self._has("here", member)]
-            if not missing or waited_s > self._patience_s:
+            if not missing or waited_s - since_s > self._patience_s:
                 here = [m for m in self.expected if self._has("here", m) and self._said("here", m) != LEFT]
                 self._write("record", [here, self._open()])
         members, asking = self._read("record")
@@ -153,6 +156,10 @@ class Rounds:
         failed = {self.asker(number) for number in self._served if self.was_given(number) is False}
         return [m for m in self.expected if m == self.me or not (m.replica in again or m in failed)]
 
+    def _giving(self) -> list[tuple[int, bool | None]]:
+        """How far the requests are that were to be served since the last round."""
+        return [(self._store.add(f"giving/{number}", 0), self.was_given(number)) for number in self._served]
+
     # ---- requests to join
 
     def ask(self) -> int:
@@ -191,6 +198,10 @@ class Rounds:
                 )  # fmt: skip
         round_ = self._round_of(number)
         return round_, self._store.get(f"content/{number}/{round_}").decode()
+
+    def gives(self, number: int) -> None:
+        """Note that giving the state goes on."""
+        self._store.add(f"giving/{number}", 1)
 
     def given(self, number: int, is_whole: bool) -> None:
         """Note that the state was given, or could not be."""
