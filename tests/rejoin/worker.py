@@ -1,7 +1,8 @@
 """One replica of DiLoCo, under lowband.Quorum or torchft: `python worker.py OPTIONS.json`.
 
 Both train the model of examples/train.py, in fp32, on the same batches, with the same optimizers. To `out` of
-the options goes: by exchange, when it was over, with how many replicas, and the loss; sums of what remains.
+the options go: by exchange, when it was over and with how many replicas; the loss of each step; sums of what
+remains.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from train import LENGTH, Block, ByteModel
 
-BATCH, APART = 4, 10**6
+BATCH, APART, REPLICAS = 4, 10**6, 100
 RATE, OUTER_RATE, OUTER_MOMENTUM = 3e-3, 0.7, 0.9
 
 
@@ -32,27 +33,29 @@ class Replica:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options, self.steps = options, 0
         torch.set_num_threads(1)
-        torch.manual_seed(0)
+        torch.manual_seed(options["seed"])
         self.model = ByteModel()
         self.text = torch.tensor(list(Path(json.__file__).read_bytes()))
-        self.record: dict[str, Any] = {"exchanges": {}}
+        self.record: dict[str, Any] = {"exchanges": {}, "losses": []}
 
     def step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """number: of this step in the run"""
         if number == self.options.get("dies"):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.options["step_s"])
-        random = torch.Generator().manual_seed(APART * self.options["replica"] + number)
+        of_replica = APART * (REPLICAS * self.options["seed"] + self.options["replica"])
+        random = torch.Generator().manual_seed(of_replica + number)
         starts = torch.randint(len(self.text) - LENGTH, (BATCH,), generator=random)
         loss = self.model(torch.stack([self.text[s : s + LENGTH + 1] for s in starts]))
         loss.backward()
-        self.loss, self.steps = loss.item(), self.steps + 1
+        self.record["losses"].append(loss.item())
+        self.steps += 1
         optimizer.step()
         optimizer.zero_grad()
 
     def exchanged(self, number: int, replicas: int) -> None:
         """number: of the exchange"""
-        self.record["exchanges"][number] = {"at": time.monotonic(), "replicas": replicas, "loss": self.loss}
+        self.record["exchanges"][number] = {"at": time.monotonic(), "replicas": replicas}
 
     def end(self, outer: Iterable[torch.Tensor], weights: Iterable[torch.Tensor]) -> None:
         self.record |= {"steps": self.steps, "outer": sha256(outer), "weights": sha256(weights)}
@@ -112,7 +115,7 @@ def under_torchft(replica: Replica) -> None:
     manager = Manager(
         pg=ProcessGroupGloo(timeout=limit), load_state_dict=load,
         state_dict=lambda: {name: each.state_dict() for name, each in states.items()},
-        min_replica_size=1, use_async_quorum=False, rank=0, world_size=1, store_addr="127.0.0.1",
+        min_replica_size=2, use_async_quorum=False, rank=0, world_size=1, store_addr="127.0.0.1",
         store_port=store.port, lighthouse_addr=options["address"], replica_id=f"replica_{options['replica']}",
         hostname="127.0.0.1", timeout=limit, quorum_timeout=timedelta(seconds=60), init_sync=False,
     )  # fmt: skip

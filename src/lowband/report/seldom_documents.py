@@ -113,5 +113,26 @@ def beside_torch(root: Path) -> list[str]:
     return markdown(filled(rows, cells))
 
 
+def beside_torchft(root: Path) -> list[str]:
+    """By system and case: losses, what the other replicas waited and lost, what the killed one came back to."""
+    rows = read_table(root / "results" / "reference" / "rejoin" / "rejoin.csv")
+    rows["case"] = ["undisturbed" if pd.isna(step) else "killed" for step in rows["dies_at"]]
+    rows["lost"] = rows["others_steps"] - rows["steps"]
+    by = rows.groupby(["case", "system"], sort=False)
+    table = by.agg(
+        cases=("seed", "size"), loss=("loss", "mean"), low=("loss", "min"), high=("loss", "max"),
+        wait=("longest_wait_s", "median"), longest=("longest_wait_s", "max"), lost=("lost", "max"),
+        without=("exchanges_without", "max"), weights=("same_weights", "sum"), outer=("same_outer", "sum"),
+    )  # fmt: skip
+    cells = {
+        "replica 1": "{case}", "system": "{system}", "cases": "{cases}",
+        "loss, last 40 of 160 steps": "{loss:.4f} ({low:.4f} to {high:.4f})",
+        "longest wait of the others (s), median (longest)": "{wait:.1f} ({longest:.1f})",
+        "steps they lost": "{lost}", "exchanges without it": "{without}",
+        "same weights, momentum in the end": "{weights}, {outer}",
+    }  # fmt: skip
+    return markdown(filled(table.reset_index(), cells))
+
+
 def _or(value: float, form: str, otherwise: str) -> str:
     return otherwise if pd.isna(value) else form.format(value)
