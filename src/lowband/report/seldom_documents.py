@@ -114,7 +114,7 @@ def beside_torch(root: Path) -> list[str]:
 
 
 def beside_torchft(root: Path) -> list[str]:
-    """By system and case: losses, what the other replicas waited and lost, what the killed one came back to."""
+    """By system and case: losses; how long the other replicas waited, and what they lost; what is equal."""
     rows = read_table(root / "results" / "reference" / "rejoin" / "rejoin.csv")
     rows["case"] = ["undisturbed" if pd.isna(step) else "killed" for step in rows["dies_at"]]
     rows["lost"] = rows["others_steps"] - rows["steps"]
