@@ -13,6 +13,7 @@ from quorum_worker import batch, module, optimizer_of
 
 WORKER = Path(__file__).with_name("quorum_worker.py")
 EVERY, STEPS = 3, 18
+TIMEOUT_S = 250  # for a job
 Seen = dict[str, Any]
 
 
@@ -29,7 +30,7 @@ class Jobs:
         out.unlink(missing_ok=True)
         mine = {
             "replica": replica, "ranks": 1, "begins": [0, 1, 2], "steps": STEPS, "patience_s": 30.0,
-            "join_s": 60.0, "address": f"127.0.0.1:{self._store.port}", "out": str(out),
+            "join_s": 120.0, "address": f"127.0.0.1:{self._store.port}", "out": str(out),
             **self._options, **options,
         }  # fmt: skip
         file = self._folder / f"{replica}.options.json"
@@ -50,17 +51,17 @@ class Jobs:
 
     def kill(self, replica: int) -> None:
         self._running[replica].kill()
-        self._running[replica].communicate(timeout=100)
+        self._running[replica].communicate(timeout=TIMEOUT_S)
 
     def ended(self, replica: int) -> str:
         """What a job that fails has printed."""
-        _, said = self._running[replica].communicate(timeout=100)
+        _, said = self._running[replica].communicate(timeout=TIMEOUT_S)
         assert self._running[replica].returncode
         return said
 
     def seen(self, replica: int) -> list[Seen]:
         """By rank."""
-        _, said = self._running[replica].communicate(timeout=100)
+        _, said = self._running[replica].communicate(timeout=TIMEOUT_S)
         assert self._running[replica].returncode == 0, said
         found: list[Seen] = json.loads((self._folder / f"{replica}.json").read_text())
         return found
