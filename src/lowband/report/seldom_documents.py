@@ -62,6 +62,28 @@ def partners(root: Path) -> list[str]:
     return markdown(filled(rows.reset_index(), cells))
 
 
+def delays(root: Path) -> list[str]:
+    """By scheme of the suite `delay`: loss at the end over seeds, beside data parallel; memory for exchanges."""
+    runs = read_table(root / "results" / "reference" / "delay" / "runs.csv")
+    states = read_table(root / "results" / "reference" / "delay" / "states.csv")
+    exchanged = states[states["state"].isin(["anchor", "outer", "in_flight"])]
+    held = exchanged.groupby("run_id")["held_bytes"].sum()
+    runs["held"] = runs["run_id"].map(held).fillna(0) / runs["parameters"]
+    data_parallel = runs[runs["scheme"] == "hsdp"].set_index("repeat")["final_loss"]
+    runs["difference"] = runs["final_loss"] - runs["repeat"].map(data_parallel)
+    rows = runs.groupby("scheme", sort=False).agg(
+        loss=("final_loss", "mean"), low=("final_loss", "min"), high=("final_loss", "max"),
+        difference=("difference", "mean"), least=("difference", "min"), most=("difference", "max"),
+        held=("held", "mean"),
+    )  # fmt: skip
+    cells = {
+        "scheme": "{scheme}", "loss, last 50 of 400 steps": "{loss:.3f} ({low:.3f} to {high:.3f})",
+        "less hsdp's": "{difference:+.3f} ({least:+.3f} to {most:+.3f})",
+        "held for exchanges (bytes per parameter)": "{held:.1f}",
+    }  # fmt: skip
+    return markdown(filled(rows.sort_values("difference").reset_index(), cells))
+
+
 def one_byte(root: Path) -> list[str]:
     """By method: loss before, half way and after, over seeds; what a worker sends in a step."""
     rows = read_table(root / "results" / "reference" / "one-byte" / "rounds.csv")
