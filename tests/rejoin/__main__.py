@@ -28,7 +28,7 @@ from tests.campaign_rows import read, write
 SYSTEMS = ("lowband", "torchft")
 REPLICAS, EVERY, EXCHANGES, PATIENCE_S, STEP_S = 3, 10, 16, 20.0, 0.03
 DIES_AT = (None, 35, 67)  # step of replica 1
-LAST = 4  # exchanges, of whose periods a loss is the mean
+LAST = 4  # exchanges, of whose periods a loss is the mean, over replicas 0 and 2
 COLUMNS = (
     "system", "dies_at", "seed", "loss", "others_steps", "steps", "longest_wait_s", "exchanges_without",
     "began_again", "same_weights", "same_outer", "seconds", "commit",
@@ -84,7 +84,7 @@ def case(system: str, dies_at: int | None, seed: int) -> dict[str, Any]:
     commit, is_dirty = code_version()
     return {
         "system": system, "dies_at": "" if dies_at is None else dies_at, "seed": seed,
-        "loss": statistics.mean(loss for seen in found for loss in seen["losses"][-LAST * EVERY :]),
+        "loss": statistics.mean(loss for seen in others for loss in seen["losses"][-LAST * EVERY :]),
         "others_steps": max(seen["steps"] for seen in others), "steps": EVERY * EXCHANGES,
         "longest_wait_s": f"{max(waits) - statistics.median(waits):.2f}",
         "exchanges_without": sum(each["replicas"] < REPLICAS for each in found[0]["exchanges"].values()),

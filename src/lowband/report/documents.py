@@ -184,6 +184,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "slow_links": ("docs/low-communication.md", seldom_documents.slow_links),
     "beside_torch": ("docs/low-communication.md", seldom_documents.beside_torch),
     "partners": ("docs/low-communication.md", seldom_documents.partners),
+    "delays": ("docs/low-communication.md", seldom_documents.delays),
     "torchft": ("docs/low-communication.md", seldom_documents.beside_torchft),
     "one_byte": ("docs/low-communication.md", seldom_documents.one_byte),
     "softmax": ("docs/softmax-cpu.md", _softmax),

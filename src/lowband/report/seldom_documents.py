@@ -63,7 +63,7 @@ def partners(root: Path) -> list[str]:
 
 
 def delays(root: Path) -> list[str]:
-    """By scheme of the suite `delay`: loss at the end over seeds, beside data parallel; memory for exchanges."""
+    """By scheme of the suite `delay`: loss at the end, beside data parallel; memory for exchanges."""
     runs = read_table(root / "results" / "reference" / "delay" / "runs.csv")
     states = read_table(root / "results" / "reference" / "delay" / "states.csv")
     exchanged = states[states["state"].isin(["anchor", "outer", "in_flight"])]
@@ -148,8 +148,8 @@ def beside_torchft(root: Path) -> list[str]:
     )  # fmt: skip
     cells = {
         "replica 1": "{case}", "system": "{system}", "cases": "{cases}",
-        "loss, last 40 of 160 steps": "{loss:.4f} ({low:.4f} to {high:.4f})",
-        "longest wait of the others (s), median (longest)": "{wait:.1f} ({longest:.1f})",
+        "loss of the others, last 40 of 160 steps": "{loss:.4f} ({low:.4f} to {high:.4f})",
+        "their longest wait (s), median (longest)": "{wait:.1f} ({longest:.1f})",
         "steps they lost": "{lost}", "exchanges without it": "{without}",
         "same weights, momentum in the end": "{weights}, {outer}",
     }  # fmt: skip
