@@ -33,6 +33,13 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[-1]
 
 
+def test_a_scheme_without_a_name_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert "no entry ''" in told(["spec", "--scheme", "", "--to", "fsdp2", "--ranks", "8"], capsys)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

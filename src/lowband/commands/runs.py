@@ -65,9 +65,10 @@ def _spec(options: argparse.Namespace) -> None:
     if options.suite is None:
         from lowband.spec.exchange import export_scheme, import_scheme
 
-        if options.ranks is None or (options.scheme and options.to is None):
+        is_export = options.scheme is not None
+        if options.ranks is None or (is_export and options.to is None):
             raise UserError("is missing", where="--ranks" if options.ranks is None else "--to")
-        if options.scheme:
+        if is_export:
             print(export_scheme(config, options.scheme, options.cluster, options.ranks, options.to))
         else:
             print(import_scheme(config, options.source, options.cluster, options.ranks))
