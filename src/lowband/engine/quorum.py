@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -202,7 +202,9 @@ class Quorum:
                 self._link = Link(self._store, name, place, len(record.members), self._patience_s)
             before, means = self._link.sent_bytes, []
             for anchor in anchors:
-                means.append(self._link.mean(anchor.moved(), self._wire, self._block_size))
+                # The meeting's thread has a device, and a grad mode, of its own.
+                with torch.no_grad(), _current(anchor.values.device):
+                    means.append(self._link.mean(anchor.moved(), self._wire, self._block_size))
                 tick()
         except RuntimeError as error:  # gloo's
             self._link, self._failure = None, str(error).splitlines()[0]
@@ -286,3 +288,7 @@ class Quorum:
                 return say(self._rounds, *said, **_)
 
         return self._meeting.first(what, speak)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
