@@ -1,6 +1,8 @@
 """Replicas that are jobs of their own: killed, started again, late; bit-equal to models in one process."""
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
 from lowband.engine.quorum_link import Link
+from lowband.engine.quorum_rounds import Member, Rounds
+from lowband.engine.quorum_state import State
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
@@ -202,13 +206,125 @@ def test_misuse_is_one_line() -> None:
         assert "\n" not in text
 
 
-def _cannot_send() -> str:
-    """Every attempt fails, though nobody is lost."""
-    sync = Sync(beyond="node", every=1)
-    scheme = Scheme(name="mine", weights="node", grads="node", optim="node", sync=sync)
+def _alone(**options: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer, lowband.Quorum]:
+    """The only replica of a run, which exchanges after each step."""
+    scheme = Scheme(
+        name="mine", weights="node", grads="node", optim="node", sync=Sync(beyond="node", every=1, **NESTEROV)
+    )
     model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
     optimizer = optimizer_of(model.parameters())
-    lowband.Quorum(model, optimizer, dist.HashStore(), 0, [0])
+    return model, optimizer, lowband.Quorum(model, optimizer, dist.HashStore(), 0, [0], **options)
+
+
+def _misused(folder: Path) -> list[str]:
+    said = []
+
+    def refused(call: Callable[[], object]) -> None:
+        with pytest.raises(UserError) as error:
+            call()
+        said.append(str(error.value))
+
+    model, optimizer, quorum = _alone()
+    checkpointer = lowband.Checkpointer(folder)
+    checkpointer.save(0, model, optimizer)
+    checkpointer.wait()
+    refused(lambda: checkpointer.load(folder / "step-00000000", model, optimizer))
+    refused(lambda: lowband.consensus_distance(model))
+    refused(lambda: lowband.Quorum(model, optimizer, dist.HashStore(), 0, [0]))
+    model(batch(0, 0, 0)).sum().backward()
+    optimizer.step()
+    assert quorum.steps == 1
+    quorum.leave()
+    refused(optimizer.step)
+    refused(lambda: lowband.sync_replicas(model))
+
+    model, optimizer, quorum = _alone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    model(batch(0, 0, 0)).sum().backward()
+    refused(optimizer.step)
+
+    milestones = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2])  # by number
+    refused(lambda: _alone(also={"schedule": milestones}))
+    refused(lambda: checkpointer.save(1, model, optimizer, milestones.state_dict()))
+    return said
+
+
+def test_what_would_train_wrongly_is_one_line(tmp_path: Path) -> None:
+    [said] = on_ranks(1, _misused, tmp_path)
+    parts = (
+        "a checkpoint is loaded after it was made", "the other replicas are other jobs", "has one already",
+        "it has left", "it has left", "were changed after it was made",
+        "the key 2 would come back as text", "the key 2 would come back as text",
+    )  # fmt: skip
+    for text, part in zip(said, parts, strict=True):
+        assert part in text
+        assert "\n" not in text
+
+
+def _sums() -> list[str]:
+    """Of replicas with another frozen weight, or another buffer."""
+    found = []
+    for frozen, kept in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
+        inner = module()
+        inner[2].requires_grad_(False)
+        inner[2].bias.data.fill_(frozen)
+        inner.register_buffer("kept", torch.full((3,), kept))
+        sync = Sync(beyond="node", every=1)
+        scheme = Scheme(name="mine", weights="node", grads="node", optim="node", sync=sync)
+        model = lowband.shard(inner, scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
+        found.append(State(model, optimizer_of(model.parameters()), {}).sum())
+    return found
+
+
+def test_frozen_weights_and_buffers_must_be_alike() -> None:
+    assert len(set(on_ranks(1, _sums)[0])) == 3
+
+
+def test_a_refused_start_does_not_use_up_a_replicas_turn() -> None:
+    store = dist.HashStore()
+    first, wrong = Rounds(store, 0, 1.0), Rounds(store, 1, 1.0)
+    assert first.begins([0, 1], "state")
+    with pytest.raises(UserError, match="state"):
+        wrong.begins([0, 1], "another state")
+    again = Rounds(store, 1, 1.0)
+    assert again.begins([0, 1], "state")
+    assert not Rounds(store, 1, 1.0).begins([0, 1], "state")
+    for rounds_ in (first, again):
+        rounds_.wait_for_all(time.monotonic())
+        assert rounds_.expected == [Member(0, 1), Member(1, 2)]
+
+
+def test_the_run_is_over_though_one_died_late() -> None:
+    store = dist.HashStore()
+    first, second = Rounds(store, 0, 1.0), Rounds(store, 1, 1.0)
+    assert first.begins([0, 1], "state")
+    assert second.begins([0, 1], "state")
+    first.wait_for_all(time.monotonic())
+    first.leave()
+    late = Rounds(store, 1, 1.0)
+    with pytest.raises(UserError, match="the run is over: all replicas left after 0 rounds"):
+        late.offered(late.ask(), -1, time.monotonic())
+
+
+def test_replicas_that_exchange_other_units_are_refused() -> None:
+    store = dist.HashStore()
+    first, second = Rounds(store, 0, 5.0), Rounds(store, 1, 5.0)
+    for rounds_ in (first, second):
+        assert rounds_.begins([0, 1], "state")
+    for rounds_ in (first, second):
+        rounds_.wait_for_all(time.monotonic())
+    with ThreadPoolExecutor() as threads:
+        told = [threads.submit(first.assemble, "0"), threads.submit(second.assemble, "0 2")]
+    for each, other in zip(told, (1, 0), strict=True):
+        with pytest.raises(UserError, match=f"replica {other} exchanges other units"):
+            each.result()
+
+
+def _cannot_send() -> str:
+    """Every attempt fails, though nobody is lost."""
+    model, optimizer, _ = _alone()
     model(batch(0, 0, 0)).sum().backward()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Link, "mean", _fail)

@@ -13,9 +13,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,8 @@ from torch import nn
 
 from lowband.engine.anchor import Anchor
 from lowband.engine.api import engine_of
-from lowband.engine.checkpoint.meeting import Meeting, Tick
-from lowband.engine.quorum_check import checked, job_text
+from lowband.engine.checkpoint.meeting import Context, Meeting, Tick, as_here
+from lowband.engine.quorum_check import check_weights, checked, job_text
 from lowband.engine.quorum_link import Link
 from lowband.engine.quorum_rounds import Member, Record, Rounds
 from lowband.engine.quorum_state import Received, State
@@ -76,7 +76,7 @@ class Quorum:
                     hosts it must outlive the replicas
         replica:    this job's number, which no other job has at the same time
         begins:     the replicas that begin, the same on each of them. One that is started again joins
-        patience_s: how long an exchange waits for a replica, and for each of its messages
+        patience_s: how long an exchange waits for a replica, and for each message; the same on all replicas
         join_s:     how long those that begin wait for each other, and one that joins for an exchange
         also:       what else it is given: objects with `state_dict` and `load_state_dict`, in values that
                     JSON can represent, by name; e.g. {"scheduler": scheduler}
@@ -93,7 +93,9 @@ class Quorum:
                 f"patience_s {patience_s}, join_s {join_s}", where="Quorum", allowed="numbers above 0"
             )
         engine = engine_of(module)
+        self._engine = engine
         self._replicas, self._rank = checked(engine, optimizer), engine.topology.rank
+        self._checks_weights = self._replicas.is_new  # until the first step
         self._replicas.before_first_step()  # the present weights are the anchor
         scheme = engine.collectives.scheme
         self._wire, self._block_size = scheme.wire(SYNC_REDUCE.name), scheme.block_size
@@ -105,6 +107,7 @@ class Quorum:
         self._record = Record([], [])  # of the last exchange
         self._failure = "on another rank"  # of this rank's last attempt that failed
         self.steps, self.sent_bytes = steps, 0
+        self._meeting.agree(lambda: self._state.content(steps))  # what could not be given is refused here
         sums = self._meeting.everyone(f"{steps} {self._state.sum()}")
         state = hashlib.sha256("".join(sums).encode()).hexdigest()
 
@@ -115,6 +118,7 @@ class Quorum:
             with reaching(store):
                 self._rounds = Rounds(store, replica, patience_s)
                 self._rounds.agree("scheme, ranks, units and optimizer", job_text(engine, optimizer))
+                self._rounds.agree("patience_s", str(patience_s))
                 return self._rounds.me, self._rounds.begins(begins, state)
 
         self._me, begins_here = self._meeting.first("beginning", lambda _: begin())
@@ -123,6 +127,7 @@ class Quorum:
             self._speak("beginning", Rounds.wait_for_all, until)
         else:
             self._join(until)
+            self._checks_weights = False
         self._replicas.others = Others(self._before_step, self._exchange)
 
     store = staticmethod(open_store)
@@ -139,11 +144,21 @@ class Quorum:
         """
         self._give_state()
         self._speak("leaving", Rounds.leave)
-        self._replicas.others = None
+        self._replicas.others = Others(self._has_left, self._has_left)
+
+    def _has_left(self, *_: object) -> NoReturn:
+        raise UserError(
+            "it has left, and would go on alone",
+            where=f"replica {self._me.replica}",
+            allowed="no step after leave",
+        )
 
     # ---- called by Replicas
 
     def _before_step(self) -> None:
+        if self._checks_weights:
+            self._meeting.agree(lambda: check_weights(self._replicas))
+            self._checks_weights = False
         self._give_state()
         self.steps += 1
 
@@ -162,10 +177,11 @@ class Quorum:
         """
         self._give_state()
         self._meeting.everyone(None)  # a replica is here when all its ranks are
+        units, run = " ".join(anchor.unit.name for anchor in anchors), as_here(self._engine.device)
         for _ in range(MOST_ATTEMPTS):
-            key, record = self._speak("meeting", Rounds.assemble)
+            key, record = self._speak("meeting", Rounds.assemble, units)
             self._check_place(record.members)
-            means = self._meeting.together("exchanging", partial(self._means, key, record, anchors))
+            means = self._meeting.together("exchanging", partial(self._means, key, record, anchors, run))
             could = all(self._meeting.everyone(means is not None))
             verdict = self._speak("agreeing", Rounds.vote, record, could)
             if verdict.holds:
@@ -192,7 +208,7 @@ class Quorum:
             )  # fmt: skip
 
     def _means(
-        self, key: str, record: Record, anchors: Sequence[Anchor], tick: Tick
+        self, key: str, record: Record, anchors: Sequence[Anchor], run: Context, tick: Tick
     ) -> list[torch.Tensor] | None:
         """By unit, the mean of how far replicas have moved, 1D, of this rank's piece; None without one."""
         try:
@@ -202,8 +218,7 @@ class Quorum:
                 self._link = Link(self._store, name, place, len(record.members), self._patience_s)
             before, means = self._link.sent_bytes, []
             for anchor in anchors:
-                # The meeting's thread has a device, and a grad mode, of its own.
-                with torch.no_grad(), _current(anchor.values.device):
+                with run():
                     means.append(self._link.mean(anchor.moved(), self._wire, self._block_size))
                 tick()
         except RuntimeError as error:  # gloo's
@@ -252,7 +267,12 @@ class Quorum:
         return True
 
     def _give(self, number: int, record: Record) -> None:
-        state = self._meeting.agree(lambda: self._state.content(self.steps))
+        try:
+            state = self._meeting.agree(lambda: self._state.content(self.steps))
+        except UserError:  # of this replica, which goes on
+            self._speak("giving", Rounds.given, number, False)
+            return
+        run = as_here(self._engine.device)
         offer = {"state": state, "steps": self.steps, "members": record.members, "asking": record.asking}
         round_ = self._speak("giving", Rounds.offer, number, json.dumps(offer))
 
@@ -264,7 +284,8 @@ class Quorum:
 
             try:
                 link = self._linked_for_state(number, round_, 0)
-                self._state.send(state, link, sent)
+                with run():
+                    self._state.send(state, link, sent)
                 link.receive(torch.empty(1))
             except RuntimeError:
                 return False
@@ -275,8 +296,9 @@ class Quorum:
         self._speak("giving", Rounds.given, number, is_whole)
 
     def _linked_for_state(self, number: int, round_: int, place: int) -> Link:
-        """With half the patience, because the others wait meanwhile."""
-        return Link(self._store, f"state/{number}/{round_}/{self._rank}", place, 2, self._patience_s / 2)
+        """Half the patience for the other one to come, because all others wait meanwhile."""
+        name = f"state/{number}/{round_}/{self._rank}"
+        return Link(self._store, name, place, 2, self._patience_s, come_s=self._patience_s / 2)
 
     def _speak(self, what: str, say: Callable[Concatenate[Rounds, P], T], *said: P.args, **_: P.kwargs) -> T:
         """What rank 0 is answered at the store, on every rank."""
@@ -288,7 +310,3 @@ class Quorum:
                 return say(self._rounds, *said, **_)
 
         return self._meeting.first(what, speak)
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -15,6 +15,7 @@ def checked(engine: Engine, optimizer: torch.optim.Optimizer) -> Replicas:
     where = f"scheme '{scheme.name}'"
     if replicas is None:
         raise UserError("has no sync", where=where, allowed="a scheme with sync, e.g. diloco")
+    replicas.check_alone("the module has one already", "one Quorum for a module")
     sync = replicas.sync
     if not sync.has_anchor or sync.delay:
         raise UserError(
@@ -41,3 +42,13 @@ def job_text(engine: Engine, optimizer: torch.optim.Optimizer) -> str:
     units = [[unit.name, unit.layout.numel, unit.scheme.model_dump(mode="json")] for unit in engine.units]
     levels = [[name, engine.topology.levels.size(name)] for name in engine.topology.levels.names]
     return json.dumps([scheme.model_dump(mode="json"), levels, units, type(optimizer).__qualname__])
+
+
+def check_weights(replicas: Replicas) -> None:
+    """Raises UserError unless the weights are the anchor, as they are before the first step."""
+    for each in replicas.exchanges:
+        if not torch.equal(each.agreed()[0], each.weights):
+            raise UserError(
+                f"weights of '{each.unit.name}' were changed after it was made", where="lowband.Quorum",
+                allowed="weights loaded before",
+            )  # fmt: skip

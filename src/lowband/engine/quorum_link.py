@@ -19,21 +19,31 @@ class Link:
     sent_bytes: for means
     """
 
-    def __init__(self, store: dist.Store, name: str, place: int, count: int, patience_s: float) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        name: str,
+        place: int,
+        count: int,
+        patience_s: float,
+        come_s: float | None = None,
+    ) -> None:
         """
         name:       of the group, the same on each of them, and of no group before
         place:      this rank's among them
         patience_s: for a message
+        come_s:     for the others to come; default: the same
 
         Raises RuntimeError if they do not meet in time.
         """
         self._place, self._count = place, count
         store = dist.PrefixStore(f"quorum/links/{name}", store)
         store.set(str(place), "")
-        until = time.monotonic() + patience_s
+        come_s = patience_s if come_s is None else come_s
+        until = time.monotonic() + come_s
         while not store.check([str(other) for other in range(count)]):  # gloo would wait for each in turn
             if time.monotonic() > until:
-                raise RuntimeError(f"{name}: not all {count} counterparts came within {patience_s:g} s")
+                raise RuntimeError(f"{name}: not all {count} counterparts came within {come_s:g} s")
             time.sleep(PAUSE_S)
         limit = timedelta(seconds=patience_s)
         self._group = dist.ProcessGroupGloo(store, place, count, limit) if count > 1 else None

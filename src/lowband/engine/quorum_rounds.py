@@ -20,7 +20,7 @@ import torch.distributed as dist
 from lowband.engine.store import POLL_S
 from lowband.errors import UserError
 
-LEFT = "left"
+LEFT = "(left)"
 LONGEST_PAUSE_S = 1.0
 
 
@@ -60,6 +60,7 @@ class Rounds:
         self.round, self.attempt = 0, 0
         self.expected: list[Member] = []
         self.tick: Callable[[], None] = lambda: None
+        self._answered: set[int] = set()
         self._served: list[int] = []  # requests that were to be served since the last round
 
     def agree(self, what: str, mine: str) -> None:
@@ -71,25 +72,25 @@ class Rounds:
             )  # fmt: skip
 
     def begins(self, begins: Collection[int], state: str) -> bool:
-        """Whether this replica is one of those that begin, and is started for the first time."""
-        if self.me.start > 1 or self.me.replica not in begins:
+        """Whether this replica is one of those that begin, and none was started before it as the same."""
+        key = f"began/{self.me.replica}"
+        if self.me.replica not in begins or self._store.check([key]):
             return False
         self.agree("begins", json.dumps(sorted(begins)))
         self.agree("state", state)
-        self.expected = [Member(replica, 1) for replica in sorted(begins)]
-        self._store.set(f"began/{self.me.replica}", "")
-        return True
+        mine = str(self.me.start)
+        self.expected = [Member(replica, 0) for replica in sorted(begins)]
+        return bool(self._store.compare_set(key, "", mine).decode() == mine)
 
     def wait_for_all(self, until: float) -> None:
         """Return when all that begin have begun. Raises UserError if one has not by then."""
-        for member in self.expected:
+        for i, (replica, _) in enumerate(self.expected):
             for _ in self._waiting():
-                if self._store.check([f"began/{member.replica}"]):
+                if self._store.check([f"began/{replica}"]):
                     break
                 if time.monotonic() > until:
-                    raise UserError(
-                        f"replica {member.replica} has not begun", where=f"replica {self.me.replica}"
-                    )
+                    raise UserError(f"replica {replica} has not begun", where=f"replica {self.me.replica}")
+            self.expected[i] = Member(replica, int(self._store.get(f"began/{replica}")))
 
     # ---- a round
 
@@ -98,9 +99,12 @@ class Rounds:
         """Of this attempt."""
         return f"{self.round}.{self.attempt}"
 
-    def assemble(self) -> tuple[str, Record]:
-        """Say that this replica is here; a name for the attempt, and its record."""
-        self._say("here", "")
+    def assemble(self, units: str) -> tuple[str, Record]:
+        """Say that this replica is here; a name for the attempt, and its record.
+
+        units: what it exchanges. Raises UserError if another one exchanges something else.
+        """
+        self._say("here", units)
         giving, since_s = None, 0.0
         for waited_s in self._waiting():
             if self._has("record"):
@@ -110,9 +114,17 @@ class Rounds:
             missing = [member for member in self._awaited() if not self._has("here", member)]
             if not missing or waited_s - since_s > self._patience_s:
                 here = [m for m in self.expected if self._has("here", m) and self._said("here", m) != LEFT]
-                self._write("record", [here, self._open()])
-        members, asking = self._read("record")
-        return self.key, Record([Member(*member) for member in members], asking)
+                asking = [number for number in self._open() if self.asker(number) not in here]
+                self._write("record", [here, asking])
+        found, asking = self._read("record")
+        members = [Member(*member) for member in found]
+        for member in members:
+            if self.me in members and self._said("here", member) != units:
+                raise UserError(
+                    f"replica {member.replica} exchanges other units", where=f"replica {self.me.replica}",
+                    allowed="lowband.sync_replicas on all replicas after the same step, or on none",
+                )  # fmt: skip
+        return self.key, Record(members, asking)
 
     def vote(self, record: Record, could: bool) -> Verdict:
         """Say whether the exchange succeeded here; whether it did everywhere."""
@@ -122,8 +134,8 @@ class Rounds:
                 break
             said = {m: self._said("could", m) for m in record.members if self._has("could", m)}
             is_whole = len(said) == len(record.members)
-            # Where one could not, the others find out at the latest when their patience is over.
-            limit_s = (1 if "no" in said.values() else 2) * self._patience_s
+            # Where one could not, the others find out when their patience is over, which began later.
+            limit_s = (1.5 if "no" in said.values() else 2) * self._patience_s + 2 * LONGEST_PAUSE_S
             if is_whole or waited_s > limit_s:
                 holds = is_whole and "no" not in said.values()
                 self._write("verdict", [holds, list(said)])
@@ -147,8 +159,16 @@ class Rounds:
     def leave(self) -> None:
         """Say that this replica is not coming."""
         self._say("here", LEFT)
-        if all(self._has("here", m) and self._said("here", m) == LEFT for m in self.expected):
-            self._store.set("over", str(self.round))
+        self._store.set("leaving", json.dumps([self.round, self.expected]))
+        self._store.set(f"left/{self.me.replica}", "")
+
+    def _over(self) -> int | None:
+        """The number of rounds, if all who were expected last have left, except this replica."""
+        if not self._store.check(["leaving"]):
+            return None
+        rounds, expected = json.loads(self._store.get("leaving"))
+        others = [f"left/{replica}" for replica, _ in expected if replica != self.me.replica]
+        return int(rounds) if not others or self._store.check(others) else None
 
     def _awaited(self) -> list[Member]:
         """Those that may come: none that was started again, and none that could not be given the state."""
@@ -188,8 +208,7 @@ class Rounds:
             if self.was_given(number) is False:
                 return None
             where = f"replica {self.me.replica}"
-            if self._store.check(["over"]):
-                rounds = self._store.get("over").decode()
+            if (rounds := self._over()) is not None:
                 raise UserError(f"the run is over: all replicas left after {rounds} rounds", where=where)
             if time.monotonic() > until:
                 raise UserError(
@@ -218,9 +237,11 @@ class Rounds:
     def _open(self) -> list[int]:
         """The requests that nobody has answered."""
         made = self._store.add("asks", 0)
-        return [
-            n for n in range(1, made + 1) if self._store.check([f"ask/{n}"]) and self.was_given(n) is None
+        waiting = [
+            n for n in range(1, made + 1) if n not in self._answered and self._store.check([f"ask/{n}"])
         ]
+        self._answered |= {n for n in waiting if self.was_given(n) is not None}
+        return [n for n in waiting if n not in self._answered]
 
     # ---- the store
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.fit import check_fit
+from lowband.engine.checkpoint.json_values import check_json
 from lowband.engine.checkpoint.logical_tensors import Logical
 from lowband.engine.checkpoint.manifest import Manifest
 from lowband.engine.checkpoint.meeting import Tick
@@ -31,23 +32,27 @@ class State:
         self._module, self._optimizer, self._also = module, optimizer, also
 
     def sum(self) -> str:
-        """A checksum of this rank's part of what replicas share."""
-        digest = hashlib.sha256()
-        for name, piece in sorted(Logical.of(self._module, self._optimizer).pieces.items()):
-            if name.startswith("sync."):
+        """A checksum of this rank's part of what replicas share: anchors, frozen parameters, buffers."""
+        digest, here = hashlib.sha256(), Logical.of(self._module, self._optimizer)
+        for name, piece in sorted(here.pieces.items()):
+            kind, _, parameter = name.partition(".")
+            is_shared = kind in ("sync", "buffer") or (
+                kind == "model" and not here.shards[parameter].requires_grad
+            )
+            if is_shared:
                 digest.update(name.encode())
                 digest.update(piece.local.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def content(self, step: int) -> str:
         """What it consists of, without the tensors' values; JSON. Raises UserError if JSON cannot have it."""
-        content = Logical.of(self._module, self._optimizer).content(step).model_dump(mode="json")
+        here = Logical.of(self._module, self._optimizer)
         extra = {name: each.state_dict() for name, each in self._also.items()}
-        try:
-            return json.dumps({**content, "format": 2, "extra": extra, "files": [], "sha256": ""})
-        except (TypeError, ValueError) as error:
-            allowed = "values that JSON can represent in param groups and `also`"
-            raise UserError(f"cannot be given to another replica: {error}", allowed=allowed) from None
+        check_json("also", extra)
+        for i, group in enumerate(here.groups):
+            check_json(f"param group {i}", group.options)
+        content = here.content(step).model_dump(mode="json")
+        return json.dumps({**content, "format": 2, "extra": extra, "files": [], "sha256": ""})
 
     def send(self, content: str, link: Link, tick: Tick) -> None:
         """Send this rank's values. content: the result of `content` on rank 0"""

@@ -113,6 +113,11 @@ class Replicas:
         for each in in_flight:
             each.resume()
 
+    def check_alone(self, what: str, allowed: str) -> None:
+        """Raises UserError if there are replicas that are other jobs."""
+        if self.others is not None:
+            raise UserError(what, where="lowband.Quorum", allowed=allowed)
+
     def sent_in_flight(self) -> dict[str, list[Sent]]:
         """Wait for what is on its way; what this rank has sent for it, not counted yet, by unit."""
         moving = [each for each in self.exchanges if each.is_in_flight]
@@ -132,6 +137,7 @@ class Replicas:
 
         Every rank must call it at once. Its bytes are not counted.
         """
+        self.check_alone("the other replicas are other jobs", "consensus_distance in a job of all replicas")
         total = torch.zeros((), dtype=torch.float64, device=self._units[0].master.device)
         for each in self.exchanges:
             total += (each.mean(Ledger()) - each.weights).double().square().sum()

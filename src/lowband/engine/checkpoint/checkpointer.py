@@ -26,6 +26,7 @@ from torch import nn
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
+from lowband.engine.checkpoint.json_values import check_json
 from lowband.engine.checkpoint.logical_tensors import (
     Logical,
     Piece,
@@ -192,6 +193,7 @@ class Checkpointer:
                 random.pop(f"rng.cuda.{dist.get_rank()}", None)
             check_fit(manifest, path, here, random)
             if (replicas := engine_of(module).replicas) is not None:
+                replicas.check_alone("a checkpoint is loaded after it was made", "before lowband.Quorum")
                 in_flight(manifest, replicas)
             return manifest, here, random
 
@@ -228,24 +230,15 @@ class _Snapshot:
         if (replicas := engine_of(module).replicas) is not None:
             replicas.before_first_step()  # the weights are the anchor
         here = Logical.of(module, optimizer)
-        _check_json("extra", extra)
+        check_json("extra", extra)
         for i, group in enumerate(here.groups):
-            _check_json(f"param group {i}", group.options)
+            check_json(f"param group {i}", group.options)
         written = {
             of_replica(name, here.replica): piece for name, piece in here.pieces.items() if piece.writes
         }
         pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
         # Copied through JSON, so that later changes by the caller are not saved.
         return cls(here.content(step), json.loads(json.dumps(extra)), pieces)
-
-
-def _check_json(where: str, value: dict[str, Any]) -> None:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot be saved: {error}", where=where, allowed="values that JSON can represent"
-        ) from None
 
 
 _unraised: list[BaseException] = []  # errors of background writes that no `wait` has raised yet

@@ -9,7 +9,8 @@ for that long (a hanging disk), the work ends on all ranks.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from lowband.errors import UserError
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 1.0
 
 T = TypeVar("T")
+Context = Callable[[], AbstractContextManager[None]]
 Tick = Callable[[], None]  # work calls it after every step; a step must be far shorter than the timeout
 
 
@@ -137,3 +139,15 @@ def _to_send(error: Exception) -> Exception:
         return UserError(f"cannot be read or written: {error.strerror}", where=error.filename)
     first_line = next(iter(str(error).splitlines()), "")
     return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {first_line}")
+
+
+def as_here(device: torch.device) -> Context:
+    """For `together`, whose thread has a device, a stream and a grad mode of its own: the caller's."""
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def run() -> Iterator[None]:
+        with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+            yield
+
+    return run
