@@ -1,6 +1,6 @@
 """How long messages took: by the end that came later, whoever that is, and of the largest ones only."""
 
-import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import torch.distributed as dist
 from started import begun, ended, spec_file
 
 from lowband import Topology
+from lowband.engine import gloo
 from lowband.engine.gloo import Message, MessageTimes
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.records import RunFolder
@@ -16,16 +17,40 @@ from lowband.spec.records import RunFolder
 LATE_S = 2.0
 
 
+class Clock:
+    """A rank's clock, which goes on by LATE_S whenever rank `late` begins: once both others wait for it."""
+
+    def __init__(self, late: int) -> None:
+        self._late, self._store = late, dist.distributed_c10d._get_default_store()
+        wait = gloo._wait
+
+        def say_and_wait(works: list[dist.Work | None], partner: int, name: str) -> None:
+            if partner == late:
+                self._store.set(f"{name}: waited for by {dist.get_rank()}", "")
+            wait(works, partner, name)
+
+        gloo._wait, gloo.time = say_and_wait, self
+
+    def perf_counter(self) -> float:
+        return LATE_S * self._store.add("begun late", 0)
+
+    def be_late(self, name: str) -> None:
+        others = {0, 1, 2} - {self._late}
+        self._store.wait([f"{name}: waited for by {rank}" for rank in others], timedelta(seconds=60))
+        self._store.add("begun late", 1)
+
+
 def times_with_one_late(late: int) -> dict[int, float]:
     """In a group of three: the last exchange of several."""
+    clock = Clock(late)
     topology = Topology({})
     [bound] = topology.hops("self", "world")
     ours, theirs = [torch.ones(64)] * 3, [torch.empty(64) for _ in range(3)]
     taken = {}
     for name in ("opens the connections", "shows who is late", "is timed"):
         dist.barrier()
-        if dist.get_rank() == late:
-            time.sleep(LATE_S)
+        if dist.get_rank() == late and name != "opens the connections":
+            clock.be_late(name)
         bound.exchange(ours, theirs, name)
         taken = topology.message_times.take()
     assert topology.message_times.take() == {}
@@ -37,10 +62,9 @@ def test_the_end_that_comes_later_does_not_wait_for_the_other(late: int) -> None
     """Nor does either of the two others, who wait for it last: it was late before."""
     took = on_ranks(3, times_with_one_late, late)
     a, b = (rank for rank in range(3) if rank != late)
-    assert [set(mine) for mine in took] == [{1, 2}, {0, 2}, {0, 1}]
-    assert took[a][late] > 0.9 * LATE_S < took[b][late]
-    assert max(took[late].values()) < min(took[a][late], took[b][late])
-    assert max(took[a][b], took[b][a]) < 0.9 * LATE_S
+    assert took[a] == {late: LATE_S, b: 0.0}
+    assert took[b] == {late: LATE_S, a: 0.0}
+    assert took[late] == {a: 0.0, b: 0.0}
 
 
 def test_the_shortest_of_the_largest_counts() -> None:

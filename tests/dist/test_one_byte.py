@@ -2,11 +2,11 @@
 
 import hashlib
 import socket
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from started import wait_for
 
 import lowband
 from lowband.engine.one_byte import MOST_WORKERS, Record
@@ -73,7 +73,7 @@ def _store() -> dist.TCPStore:
 
 def _worker(store: dist.Store, **more: object) -> lowband.OneByte:
     module = _module()
-    options = {"epsilon": EPSILON, "seed": SEED, "worker": dist.get_rank(), "patience_s": 20.0, **more}
+    options = {"epsilon": EPSILON, "seed": SEED, "worker": dist.get_rank(), "patience_s": 60.0, **more}
     return lowband.OneByte(module, _optimizer(module), store, **options)  # type: ignore[arg-type]
 
 
@@ -85,10 +85,9 @@ def _step(one: lowband.OneByte) -> float:
     return one.step(lambda: _loss(one.module, one.worker, one.round))
 
 
-def _two_steps_with_who_asks(one: lowband.OneByte, store: dist.Store) -> None:
-    """Step once somebody has asked to join, who is expected in the second step."""
-    while not store.check(["one-byte/asking"]):
-        time.sleep(0.01)
+def _two_steps_with_who_asks(one: lowband.OneByte, asked: int = 1) -> None:
+    """Step once somebody, the `asked`th in all, has asked to join, who is expected in the second step."""
+    wait_for(lambda: len(one._asking()) == asked)
     _step(one)
     _step(one)
 
@@ -122,8 +121,7 @@ def _come_and_go() -> tuple[list[torch.Tensor], int]:
         _step(one)
         _step(one)
         dist.barrier()
-        _step(one)
-        _step(one)  # from this round on 1 is there again
+        _two_steps_with_who_asks(one, asked=2)  # from the second one on 1 is there again
     elif rank == 1:
         one = _worker(store, begins=(0, 1))
         _step(one)
@@ -133,7 +131,7 @@ def _come_and_go() -> tuple[list[torch.Tensor], int]:
         dist.barrier()
         _step(one)
     else:
-        time.sleep(0.1)
+        wait_for(lambda: store.check(["one-byte/1/record"]))  # two rounds are over
         one = _worker(store)  # asks before the third round
         dist.barrier()
         _step(one)
@@ -157,15 +155,17 @@ def test_workers_leave_and_join_and_all_have_the_same_bits() -> None:
 def _stop_and_come_late() -> tuple[list[torch.Tensor], list[int], int]:
     """Worker 1 stops without a word, and steps again after two rounds."""
     store = _store()
-    one = _worker(store, begins=(0, 1), patience_s=5.0)
+    one = _worker(store, begins=(0, 1))
     _step(one)
     expected = []
     if one.worker == 0:
+        one._patience_s, patience_s = 0.5, one._patience_s
         _step(one)  # waits
+        one._patience_s = patience_s
         expected = list(one.members)
         _step(one)
         dist.barrier()
-        _two_steps_with_who_asks(one, store)
+        _two_steps_with_who_asks(one)
     else:
         dist.barrier()
         _step(one)  # applies what it missed and asks; is expected after the round that is going on
@@ -248,13 +248,13 @@ def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor],
     begins = (0,) if rank == 0 else ()
     if rank == 1:
         dist.barrier()
-    one = lowband.OneByte(module, adam, store, rank, begins, EPSILON, 20.0, SEED, scheduler=schedule)
+    one = lowband.OneByte(module, adam, store, rank, begins, EPSILON, 60.0, SEED, scheduler=schedule)
     error = ""
     if rank == 0:
         _step(one)
         _step(one)
         dist.barrier()
-        _two_steps_with_who_asks(one, store)
+        _two_steps_with_who_asks(one)
     else:
         try:
             _step(one)
@@ -344,13 +344,14 @@ def test_a_store_that_does_not_answer_is_one_line_and_a_taken_port_too() -> None
 
 def _without_a_store() -> str:
     store = _store()
-    one = _worker(store, begins=range(2), patience_s=30.0)
+    one = _worker(store, begins=range(2))
     _step(one)
+    dist.barrier()  # both have read the round's record
     if dist.get_rank() == 0:
         del one, store  # closes the server
-        time.sleep(1)
+    dist.barrier()
+    if dist.get_rank() == 0:
         return ""
-    time.sleep(0.5)
     with pytest.raises(UserError) as error:
         _step(one)
     return str(error.value)
