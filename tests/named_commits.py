@@ -1,0 +1,90 @@
+"""The commits that shipped rows name, and the history that they should be in."""
+
+import csv
+import json
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "results" / "reference"
+TABLE = "commits.csv"  # file, commit, how, why: of files that name no commit, nor does a file beside them
+ENVIRONMENTS = ("env.json", "environment.json", "softmax_env.json")
+RUNS = ("runs.csv", "softmax_setup.csv")  # of the rows of other tables beside them
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def of_file(path: Path, folder: Path = REFERENCE) -> Counter[str]:
+    """Rows of a CSV file by commit, as its own column, the table or the environment beside it says.
+
+    0 rows each where none of these says which rows are whose. A run that was not started names no commit.
+    """
+    rows = rows_of(path)
+    if rows and "commit" in rows[0]:
+        return Counter(row["commit"] for row in rows if row.get("status") != "not run")
+    name = path.relative_to(folder).as_posix()
+    listed = [row["commit"] for row in rows_of(folder / TABLE) if row["file"] == name]
+    listed = listed or [
+        json.loads(beside.read_text(encoding="utf-8"))["commit"]
+        for beside in [path.parent / "env.json"]
+        if beside.exists()
+    ]
+    if listed:
+        return Counter(dict.fromkeys(listed, len(rows) if len(listed) == 1 else 0))
+    runs = (path.parent / name for name in RUNS)
+    return Counter({commit: 0 for file in runs if file.exists() for commit in of_file(file, folder)})
+
+
+def everywhere(folder: Path = REFERENCE) -> dict[str, set[str]]:
+    """The files that name each commit: tables, and environments as JSON."""
+    places: dict[str, set[str]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".csv":
+            commits = set(of_file(path, folder))
+        elif path.name in ENVIRONMENTS:
+            commits = {json.loads(path.read_text(encoding="utf-8"))["commit"]}
+        else:
+            continue
+        for commit in commits:
+            places.setdefault(commit, set()).add(path.relative_to(folder).as_posix())
+    return places
+
+
+def git(*arguments: str, root: Path = ROOT) -> str:
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def no_history(root: Path = ROOT) -> str:
+    """Why the commits of `root` cannot be looked up here; empty where they can."""
+    if shutil.which("git") is None:
+        return "needs git"
+    try:
+        top = git("rev-parse", "--show-toplevel", root=root)
+    except subprocess.CalledProcessError:
+        return "no git work tree, or none that git reads: a copy without its history"
+    if Path(top).resolve() != root.resolve():
+        return "no git work tree of its own: a copy inside another one"
+    if git("rev-parse", "--is-shallow-repository", root=root) == "true":
+        return "a shallow clone: git fetch --unshallow"
+    return ""
+
+
+def ancestors(commit: str = "HEAD", root: Path = ROOT) -> frozenset[str]:
+    """The commit and all that came before it: those for which `git merge-base --is-ancestor` says yes."""
+    return frozenset(git("rev-list", commit, root=root).split())
+
+
+def found_in(history: frozenset[str], commit: str) -> str | None:
+    """The whole name of a commit of the history, by it or by its first digits."""
+    named = commit.removesuffix("-dirty")
+    if named in history:
+        return named
+    matching = [whole for whole in history if len(named) >= 7 and whole.startswith(named)]
+    return matching[0] if len(matching) == 1 else None
