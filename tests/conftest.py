@@ -1,21 +1,41 @@
 """Which tests run, and the order in which processes that share them (pytest-xdist) take the files."""
 
 import os
+from collections import Counter
 
 import pytest
 
+from tests import seconds, timed
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wide", action="store_true", help="also what `make test` leaves to `make test-all`")
+    parser.addoption("--one-try", action="store_true", help="no second try for tests that time messages")
     parser.addoption(
-        "--wide", action="store_true", help="also the cases that `make test` leaves to `make test-all`"
+        "--record-seconds", action="store_true", help="write what each took to tests/seconds.csv"
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # the process that shares out the tests hears of each
+    if not config.getoption("--one-try"):
+        config.pluginmanager.register(timed.SecondTry())
+    if config.getoption("--record-seconds"):
+        config.pluginmanager.register(seconds.Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    took = seconds.recorded()
+    for item in items:
+        if took.get(item.nodeid, 0.0) > seconds.SLOW_S:
+            item.add_marker("slow")
     if not config.getoption("--wide"):
-        wide = [item for item in items if item.get_closest_marker("wide")]
-        config.hook.pytest_deselected(items=wide)
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
         items[:] = [item for item in items if not item.get_closest_marker("wide")]
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a long file begun last would leave the other processes idle
+        of_file: Counter[str] = Counter()
+        for item in items:
+            of_file[str(item.path)] += took.get(item.nodeid, 0.0)
+        items.sort(key=lambda item: -of_file[str(item.path)])
