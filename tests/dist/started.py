@@ -10,6 +10,8 @@ from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import torch.distributed as dist
+
 from lowband.__main__ import main
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
 from lowband.spec.config import Config
@@ -19,6 +21,9 @@ ROOT = Path(__file__).parents[2]
 SMOKE = {spec.run_id: spec for spec in Config(ROOT).runs(["smoke"])}
 TEXT = str(ROOT / "README.md")  # reading the default text, all of the standard library, takes half a second
 PROMPT_S = 60
+_stores: list[
+    dist.TCPStore
+] = []  # of ranks that were `launched`; they stay, as ranks may need them to their end
 
 
 def spec_file(folder: Path, run_id: str = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1", **changes) -> Path:
@@ -69,9 +74,15 @@ def ended(process: ForkProcess, path: Path, **variables: str) -> tuple[int | Non
     return process.exitcode, stderr_of(path, **variables).read_text()
 
 
-def launched(path: Path, port: int, prepare: Callable[[], object] = lambda: None) -> list[ForkProcess]:
-    """Two ranks as torchrun starts them, and nobody who watches them."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+def launched(path: Path, prepare: Callable[[], object] = lambda: None) -> list[ForkProcess]:
+    """Two ranks as torchrun starts them, which hosts their store at a free port; nobody watches them."""
+    _stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_stores[-1].port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": "2",
+    }
     return [begun(path, prepare, RANK=str(rank), LOCAL_RANK=str(rank), **address) for rank in range(2)]
 
 

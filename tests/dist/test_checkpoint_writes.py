@@ -150,7 +150,7 @@ def test_processes_that_end_without_wait(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)

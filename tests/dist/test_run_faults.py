@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,8 +105,18 @@ def test_a_damaged_folder_is_run_again(
 ) -> None:
     """Half an outcome and half a record, as after a power cut; no records; fewer than checkpoints."""
     folder, path = RunFolder(tmp_path), spec_file(tmp_path, **STEPS)
-    process = begun(path)
-    wait_for(lambda: folder.has_checkpoint)
+    append = RunFolder.append_step
+
+    def stay(self: RunFolder, record: StepRecord) -> None:
+        if record.step == 8:
+            threading.Event().wait()
+        append(self, record)
+
+    def prepare() -> None:
+        RunFolder.append_step = stay  # type: ignore[method-assign]
+
+    process = begun(path, prepare)
+    wait_for(lambda: folder.has_checkpoint and folder.count_steps() == 7)
     killed(process)
     lines = folder.steps.read_bytes().splitlines(keepends=True)
     if damage == "half":
@@ -169,7 +179,7 @@ def out_of_memory() -> None:
         if dist.get_rank() == 1 and step == 2:
             raise RuntimeError("NCCL error\nunhandled cuda error\nCuda failure 2 'out of memory'")
         if step == 2:
-            time.sleep(1000)
+            threading.Event().wait()
         return backward(spec, corpus, trainer, step, device)
 
     loop._backward = full
@@ -178,7 +188,7 @@ def out_of_memory() -> None:
 def test_all_launched_ranks_end_when_one_is_out_of_memory(tmp_path: Path) -> None:
     """Its exit code is 0, as it is a result: no launcher would end the others."""
     path = spec_file(tmp_path, ranks=2, steps=100)
-    codes, errors = both_ended(launched(path, 29575, out_of_memory), path)
+    codes, errors = both_ended(launched(path, out_of_memory), path)
     assert codes == [0, 0], errors
     outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
     assert (outcome.status, outcome.cause) == ("oom", "rank 1: RuntimeError: NCCL error")
@@ -192,9 +202,10 @@ def refuse(*_: object, **__: object) -> None:
 def test_bad_input_that_every_rank_finds_is_printed_once(tmp_path: Path) -> None:
     def prepare() -> None:
         module.train_rank = refuse
+        module.SEEN_S = 60  # until rank 0 has said so
 
     path = spec_file(tmp_path, ranks=2)
-    codes, errors = both_ended(launched(path, 29578, prepare), path)
+    codes, errors = both_ended(launched(path, prepare), path)
     assert codes == [1, 1], errors
     assert "".join(errors).splitlines() == ["lowband: rank 0: UserError: refused on every rank"]
     code, error = ended(begun(path, prepare), path)
@@ -208,7 +219,7 @@ def test_launched_ranks_leave_another_jobs_folder_alone(tmp_path: Path) -> None:
     first = begun(path)
     try:
         wait_for(lambda: folder.count_steps() > 2)
-        second = launched(path, 29576)
+        second = launched(path)
         code, error = ended(second[0], path, RANK="0")
         assert code == 2
         assert f"is being run by process {first.pid} on" in error

@@ -15,7 +15,7 @@ def test_one_more_collective_is_one_row() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
