@@ -14,6 +14,7 @@ from lowband.engine.api import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.pairwise import pairwise
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -38,24 +39,16 @@ def count(scheme_name: str, inner: dict[str, int], dtype: str, accumulation: int
     return sent, dict(engine.meter.peak), moments, [u.layout.numel for u in engine.units]
 
 
-CASES = list(product(("fp32", "bf16"), (1, 2)))
-
-
-def count_cases(scheme_name: str, inner: dict[str, int]):
-    return [count(scheme_name, inner, dtype, accumulation) for dtype, accumulation in CASES]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_counts_equal_closed_forms(scheme: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "dtype", "accumulation"), pairwise(product(SCHEMES, (1, 2, 4, 8), DTYPE, (1, 2)))
+)
+def test_counts_equal_closed_forms(scheme: str, ranks: int, dtype: str, accumulation: int) -> None:
     inner = {"package": 2, "node": 4}
     levels = Levels.fit(inner, ranks)
-    units = unit_numels(SPEC, levels)
-    row = CONFIG.scheme(scheme)
-    for counted in on_ranks(ranks, count_cases, scheme, inner):
-        for (dtype, accumulation), (sent, held, moments, numels) in zip(CASES, counted, strict=True):
-            assert numels == units
-            assert sent == sent_bytes(units, row, levels, dtype, "fp32", accumulation, True)
-            held["optim"] += moments
-            expected = state_bytes(units, row, levels, dtype, "fp32", accumulation, "gloo")
-            assert {state: held.get(state, 0) for state in expected} == expected
+    given = unit_numels(SPEC, levels), CONFIG.scheme(scheme), levels, dtype, "fp32", accumulation
+    for sent, held, moments, numels in on_ranks(ranks, count, scheme, inner, dtype, accumulation):
+        assert numels == given[0]
+        assert sent == sent_bytes(*given, True)
+        held["optim"] += moments
+        expected = state_bytes(*given, "gloo")
+        assert {state: held.get(state, 0) for state in expected} == expected

@@ -5,9 +5,9 @@ process.
 """
 
 import copy
+import itertools
 import random
 import time
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,19 +18,21 @@ import lowband
 from lowband.engine import gloo, topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.pairwise import pairwise
 
 ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
 HIER3 = Scheme(name="hier3-exact", weights="node", grads="node", optim="world")
 HPZ = Scheme(name="hpz", weights="world", secondary="node", grads="world", optim="world")
 INNER = {"node": 2}
 STEPS = 4
-EQUAL, UNEQUAL = (16, 16, 16, 16), (16, 24, 8, 16)
+UNEQUAL = (16, 24, 8, 16)
+WIDTHS = {"equal": (16, 16, 16, 16), "unequal": UNEQUAL}
 WAYS = ("together", "one", "two")
 
 
 def net(seed: int, widths: tuple[int, ...]) -> nn.Sequential:
     torch.manual_seed(seed)
-    layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(widths)]
+    layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*layers)
 
 
@@ -91,10 +93,10 @@ def in_flight(first, second, step: int) -> torch.Tensor:
     return one + other
 
 
-def train_in_every_way(loss_of, scheme: Scheme, is_frozen: bool) -> list[list[list[torch.Tensor]]]:
-    """Weights by widths and by way, one after the other in one process."""
+def train_in_every_way(loss_of, scheme: Scheme, widths, is_frozen: bool) -> list[list[torch.Tensor]]:
+    """Weights by way, one after the other in one process."""
     delay_messages()
-    return [[train(loss_of, scheme, widths, is_frozen, how) for how in WAYS] for widths in (EQUAL, UNEQUAL)]
+    return [train(loss_of, scheme, widths, is_frozen, how) for how in WAYS]
 
 
 def train(loss_of, scheme: Scheme, widths, is_frozen: bool, how: str) -> list[torch.Tensor]:
@@ -127,18 +129,23 @@ def scheme_for(scheme: Scheme) -> Scheme:
     return Scheme(name=scheme.name, weights="world", grads="world", optim="world")
 
 
-@pytest.mark.parametrize(
-    ("loss_of", "is_frozen"),
-    [(encoder_decoder, False), (actor_critic, False), (student_teacher, True), (in_flight, False)],
-    ids=["encoder-decoder", "actor-critic", "frozen-teacher", "in-flight"],
-)
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_two_sharded_modules_train_as_one(ranks: int, loss_of, is_frozen: bool) -> None:
+LOSSES = {
+    "encoder-decoder": encoder_decoder,
+    "actor-critic": actor_critic,
+    "frozen-teacher": student_teacher,
+    "in-flight": in_flight,
+}
+
+
+@pytest.mark.parametrize(("loss", "ranks", "widths"), pairwise(itertools.product(LOSSES, (2, 4, 8), WIDTHS)))
+def test_two_sharded_modules_train_as_one(loss: str, ranks: int, widths: str) -> None:
     scheme = {2: ZERO3, 4: HIER3, 8: HPZ}[ranks]
-    for expected, *apart in on_ranks(ranks, train_in_every_way, loss_of, scheme, is_frozen)[0]:
-        for got, how in zip(apart, WAYS[1:], strict=True):
-            assert len(got) == len(expected) == 12
-            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), how
+    is_frozen = loss == "frozen-teacher"
+    arguments = LOSSES[loss], scheme, WIDTHS[widths], is_frozen
+    expected, *apart = on_ranks(ranks, train_in_every_way, *arguments)[0]
+    for got, how in zip(apart, WAYS[1:], strict=True):
+        assert len(got) == len(expected) == 12
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), how
 
 
 def micro_batch(step: int, micro: int, rank: int) -> torch.Tensor:

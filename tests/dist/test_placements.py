@@ -1,4 +1,4 @@
-"""Every placement that the levels allow, not only the named ones: bit-equal to one process."""
+"""Placements that the levels allow, not only the named ones: bit-equal to one process. `wide`: all of them."""
 
 from itertools import combinations_with_replacement
 
@@ -16,6 +16,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from tests.pairwise import covering
 
 STEPS = 2
 ONE_LEVEL: dict[str, int] = {}
@@ -80,20 +81,36 @@ def train_references(schemes: list[Scheme], inner: dict[str, int], spec: ModelSp
     return found
 
 
+def levels_of(scheme: Scheme) -> tuple[str, str | None, str, str]:
+    return scheme.weights, scheme.secondary, scheme.grads, scheme.optim
+
+
+ON_4, ON_8 = placements(ONE_LEVEL, 4), placements(THREE_LEVELS, 8)
+# Of four levels those that use the innermost: the others are those of three levels.
+ON_16 = [each for each in placements(FOUR_LEVELS, 16) if "die" in each.model_dump().values()]
+FEW = covering([levels_of(each) for each in ON_8])  # any two of weights, secondary, grads, optim
+FOUR = [each for each in ON_16 if levels_of(each) == ("package", "die", "node", "world")]
+
+
 @pytest.mark.parametrize(
-    ("inner", "ranks", "count"),
-    [(ONE_LEVEL, 4, 5), (THREE_LEVELS, 8, 35), pytest.param(FOUR_LEVELS, 16, 35, marks=pytest.mark.slow)],
+    ("inner", "ranks", "schemes"),
+    [
+        pytest.param(ONE_LEVEL, 4, ON_4, id="4"),
+        pytest.param(THREE_LEVELS, 8, [each for each in ON_8 if levels_of(each) in FEW], id="8"),
+        pytest.param(FOUR_LEVELS, 16, FOUR, id="16"),
+        pytest.param(THREE_LEVELS, 8, ON_8, id="8-all", marks=pytest.mark.wide),
+        pytest.param(FOUR_LEVELS, 16, ON_16, id="16-all", marks=pytest.mark.wide),
+    ],
 )
-def test_every_placement(inner: dict[str, int], ranks: int, count: int) -> None:
-    """Of four levels those that use the innermost, with one block: the others are those of three levels."""
-    schemes, spec = placements(inner, ranks), SPEC
-    if inner == FOUR_LEVELS:
-        schemes = [each for each in schemes if "die" in each.model_dump().values()]
-        spec = SPEC.model_copy(update={"layers": 1})
-    assert len(schemes) == count
+def test_placements(inner: dict[str, int], ranks: int, schemes: list[Scheme]) -> None:
+    spec = SPEC.model_copy(update={"layers": 1}) if ranks == 16 else SPEC
     [expected] = on_ranks(1, train_references, schemes, inner, spec, ranks)
     trained = on_ranks(ranks, train_all, schemes, inner, spec, time_limit_s=400)[0]
     for scheme, (weights, is_closed_form) in zip(schemes, trained, strict=True):
         assert is_closed_form, scheme
         for name, value in expected[scheme.grads].items():
             assert torch.equal(weights[name], value), (scheme, name)
+
+
+def test_number_of_placements() -> None:
+    assert [len(schemes) for schemes in (ON_4, ON_8, ON_16, FOUR)] == [5, 35, 35, 1]

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.pairwise import pairwise
 
 RANK, RANKS, STEPS = 3, 8, 4
 MODULES = {
@@ -89,14 +91,17 @@ def look(*arguments) -> tuple[Counter[str], set[str], list[int]]:
     return device.races, {kind_of(wait) for wait in device.waits}, list(device.accesses.values())
 
 
-@pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_two_streams_race(scheme: str, module: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16) if module in ("gpt", "breadth") else (torch.float32,):
-        [(races, _, accesses)] = on_ranks(1, look, module, scheme, dtype)
-        assert races == {}
-        assert len(accesses) > 1
-        assert min(accesses) > 5  # breadth-first under ddp: one reduction per step and unit
+# Towers, whose blocks are checkpointed, in fp32 alone.
+CASES = [*product(SCHEMES, ("checkpointed", "reentrant"), [torch.float32])]
+CASES += product(SCHEMES, ("gpt", "breadth"), [torch.float32, torch.bfloat16])
+
+
+@pytest.mark.parametrize(("scheme", "module", "dtype"), pairwise(CASES))
+def test_no_two_streams_race(scheme: str, module: str, dtype: torch.dtype) -> None:
+    [(races, _, accesses)] = on_ranks(1, look, module, scheme, dtype)
+    assert races == {}
+    assert len(accesses) > 1
+    assert min(accesses) > 5  # breadth-first under ddp: one reduction per step and unit
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "zero3", "hier3-exact"])

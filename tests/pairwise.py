@@ -1,0 +1,35 @@
+"""Which cases of a product `make test` runs: every two values that meet in any case meet in one of these."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+Case = tuple[Hashable, ...]  # a value of each axis
+
+
+def pairs(case: Case) -> set[Any]:
+    """Two values, each with the number of its axis; of one axis each value alone."""
+    return set(combinations(enumerate(case), min(2, len(case))))
+
+
+def covering(cases: Sequence[Case]) -> set[Case]:
+    """A few of the cases that hold all pairs of all; the same ones each time.
+
+    The case that holds most of the pairs still missing is taken next, of equal ones the first.
+    """
+    chosen: set[Case] = set()
+    missing = {case: pairs(case) for case in cases}
+    while any(missing.values()):
+        best = max(missing, key=lambda case: len(missing[case]))
+        chosen.add(best)
+        missing = {case: found - pairs(best) for case, found in missing.items()}
+    return chosen
+
+
+def pairwise(cases: Iterable[Case]) -> list[Any]:
+    """For pytest.mark.parametrize: all cases, those that are not needed for a pair marked `wide`."""
+    cases = list(cases)
+    chosen = covering(cases)
+    return [case if case in chosen else pytest.param(*case, marks=pytest.mark.wide) for case in cases]
