@@ -1,4 +1,4 @@
-"""Placements that the levels allow, not only the named ones: bit-equal to one process. `wide`: all of them."""
+"""Placements that levels allow, not only the named ones: bit-equal to one process. `--wide`: all of them."""
 
 from itertools import combinations_with_replacement
 
