@@ -92,6 +92,14 @@ class Choosing(Chain):
         return self.layers[2](self.layers[skipped](self.first(x))).square().mean()
 
 
+class Stopping(Chain):
+    """The second micro-batch goes through one more layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers[0](self.first(x))
+        return (y if x[0, 0] > 0 else self.layers[1](y)).square().mean()
+
+
 class Skipping(Chain):
     """The head also uses the embedding's output."""
 
@@ -109,6 +117,7 @@ REFUSED = {
     Reentrant: "'layers.0': breadth-first: it runs without gradients, as under reentrant",
     Nested: "'layers.1.3': breadth-first: it runs inside of unit 'layers.1'",
     Choosing: "breadth-first: not every micro-batch goes through it",
+    Stopping: "'layers.1': breadth-first: not every micro-batch goes through it (allowed",
     Skipping: "the loss uses a tensor from before the first unit",
 }
 

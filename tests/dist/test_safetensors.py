@@ -171,6 +171,29 @@ def through_files(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
     return lowband.full_state_dict(again), str(error.value)
 
 
+def written_again(folder: Path) -> list[str]:
+    """What is said of a folder that holds one file, or several with an index."""
+    said = []
+    for name, wrap in ((safetensors_files.SINGLE, ()), (safetensors_files.INDEX, nn.Linear)):
+        model = lowband.shard(normed(), CONFIG.scheme("zero3"), lowband.Topology({}), wrap, torch.float32)
+        lowband.save_safetensors(model, folder / f"with {name}")
+        if dist.get_rank() == 0:
+            assert (folder / f"with {name}" / name).is_file()
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        with pytest.raises(UserError) as error:
+            lowband.save_safetensors(model, folder / f"with {name}")
+        said.append(str(error.value))
+    return said
+
+
+def test_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    for said in on_ranks(2, written_again, tmp_path):
+        assert all("there is a checkpoint already (allowed: a new folder)" in each for each in said)
+    for path in tmp_path.glob("*/*.safetensors"):
+        assert all(value.any() for name, value in load_file(path).items() if name.endswith("weight"))
+
+
 def test_buffers_scalars_and_names(tmp_path: Path) -> None:
     torch.manual_seed(3)
     expected = normed().state_dict()

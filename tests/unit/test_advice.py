@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from lowband.__main__ import main
 from lowband.commands.advise import SCHEMES
-from lowband.predict.advice import MICRO_BATCHES, RECOMPUTE, SHOWN, split
+from lowband.predict.advice import (
+    MICRO_BATCHES,
+    RECOMPUTE,
+    SHOWN,
+    Advisor,
+    Outcome,
+    placed_schemes,
+    split,
+)
 from lowband.predict.advice_text import advise, text
 from lowband.predict.choice import MODEL_ERROR
 from lowband.predict.footprint import GIB
@@ -73,6 +81,22 @@ def test_each_change_is_what_predict_says_of_it(passes: int) -> None:
         assert ("rounded" in change["costs"]) == is_lossy
     costs = [2 * ("rounded" in c["costs"]) or int("global" in c["costs"]) for c in found["changes"]]
     assert costs == sorted(costs)
+
+
+def test_advice_comes_in_the_order_of_its_costs_not_of_its_memory() -> None:
+    """Memory only, then another global batch, then rounded values, whatever memory these take."""
+    asked = job("frontier", "gpt-20b", 64, "zero3", accumulation=4)
+    batches = [(micro, split(1, 4, micro)) for micro in MICRO_BATCHES]
+    advisor = Advisor(asked, placed_schemes(asked, TRIED), batches)
+    same = Outcome((1.0, 1.0, 1.0), 10.0, True)
+    faster = {("zeropp", "full", 1, 4): 7.0, ("zero3", "full", 32, 4): 8.0, ("zero3", "full", 2, 2): 9.0}
+    assert set(faster) <= set(advisor.found)
+    advisor.found = {
+        point: Outcome((1.5, 1.5, 1.5), faster[point], True) if point in faster else same
+        for point in advisor.found
+    }
+    order = [change.words for change in advisor.changes(("zero3", "full", 1, 4))]
+    assert order == ["micro-batch 2 x 2", "micro-batch 32", "scheme zeropp"]
 
 
 def test_what_does_not_fit_is_made_to() -> None:

@@ -50,6 +50,12 @@ def test_bounds_hold_and_the_fastest_comes_first() -> None:
     assert {choice.wire for choice in found(exact=True)} == {"native"}
 
 
+def test_staleness_is_the_period_and_the_delay() -> None:
+    rows = [choice.row() for choice in found(most_stale=21)]
+    assert all(row["staleness"] == row["every"] + row["delay"] for row in rows)
+    assert any(row["delay"] for row in rows)
+
+
 def test_what_is_chosen_is_nearly_as_fast_and_nothing_so_fast_is_less_lossy_or_stale() -> None:
     for gigabits in (0.1, 1, 10, 1e6):
         choices = found(gigabits)

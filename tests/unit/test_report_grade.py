@@ -8,6 +8,7 @@ import pytest
 import yaml
 from report_runs import ROOT, smoke_specs, write_failure, write_run
 
+from lowband.claims.expected import Lack, find_lack
 from lowband.claims.origin import Origin, origin
 from lowband.errors import UserError
 from lowband.report.claim_views import write_claims
@@ -77,6 +78,28 @@ def test_verdicts(
     assert row["provenance"] == "measured"
     for view in ("md", "tex", "html"):
         assert verdict in (tmp_path / f"claims.{view}").read_text()
+
+
+@pytest.mark.parametrize("order", [("smoke", "other"), ("other", "smoke")])
+@pytest.mark.parametrize(
+    ("relation", "target", "tolerance", "other", "worst"),
+    [("==", 2.5, 0.1, 3, 3), ("==", 3, 0.1, 3, 2.5), (">=", 2.5, 0, 2, 2), ("<=", 2.5, 0, 3, 3)],
+)
+def test_the_worst_experiment_decides(
+    tables: Path, tmp_path: Path, relation: str, target: float, tolerance: float, other: float, worst: float,
+    order: tuple[str, str],
+) -> None:  # fmt: skip
+    """Of two suites, of which one meets the target."""
+    scaling = read_table(tables / "scaling.csv")
+    names = dict(zip(("smoke", "other"), order, strict=True))
+    both = [scaling.assign(suite=names["smoke"]), scaling.assign(suite=names["other"], speedup=other)]
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for name in ("runs", "communication"):
+        (changed / f"{name}.csv").write_bytes((tables / f"{name}.csv").read_bytes())
+    pd.concat(both).to_csv(changed / "scaling.csv", index=False)
+    row = grade(changed, tmp_path, relation=relation, target=target, tolerance=tolerance)
+    assert (row["ours"], row["verdict"]) == (pytest.approx(worst), "short")
 
 
 def test_a_ratio_of_two_queries(tables: Path, tmp_path: Path) -> None:
@@ -251,6 +274,16 @@ def test_only_the_expected_runs_count(tables: Path, tmp_path: Path) -> None:
     assert grade(changed, tmp_path, expects={"scheme": "zero3"})["verdict"] == "pass"
     assert grade(changed, tmp_path, expects={"scheme": ["zero3", "hsdp"], "ranks": 8})["verdict"] == "partial"
     assert grade(changed, tmp_path, expects={})["verdict"] == "partial"
+
+
+def test_runs_of_the_other_kind_of_evidence_are_not_expected(tables: Path) -> None:
+    """A folder may hold both: runs on ranks, and runs on fake tensors of a suite that was cut short."""
+    runs = read_table(tables / "runs.csv")
+    both = pd.concat([runs, runs.iloc[:1].assign(suite="volume", run_id="one")])
+    predicted = {spec.run_id for spec in Config(ROOT).runs(["volume"])}
+    assert find_lack({}, "measured", both, ROOT, "") == Lack(len(runs), {})
+    found = find_lack({}, "predicted", both, ROOT, "")
+    assert (found.expected, set(found.runs)) == (len(predicted), predicted)
 
 
 def test_a_point_without_counterpart_is_not_expected(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""Rounds of replicas and of workers, in one process: who takes part, what is sent, what is tried in vain."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from quorum_worker import NESTEROV, batch, module, optimizer_of
+
+import lowband
+from lowband.engine.api import engine_of
+from lowband.engine.quorum_link import Link
+from lowband.engine.quorum_rounds import Member, Record, Rounds
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.scheme import Scheme
+from lowband.spec.sync import Sync
+
+PATIENCE_S = 60.0  # none of it is used up
+
+
+def test_who_is_here_no_longer_asks() -> None:
+    """Its request was not answered: the one that gave the state died before it could say so."""
+    store = dist.HashStore()
+    first = Rounds(store, 0, PATIENCE_S)
+    assert first.begins([0], "state")
+    first.wait_for_all(time.monotonic())
+    second = Rounds(store, 1, PATIENCE_S)
+    request = second.ask()
+    _, record = first.assemble("0")
+    assert record == Record([Member(0, 1)], [request])
+    first.over(record)
+    second.follow(1, record.members, record.asking)
+    with ThreadPoolExecutor() as threads:
+        told = [threads.submit(each.assemble, "0") for each in (first, second)]
+    assert first.was_given(request) is None
+    for each in told:
+        assert each.result() == ("1.0", Record([Member(0, 1), Member(1, 1)], []))
+
+
+def _beside(store: dist.Store, sizes: dict[str, int]) -> None:
+    """Replica 1, which has not moved: takes part in one exchange, then leaves."""
+    rounds = Rounds(store, 1, PATIENCE_S)
+    assert rounds.begins([0, 1], store.get("quorum/state").decode())
+    rounds.wait_for_all(time.monotonic() + PATIENCE_S)
+    key, record = rounds.assemble(" ".join(sizes))
+    link = Link(store, f"round/{key}/0", 1, 2, PATIENCE_S)
+    for numel in sizes.values():
+        link.mean(torch.zeros(numel), "native", 64)
+    assert rounds.vote(record, True).holds
+    rounds.over(record)
+    rounds.leave()
+
+
+def _left_alone() -> tuple[list[list[int]], list[int], list[int], bool]:
+    """Values of each unit; members and bytes after two exchanges; whether the second was tried again."""
+    store, scheme = dist.HashStore(), Scheme(
+        name="mine", weights="node", grads="node", optim="node", sync=Sync(beyond="node", every=1, **NESTEROV)
+    )  # fmt: skip
+    model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
+    optimizer = optimizer_of(model.parameters())
+    sizes = {unit.name: unit.layout.numel for unit in engine_of(model).units}
+    members, sent = [], []
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(_beside, store, sizes)
+        quorum = lowband.Quorum(model, optimizer, store, 0, [0, 1], PATIENCE_S)
+        for step in range(2):
+            model(batch(0, 0, step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            members.append(quorum.members)
+            sent.append(quorum.sent_bytes)
+            other.result()
+    return [*sizes.values()], members, sent, store.check(["quorum/1.1/record"])
+
+
+def test_an_exchange_without_one_that_left_is_tried_once_and_bytes_add_up() -> None:
+    [(sizes, members, sent, is_repeated)] = on_ranks(1, _left_alone)
+    assert members == [[0, 1], [0]]
+    assert sent == [sum(2 * 4 * -(-numel // 16) * 8 for numel in sizes)] * 2
+    assert not is_repeated
+
+
+def _joined_and_left() -> list[list[int]]:
+    """Who is expected by worker 0 after each of its steps; worker 1 asks at first and leaves after one."""
+    store, expected = dist.HashStore(), []
+
+    def worker(number: int, begins: tuple[int, ...]) -> lowband.OneByte:
+        inner = module()
+        optimizer = optimizer_of(inner.parameters())
+        return lowband.OneByte(inner, optimizer, store, number, begins, patience_s=PATIENCE_S)
+
+    def step(one: lowband.OneByte) -> None:
+        one.step(lambda: one.module(batch(one.worker, 0, one.round)).square().mean())
+
+    first, second = worker(0, (0,)), worker(1, ())
+    step(first)
+    expected.append(first.members)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(step, (first, second)))
+    expected.append(first.members)
+    second.leave()
+    step(first)
+    expected.append(first.members)
+    return expected
+
+
+def test_a_worker_that_left_is_not_expected_because_it_asked_once() -> None:
+    assert on_ranks(1, _joined_and_left) == [[[0, 1], [0, 1], [0]]]
