@@ -14,7 +14,7 @@ needs_links = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.timed("names who is slow from real times")
 @needs_links
 @pytest.mark.parametrize(
     "drawn",

@@ -81,7 +81,7 @@ def test_a_failed_write_names_the_file_and_leaves_the_old_one(tmp_path: Path) ->
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == f"[Errno {errno.EFBIG}] File too large: '{path}'\n", done.stderr
     assert path.read_text() == "old"

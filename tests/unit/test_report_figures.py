@@ -10,6 +10,7 @@ import pytest
 from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
+from lowband.report import figures
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.figures.style import ONE_COLUMN, TWO_COLUMNS, looks
 from lowband.spec.csv_tables import read_table
@@ -33,11 +34,23 @@ def drawn(name: str, all_tables: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
+# Bars, curves with bands, bars in rows, and a line for each of many points; `make test-all` draws every one.
+TWICE = ("communication", "convergence", "memory", "loss")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in TWICE else [pytest.mark.wide]) for name in FIGURES],
+    indirect=True,
+)
 def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, all_tables: Path, tmp_path: Path) -> None:
     write_figure(name, all_tables, tmp_path)
     for kind in ("pdf", "svg", "png", "csv"):
         first, second = (folder / f"{name}.{kind}" for folder in (drawn, tmp_path))
         assert first.read_bytes() == second.read_bytes(), kind
+
+
+def test_a_publisher_can_print_it(name: str, drawn: Path) -> None:
     pdf = (drawn / f"{name}.pdf").read_bytes()
     assert b"/Type3" not in pdf  # fonts that publishers refuse
     assert pdf.count(b"/FontFile2") > 0  # fonts are in the file
@@ -57,7 +70,10 @@ def test_says_what_it_was_drawn_from(name: str, drawn: Path, all_tables: Path) -
     assert set(shown) <= set(source)
 
 
-def test_nothing_measured_is_said_in_the_figure(all_tables: Path, tmp_path: Path) -> None:
+def test_nothing_measured_is_said_in_the_figure(
+    all_tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "PNG_DPI", 30)  # nobody looks at these
     for predicted in PREDICTED:  # what no run is needed for
         shutil.copy(all_tables / f"{predicted}.csv", tmp_path)
     for shipped in ("kernels/compiled.csv", "box-bench/comm.csv", "box-bench/jobs.csv"):  # likewise

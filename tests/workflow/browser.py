@@ -97,7 +97,7 @@ def _inside(page: Path, width: int, folder: Path, script: str) -> dict[str, Any]
             "--disable-background-networking", "--enable-logging=stderr", "--virtual-time-budget=20000",
             f"--user-data-dir={folder / 'profile'}", "--dump-dom", around.as_uri(),
         ],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     found = re.search(r"<pre>(.*?)</pre>", result.stdout, re.DOTALL)
     assert found, result.stderr[-2000:]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from trees import ROOT, copy_tree
 
@@ -15,7 +14,6 @@ BLOCK = re.compile(r"```(?P<info>[^\n]*)\n(?P<text>.*?)```", re.DOTALL)
 LINES = re.compile(r"^(?P<verb>append|file|insert)=(?P<path>\S+)$")
 
 
-@pytest.mark.slow
 def test_adding_as_written(tmp_path: Path) -> None:
     copy_tree(tmp_path)
     commands = 0

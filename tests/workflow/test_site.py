@@ -24,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     arguments = line.partition("-m sphinx")[2].replace("build/site", str(folder)).split()
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=400
+        [sys.executable, "-m", "sphinx", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr
     return folder

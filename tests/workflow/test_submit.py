@@ -27,7 +27,10 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
     suite = profile.rpartition("/")[2]
     targets = [f"results/{suite}/runs/{run}/trained" for run in runs]
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", profile, "--", *targets],
+        [
+            sys.executable, "-m", "snakemake", "--profile", profile,
+            "--seconds-between-status-checks", "1", "--", *targets,
+        ],
         cwd=tree,
         env={
             **os.environ, "PYTHONPATH": str(tree / "src"), "PATH": f"{commands}:{os.environ['PATH']}",
@@ -35,7 +38,7 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 1
     assert submitted.exists(), done.stdout + done.stderr
@@ -43,7 +46,6 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
     return {run: next(line for line in lines if f"runs/{run}/" in line or run in line) for run in runs}
 
 
-@pytest.mark.slow
 def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None:
     """2, 12 and 48 nodes."""
     runs = {ranks: f"frontier-gpt-20b-hier3-n{ranks:04d}-b1-s2048-r1" for ranks in (16, 96, 384)}
@@ -60,7 +62,6 @@ def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None
         assert "--gpus " not in line
 
 
-@pytest.mark.slow
 def test_generic_site_submits_without_an_account(tmp_path: Path) -> None:
     run = "cuda-gpt-10b-zeropp-n0016-b1-s2048-r1"
     line = submit(tmp_path, "slurm/cuda", [run], SLURM_PART="gpu")[run]
@@ -80,10 +81,10 @@ def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> Non
     command = [str(ROOT / "slurm" / "launch.sh"), "cuda", "2", "8", "--gpu-bind=none -c8", "echo", "a b"]
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")} | path
-    outside = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    outside = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert outside.stdout == "a b\n"
     inside = subprocess.run(
-        command, cwd=ROOT, env={**env, "SLURM_JOB_ID": "1"}, capture_output=True, text=True, timeout=20
+        command, cwd=ROOT, env={**env, "SLURM_JOB_ID": "1"}, capture_output=True, text=True, timeout=300
     )
     address, port, rest = inside.stdout.split(maxsplit=2)
     assert not address.startswith("127.")
@@ -101,7 +102,7 @@ def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u",
         "CRAY_LD_LIBRARY_PATH": "/cray", "LOWBAND_ENV_TAR": "env.tar.gz",
     }  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0].startswith("module load PrgEnv-gnu")
@@ -124,7 +125,7 @@ def test_an_nvidia_sites_environment_is_set_in_the_job(tmp_path: Path) -> None:
     (tmp_path / "srun").chmod(0o755)
     command = [str(ROOT / "slurm" / "launch.sh"), "cuda", "2", "8", "", "train"]
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert {
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
@@ -151,7 +152,6 @@ def test_a_controller_must_answer(
     assert why_not() == (f"no controller answers scontrol ping: {reason}" if reason else "")
 
 
-@pytest.mark.slow
 def test_without_slurm_one_line_says_so(tmp_path: Path) -> None:
     copy_tree(tmp_path)
     programs = tmp_path / "programs"
@@ -166,7 +166,7 @@ def test_without_slurm_one_line_says_so(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "PATH": str(programs)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("lowband: no Slurm here: no program sbatch (allowed: ")

@@ -69,7 +69,7 @@ class Installed:
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
             [self.programs / command[0], *command[1:]], cwd=self.folder, text=True, capture_output=True,
-            env=variables | ({"PYTHONPATH": path} if path else {}), timeout=300,
+            env=variables | ({"PYTHONPATH": path} if path else {}), timeout=600,
         )  # fmt: skip
 
 
