@@ -1,7 +1,8 @@
 # make reproduce   set up, run the suites of config/config.yaml, print which claims hold
 # make test        set up, run the tests
+# make test-all    as test, with the cases that it leaves out, 1,000 random programs, 200 faults and fuzzing: hours
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
-# make smoke       as reproduce, on nine small runs: 3.5 minutes of processor time (docs/benchmarks.md)
+# make smoke       as reproduce, on nine small runs (what it costs: docs/benchmarks.md)
 # make faults      200 faults of all kinds in real runs: build/faults (docs/reliability.md); faults of disks and
 #                  links need root
 # make check       lint, format, types, the order of imports
@@ -25,7 +26,7 @@ POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test faults check site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test test-all faults check site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -56,14 +57,22 @@ smoke: install
 	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
-# Files are shared in the order of tests/conftest.py: xdist's own begins with those of many tests, not of long ones.
-# The tests of Slurm wait for it most of their time, so they run beside these. The other tests of the box time messages:
-# they run alone, one after the other.
+# Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
+# beside those that compute; then, alone, what times real messages.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(WIDE)
+MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
+
 test: install
-	$(BIN)/python -m pytest -p no:cacheprovider tests/box/test_slurm.py & slurm=$$!; \
-	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder --ignore tests/box; others=$$?; \
-	wait $$slurm && exit $$others
-	$(BIN)/python -m pytest tests/box --ignore tests/box/test_slurm.py
+	$(PYTEST) -m "waits and not timed" $(call MARKED,waits) & waits=$$!; \
+	$(PYTEST) -n $(CORES) --dist loadfile --no-loadscope-reorder -m "not waits and not timed"; others=$$?; \
+	wait $$waits && exit $$others
+	$(PYTEST) -m timed $(call MARKED,timed)
+
+test-all: install
+	$(MAKE) test WIDE=--wide
+	$(BIN)/python -m tests.random --cases 1000 --out build/all/random.csv
+	$(BIN)/python -m tests.faults --cases 200 --out build/all/faults
+	$(BIN)/python -m tests.fuzz --inputs 600 --out build/all/fuzz.csv
 
 faults: install
 	$(BIN)/python -m tests.faults --cases 200 --out build/faults

@@ -55,5 +55,5 @@ def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:
     given = set(table.index[table["gives"]])
     assert given == {
         "one share of all links", "one share of all links, other passes",
-        "one share of all links, no recomputation", "two shares of links (the fit in force)",
+        "one share of all links, no recomputation", "two shares of links (fitted again)",
     }  # fmt: skip

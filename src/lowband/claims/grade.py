@@ -137,8 +137,10 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
     if values.empty and not (lack and lack.runs):
         return {**grade, "verdict": "not run", "why": _why_nothing(claim, claim.ours, tables, where)}
     suite = claim.ours.where.get("suite")
-    clusters = set(rows["cluster"]) if "cluster" in rows else ()
-    rows_from = list(source.machine(claim.evidence, suite if isinstance(suite, str) else None, clusters))
+    clusters, devices = (set(rows[column]) if column in rows else () for column in ("cluster", "device"))
+    rows_from = list(
+        source.machine(claim.evidence, suite if isinstance(suite, str) else None, clusters, devices)
+    )
     if source.name == SHIPPED:
         rows_from.insert(1, str(experiment.shipped or ""))
     grade |= {

@@ -17,25 +17,29 @@ HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
 
 
 class Origin(NamedTuple):
-    """name: one of ORIGINS; folder: that of the raw tables behind a table."""
+    """name: one of ORIGINS; folder: that of the raw tables behind a table; raw: a shipped one of them."""
 
     name: str
     folder: Path
+    raw: Path | None = None
 
-    def machine(self, evidence: str, suite: str | None, clusters: Collection[str] = ()) -> tuple[str, str]:
-        """Devices and abbreviated commits of the rows of this evidence, suite and clusters (none: all).
+    def machine(
+        self, evidence: str, suite: str | None, clusters: Collection[str] = (), devices: Collection[str] = ()
+    ) -> tuple[str, str]:
+        """Devices and abbreviated commits of the rows of this evidence, suite, clusters, devices (none: all).
 
         Empty for computed rows, which do not depend on the machine. Where no row is of this evidence or of
         these clusters, a prediction was joined with what these rows measured.
         """
         if self.name == COMPUTED:
             return "", ""
-        rows = _environments(self.folder)
-        for column, wanted in (("provenance", [evidence]), ("suite", [suite]), ("cluster", clusters)):
+        rows = _environments(self.folder, self.raw)
+        asked = {"provenance": [evidence], "suite": [suite], "cluster": clusters, "device": devices}
+        for column, wanted in asked.items():
             if column in rows and rows[column].isin(wanted).any():
                 rows = rows[rows[column].isin(wanted)]
-        devices, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
-        return " and ".join(devices), " ".join(commit[:7] for commit in commits)
+        named, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
+        return " and ".join(named), " ".join(commit[:7] for commit in commits)
 
 
 def is_shipped(tables_dir: Path, root: Path) -> bool:
@@ -52,15 +56,19 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
     if OF_GPUS in sources:
         return Origin(SHIPPED, root)
     if sources and sources[0].startswith(SHIPPED_SOURCE):
-        return Origin(SHIPPED, source_paths(sources[0], tables_dir, root)[0].parent)
+        raw = source_paths(sources[0], tables_dir, root)[0]
+        return Origin(SHIPPED, raw.parent, raw)
     is_all_shipped = is_shipped(tables_dir, root)
     suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])
     folder = raw_dir(table, suites, tables_dir, root)
     return Origin(SHIPPED if is_all_shipped or folder != tables_dir else HERE, folder)
 
 
-def _environments(folder: Path) -> pd.DataFrame:
-    """Rows with a device and a commit: of runs, of kernels on GPUs, or of a benchmark."""
+def _environments(folder: Path, raw: Path | None) -> pd.DataFrame:
+    """Rows with a device and a commit: of runs, of kernels on GPUs, of a benchmark, or of a campaign.
+
+    A campaign's env.json is of its last start, so the commits are those of its rows where they have any.
+    """
     if source_paths(OF_GPUS, folder, folder):
         return read_source(OF_GPUS, folder, folder)
     if (folder / "runs.csv").is_file():
@@ -69,4 +77,6 @@ def _environments(folder: Path) -> pd.DataFrame:
         if source_paths(benchmark.setup, folder, folder)[0].is_file():
             return read_source(benchmark.setup, folder, folder)
     environment = Environment.read_json(folder / "env.json")
-    return pd.DataFrame([{"device": environment.device, "commit": environment.commit}])
+    rows = pd.DataFrame() if raw is None else read_table(raw)
+    commits = rows["commit"].unique() if "commit" in rows else [environment.commit]
+    return pd.DataFrame([{"device": environment.device, "commit": commit} for commit in commits])

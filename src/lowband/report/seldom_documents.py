@@ -150,7 +150,7 @@ def beside_torchft(root: Path) -> list[str]:
         "replica 1": "{case}", "system": "{system}", "cases": "{cases}",
         "loss of the others, last 40 of 160 steps": "{loss:.4f} ({low:.4f} to {high:.4f})",
         "their longest wait (s), median (longest)": "{wait:.1f} ({longest:.1f})",
-        "steps they lost": "{lost}", "exchanges without it": "{without}",
+        "steps they lost": "{lost}", "exchanges without it, most of a case": "{without}",
         "same weights, momentum in the end": "{weights}, {outer}",
     }  # fmt: skip
     return markdown(filled(table.reset_index(), cells))

@@ -101,8 +101,8 @@ ALTERNATIVES = (
         plausibility="fits the memory at micro-batch 1",
     ),
     Alternative(
-        "two shares of links (the fit in force)", {NODE: LINK, WORLD: LINK},
-        plausibility="an eighth and a sixth of the links; PCCL found 1/33 at 2,048 GCDs",
+        "two shares of links (fitted again)", {NODE: LINK, WORLD: LINK},
+        plausibility="an eighth of the links; PCCL found 1/33 at 2,048 GCDs",
     ),
     Alternative(
         "two shares of links, one pass", {NODE: LINK, WORLD: LINK}, job={"accumulation": 1},

@@ -1,0 +1,167 @@
+"""Numbers in sentences of docs/benchmarks.md, running.md, testing.md and predictor.md against their files."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from report_runs import ROOT
+from texts import Text
+
+from lowband.report.figures import FIGURES
+from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
+from lowband.spec.plain_data import read_yaml
+from lowband.tables.derived import peers
+
+SHIPPED = ROOT / "results" / "reference"
+BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor.md")
+RUNNING, TESTING = Text("docs/running.md"), Text("docs/testing.md")
+
+
+def shipped(name: str) -> pd.DataFrame:
+    return read_table(SHIPPED / f"{name}.csv")
+
+
+def test_where_a_peer_is_faster() -> None:
+    table = peers.build(*(shipped(f"peers/{name}") for name in ("runs", "steps", "outside")))
+    slower = table[table["step_time_ratio"] > 1]
+    assert set(slower["scheme"]) == {"ddp"}
+    ratio = slower.set_index(["peer", "ranks"])["step_time_ratio"]
+    ddp, deepspeed = (
+        [f"{ratio[peer, ranks]:.2f}" for ranks in sorted(ratio[peer].index)] for peer in ("ddp", "deepspeed")
+    )
+    assert sorted(ratio["ddp"].index) == [4, 8]
+    assert sorted(ratio["deepspeed"].index) == [2, 4, 8]
+    BENCHMARKS.says(f"DDP on 4 and 8 ranks ({ddp[0]} and {ddp[1]} times our speed)")
+    BENCHMARKS.says("DeepSpeed on 2, 4 and 8 ({}, {}, {})".format(*deepspeed))
+    runs = shipped("seldom-peers/runs")
+    ms = 1e3 * runs.groupby(["scheme", "engine", "ranks"])["step_time_s"].median()
+    BENCHMARKS.says(
+        f"DDP's step takes {ms['ddp', 'ddp', 2]:.0f} ms on 2 ranks and {ms['ddp', 'ddp', 4]:.0f} on 4, "
+        f"ours {ms['ddp', 'lowband', 2]:.0f} and {ms['ddp', 'lowband', 4]:.0f}"
+    )
+    torchs, ours = ([f"{ms['local-sgd', of, n]:.0f}" for n in (2, 4)] for of in ("ddp", "lowband"))
+    BENCHMARKS.says(f"torch's Local SGD {torchs[0]} and {torchs[1]}, ours {ours[0]} and {ours[1]}")
+
+
+def test_the_predictors_speed() -> None:
+    bench = json.loads((SHIPPED / "predicted" / "bench.json").read_text())
+    BENCHMARKS.says(
+        f"A grid of {bench['grid_points']:,} points (9 schemes x 4 rank counts x micro-batch x accumulation "
+        f"x outer bandwidth; time and memory of each): {bench['grid_predictions_per_s']:,.0f} predictions "
+        f"per second, "
+        f"{bench['grid_predictions_per_wall_s']:,.0f} by the wall clock. "
+        f"One point at a time: {bench['single_predictions_per_s']:.0f} per second."
+    )
+    BENCHMARKS.says(f"kept busy by other work (load {bench['load_average']:.0f})")
+    BENCHMARKS.says(
+        f"{bench['plan_candidates']:,} candidates in {bench['plan_cpu_s']:.1f} s of processor time "
+        f"({bench['plan_wall_s']:.1f} s by the wall clock under that load)"
+    )
+
+
+def test_a_lane_per_level() -> None:
+    one, several = (
+        shipped(f"box-lanes/{name}").set_index(["scheme", "ranks"]) for name in ("one-lane", "lane-per-level")
+    )
+    for key in one.index:
+        comm, step = (
+            [f"{rows.loc[key, column]:.2f}" for rows in (one, several)]
+            for column in ("exposed_comm_time_s", "step_time_s")
+        )
+        BENCHMARKS.says(f"| {key[0]} | {key[1]} | {comm[0]} | {comm[1]} | {step[0]} | {step[1]} |")
+
+
+def test_cost_of_make_smoke() -> None:
+    cost = pd.read_csv(SHIPPED / "workflow" / "smoke.csv").set_index("step")
+    seconds, number = cost["processor_time_s"], cost["processes"].fillna(0).astype(int)
+    BENCHMARKS.says(f"{seconds['everything that was started']:.1f} s of processor time in total")
+    BENCHMARKS.says(
+        f"{number['train']} runs {seconds['train']:.0f} s, {number['figure']} figures "
+        f"{seconds['figure']:.0f} s, "
+        f"{number['table']} tables {seconds['table']:.0f} s, 5 notebooks {seconds['notebook']:.0f} s, "
+        f"the predictions {seconds['validate']:.0f} s"
+    )
+
+
+@pytest.mark.skipif(
+    shutil.which("snakemake", path=sys.exec_prefix + "/bin") is None, reason="needs Snakemake"
+)
+def test_steps_of_make_smoke() -> None:
+    whole, suite = _steps(), _steps("tables")
+    BENCHMARKS.says(
+        f"Today these are {whole['total']} steps, among them {whole['train']} runs, "
+        f"{whole['figure']} figures, "
+        f"{whole['table']} tables and {whole['notebook']} notebooks."
+    )
+    assert whole["figure"] == len(FIGURES)
+    BENCHMARKS.says(f"The suite alone takes {suite['total']} steps instead of {whole['total']}:")
+
+
+def _steps(*targets: str) -> dict[str, int]:
+    """Steps by rule of a smoke run that has made nothing yet."""
+    command = [sys.exec_prefix + "/bin/snakemake", "-n", "--nolock", *targets]
+    told = subprocess.run(
+        [*command, "--config", "suites=[smoke]", "results=counted"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    lines = told.split("----------", 1)[1].splitlines()[1:]
+    return {name: int(count) for name, count in (line.split() for line in lines[: lines.index("")])}
+
+
+def test_what_snakemake_takes() -> None:
+    for name, said in (
+        ("scheduler_share_job_limit", "the process took {} % of a core on average and {} % at most"),
+        ("scheduler_share", "then {} % on average and {} % at most"),
+    ):
+        rows = shipped(f"workflow/{name}")
+        share = rows["percent_of_a_core"][rows["runs_done"] >= 1]
+        BENCHMARKS.says(said.format(f"{share.mean():.1f}", f"{share.max():.1f}"))
+
+
+def test_many_runs() -> None:
+    rows = shipped("load/load").set_index(["part", "size"])
+    slowest = rows.loc[("import-log", 1_000_000), "cpu_s"]
+    BENCHMARKS.says(f"takes {slowest / 10:.1f} times the processor time of its goal")
+
+
+def test_mutants_of_one_commit() -> None:
+    rows = shipped("mutants/mutants")
+    drawn = rows["commit"].value_counts().iloc[0]
+    TESTING.says(f"of whose 240 all but {240 - drawn} were tried again")
+
+
+def test_frontiers_ratios() -> None:
+    stack = read_yaml(ROOT / "config" / "stacks" / "deepspeed-zero.yaml")["at"]["frontier"]["efficiency"]
+    rows = shipped("predicted/validation")
+    rows = rows[rows["source"] == "frontier"].set_index("row")["predicted"]
+    zeropp, hier3 = rows["frontier: ZeRO++ / ZeRO-3"], rows["frontier: hier3 / ZeRO-3"]
+    PREDICTOR.says(
+        f"{stack['node']['value']} in a node and {stack['world']['value']} between nodes, "
+        f"give {zeropp:.3f} and {hier3:.3f}"
+    )
+    PREDICTOR.says(f"fitted to the ratios, give 1 : {zeropp:.3f} : {hier3:.3f}")
+    one = shipped("predicted/alternatives").set_index("alternative").loc["one share of all links"]
+    PREDICTOR.says(f"and the efficiency is {one['efficiency']:.3f}")
+
+
+def test_suites_of_make_reproduce() -> None:
+    specs = {name: Config(ROOT).runs([name]) for name in ("default", "volume", "links")}
+    ranks = {name: sorted({spec.ranks for spec in of}) for name, of in specs.items()}
+    schemes = {name: len({spec.scheme.name for spec in of}) for name, of in specs.items()}
+    assert schemes["default"] == 9
+    assert schemes["links"] == 3
+    RUNNING.says("nine schemes on {}, {}, {} and {} gloo ranks".format(*ranks["default"]))
+    RUNNING.says("at {} ranks of Frontier with a 20B GPT".format(*ranks["volume"]))
+    RUNNING.says("three schemes on {} ranks in the scale model of Frontier".format(*ranks["links"]))
+
+
+def test_links_as_published() -> None:
+    rows = shipped("predicted/alternatives")
+    most = rows[rows["alternative"].str.startswith("links as published")]["ratio_hier3_zero3"].max()
+    PREDICTOR.says(f"hier3 is then at most {most:.2f} times as fast as ZeRO-3")
+    [many] = rows[rows["alternative"] == "two shares of links, 16 passes"]["efficiency"]
+    PREDICTOR.says(f"with an accumulation of 16 the model gives {many:.2f}")
