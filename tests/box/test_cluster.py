@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from commands import ROOT, lowband
 
 from lowband.box.network import private_command
+from tests.waiting import HANG_S, wait_for
 
 pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
 
@@ -162,11 +162,9 @@ def test_a_killed_run_takes_its_box_with_it(how: signal.Signals, tmp_path: Path)
     assert run.stdout is not None
     assert "nodes" in run.stdout.readline()  # it is up
     run.send_signal(how)
-    run.wait(timeout=40)
-    deadline = time.monotonic() + 20
-    while duration in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    run.wait(timeout=HANG_S)
+    listed = ["ps", "-eo", "args"]
+    wait_for(lambda: duration not in subprocess.run(listed, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from checkpoints import bag
-from started import wait_for
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
@@ -25,6 +24,7 @@ from lowband.engine.checkpoint.rank_file import verify_rank_file
 from lowband.run import launch
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
+from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 
@@ -113,7 +113,7 @@ from pathlib import Path
 import torch._dynamo, torch.distributed as dist
 import lowband
 from checkpoints import bag
-from started import wait_for
+from tests.waiting import wait_for
 
 def rank_main(rank, folder, end):
     os.dup2(os.open(f"{folder}.{rank}.err", os.O_WRONLY | os.O_CREAT), 2)

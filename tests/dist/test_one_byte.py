@@ -6,12 +6,12 @@ import socket
 import pytest
 import torch
 import torch.distributed as dist
-from started import wait_for
 
 import lowband
 from lowband.engine.one_byte import MOST_WORKERS, Record
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from tests.waiting import wait_for
 
 ROUNDS, EPSILON, SEED = 5, 1e-2, 3
 

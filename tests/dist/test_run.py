@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from started import ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file, wait_for
+from started import ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file
 
 from lowband.__main__ import main
 from lowband.errors import UserError
@@ -27,6 +27,7 @@ from lowband.run.train import train
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
+from tests.waiting import wait_for
 
 
 def command(path: Path) -> list[str]:

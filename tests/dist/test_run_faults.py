@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from started import begun, both_ended, ended, killed, launched, spec_file, wait_for
+from started import begun, both_ended, ended, killed, launched, spec_file
 
 from lowband.errors import UserError
 from lowband.run import train as module
@@ -19,6 +19,7 @@ from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
 from lowband.spec.records import Outcome, RunFolder, StepRecord
+from tests.waiting import wait_for
 
 STEPS = {"steps": 20, "checkpoint_every": 5}
 
