@@ -1,0 +1,19 @@
+"""The campaign on a busy machine tries what it says."""
+
+from pathlib import Path
+
+from tests.shaky.__main__ import tried
+from tests.shaky.groups import FORMERLY_FRAGILE
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_groups_name_tests() -> None:
+    for paths in FORMERLY_FRAGILE.values():
+        assert all((ROOT / path).exists() for path in paths)
+
+
+def test_a_failure_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): assert not 1\n")
+    row = tried([str(tmp_path / "test_it.py")])
+    assert (row["tests"], row["failed"], row["which"]) == (2, 1, "test_b")
