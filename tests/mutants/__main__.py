@@ -2,6 +2,10 @@
 
 python -m tests.mutants --out results/reference/mutants            what is in the file already is kept
 python -m tests.mutants --out results/reference/mutants --again    those that survived once more
+python -m tests.mutants --out FOLDER --folder engine               those of one folder; goes on where it ended
+
+Files are copied when it starts, so the tree may be worked on meanwhile; rows then say `-dirty`. Rows of a
+commit come from a clone of it.
 """
 
 import argparse
@@ -34,20 +38,20 @@ def main() -> int:
     options = parser.parse_args()
     path = options.out / "mutants.csv"
     options.out.mkdir(parents=True, exist_ok=True)
-    drawn = draw(ROOT)
-    keys = {_key(mutant._asdict()) for mutant in drawn}
-    rows = _kept(path, keys if options.again else set())
     with get_context("fork").Pool(1) as pool:  # this process imports nothing that is mutated
         environment = pool.apply(_environment)
     (options.out / "env.json").write_text(json.dumps(environment, indent=2) + "\n")
     commit = environment["commit"] + ("-dirty" if environment["dirty"] else "")
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(ROOT, Path(folder))
+        drawn = draw(tree.path)
+        keys = {_key(mutant._asdict()) for mutant in drawn}
+        rows = _kept(path, keys if options.again else set())
         # In no order of folders: a campaign that is stopped early has tried some of each.
         for mutant in Random(SEED).sample(drawn, len(drawn)):
             if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:
                 continue
-            source = mutant.apply((ROOT / mutant.file).read_bytes())
+            source = mutant.apply((tree.path / mutant.file).read_bytes())
             found = tree.trial(mutant.file, source, tests_of(mutant.file), LIMITS_S)
             rows[_key(mutant._asdict())] = _row(mutant, found, commit)
             _write(path, drawn, rows)

@@ -1,7 +1,7 @@
 """Which code is mutated, and which tests are run for it: the only home of both.
 
-The tests of a file are those that are about it, the quickest first; `slow` ones are left out. A mutant that
-survives these counts as survived, though another test might notice it.
+The tests of a file are those that are about it, the quickest first; those marked `slow`, `timed` or `waits`
+are left out. A mutant that survives these counts as survived, though another test might notice it.
 """
 
 from pathlib import Path
@@ -23,17 +23,79 @@ def files(root: Path, folder: str) -> list[Path]:
 
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
-_STEP = [
-    f"{DIST}closed_forms.py",
-    f"{DIST}wires.py",
+# What every step of training goes through, behind the tests that are about a file of the engine.
+EVERY_STEP = [
     f"{DIST}parity.py::test_bit_equal_to_single_process[hier3-exact-4-2]",
     f"{DIST}parity.py::test_bit_equal_to_single_process[hpz-4-1]",
-    f"{DIST}engine_states.py",
+    f"{DIST}wires.py",
     f"{DIST}library_steps.py",
+    f"{DIST}closed_forms.py",
+    f"{DIST}engine_states.py",
     "tests/random/test_random.py::test_sample",
     f"{DIST}misuse.py",
 ]
-_CHECKPOINT = [f"{DIST}checkpoint{part}.py" for part in ("_fit", "_writes", "_damage", "")]
+
+
+def _dist(*names: str) -> list[str]:
+    return [f"{DIST}{name}.py" for name in names]
+
+
+_ENGINE = {
+    "api": [*_dist("library", "idioms"), *EVERY_STEP],
+    "anchor": _dist("quorum_rounds", "sync", "sync_late"),
+    "breadth": _dist("breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"),
+    "call": EVERY_STEP,
+    "changes": [f"{UNIT}changes.py", *_dist("misuse"), *EVERY_STEP],
+    "collectives": [*_dist("wires", "flat_collectives", "joined"), *EVERY_STEP],
+    "consistency": _dist("topology", "agree", "unit_placements", "misuse"),
+    "coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
+    "division": [*_dist("unit_placements", "library"), *EVERY_STEP],
+    "engine": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
+    "exchange": _dist("sync", "sync_late", "sync_partners"),
+    "forward_pass": [*_dist("library_steps", "breadth_modules"), *EVERY_STEP],
+    "gloo": [*_dist("message_times", "groups", "flat", "engines"), *EVERY_STEP],
+    "gradients": [*_dist("library_steps", "library"), *EVERY_STEP],
+    "hosts": [f"{UNIT}hosts.py"],
+    "initial": _dist("deferred", "safetensors"),
+    "lane": [*_dist("streams", "late_lane", "engines"), *EVERY_STEP],
+    "ledger": _dist("wires", "unit_placements", "closed_forms"),
+    "matrices": _dist("matrices"),
+    "matrix_owners": _dist("matrices"),
+    "memory": _dist("wires", "flat_collectives", "closed_forms"),
+    "one_byte": _dist("quorum_rounds", "one_byte"),
+    "order": _dist("misuse"),
+    "pair": _dist("sync_partners"),
+    "quorum": _dist("quorum_rounds", "quorum"),
+    "quorum_check": _dist("quorum"),
+    "quorum_link": _dist("quorum_rounds", "quorum"),
+    "quorum_rounds": _dist("quorum_rounds", "quorum"),
+    "quorum_state": _dist("quorum"),
+    "replicas": _dist("sync", "sync_late", "sync_partners", "sync_checkpoint_late"),
+    "ring": _dist("flat_collectives", "flat", "flat_breadth"),
+    "safetensors_files": _dist("safetensors"),
+    "shard": [*_dist("unit_placements", "deferred"), *EVERY_STEP, *_dist("idioms")],
+    "shard_grad": [*_dist("idioms"), *EVERY_STEP],
+    "shard_parameter": [*_dist("unit_placements", "idioms"), *EVERY_STEP],
+    "state_dict": _dist("idioms", "safetensors", "library"),
+    "states": _dist("engine_states", "library_steps"),
+    "store": _dist("quorum_rounds", "one_byte"),
+    "topology": [*_dist("topology", "groups", "device_mesh", "joined", "flat"), *EVERY_STEP],
+    "whole": _dist("deferred", "idioms", "safetensors", "library"),
+    "wire": [*_dist("wires"), f"{UNIT}block_quant.py", *_COUNTED],
+}
+_CHECKPOINT = {
+    "checkpointer": _dist("checkpoint_fit", "checkpoint_writes", "checkpoint_damage", "checkpoint"),
+    "fit": _dist("checkpoint_fit", "sync_checkpoint_late"),
+    "folder": _dist("checkpoint_damage", "checkpoint_writes"),
+    "json_values": [
+        f"{DIST}quorum.py::test_what_would_train_wrongly_is_one_line", *_dist("checkpoint_fit", "checkpoint"),
+    ],
+    "logical_tensors": _dist("checkpoint_fit", "sync_checkpoint_late", "sync_checkpoint", "checkpoint"),
+    "manifest": _dist("checkpoint_fit", "checkpoint_damage", "checkpoint"),
+    "meeting": _dist("checkpoint_fit", "checkpoint_writes"),
+    "rank_file": [f"{UNIT}rank_file.py", *_dist("checkpoint_writes", "checkpoint_damage")],
+    "restore": _dist("checkpoint_fit", "sync_checkpoint_late", "checkpoint"),
+}  # fmt: skip
 
 # folder or folder/file -> its tests
 _TESTS = {
@@ -96,16 +158,8 @@ _TESTS = {
     "claims/origin": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
     "tables/points": [f"{UNIT}report_{of}.py" for of in ("points", "tables", "box")],
     "tables/collect": [f"{UNIT}report_{of}.py" for of in ("collect", "points", "grade")],
-    "engine": _STEP,
-    "engine/consistency": [f"{DIST}agree.py", *_STEP],
-    "engine/changes": [f"{DIST}misuse.py", *_STEP],
-    "engine/hosts": [f"{UNIT}hosts.py"],
-    "engine/one_byte": [f"{DIST}one_byte.py"],
-    **{f"engine/quorum{part}": [f"{DIST}quorum.py"] for part in ("", "_check", "_link", "_rounds", "_state")},
-    "engine/store": [f"{DIST}one_byte.py"],
-    "engine/lane": [f"{DIST}streams.py", f"{DIST}engines.py", *_STEP],
-    "checkpoint": _CHECKPOINT,
-    "checkpoint/logical_tensors": [f"{DIST}library.py", *_CHECKPOINT],
+    **{f"engine/{file}": tests for file, tests in _ENGINE.items()},
+    **{f"checkpoint/{file}": tests for file, tests in _CHECKPOINT.items()},
 }  # fmt: skip
 
 
