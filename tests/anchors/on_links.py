@@ -17,7 +17,7 @@ from lowband.box.layout import Layout, Place
 from lowband.box.links import inside_namespace, network_up
 from lowband.spec.run import RunSpec
 from tests.anchors.systems import SYSTEMS
-from tests.anchors.warm import Forked
+from tests.warm import Forked
 
 _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000  # linux/sched.h
 

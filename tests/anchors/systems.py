@@ -1,6 +1,5 @@
 """The systems compared, and the job that each is given: the same model, text, ranks and settings."""
 
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from lowband.spec.config import Config
 from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
 from tests.dist.started import ROOT, TEXT
+from tests.ports import held_port
 
 STEPS, EVERY = 20, 10  # of a run; steps between checkpoints
 PEER_TIMEOUT_S = 8
@@ -97,7 +97,7 @@ def _with_torchrun(spec: Path, folder: Path, *options: str) -> list[str]:
 
 
 def _deepspeed(spec: Path, folder: Path, ranks: int) -> list[str]:
-    return _with_deepspeed(spec, folder, "--num_gpus", str(ranks), "--master_port", str(_free_port()))
+    return _with_deepspeed(spec, folder, "--num_gpus", str(ranks), "--master_port", str(held_port()))
 
 
 def _deepspeed_on_links(spec: Path, folder: Path, ranks: int, rank: int, first: str) -> list[str]:
@@ -113,12 +113,6 @@ def _with_deepspeed(spec: Path, folder: Path, *options: str) -> list[str]:
 
 def _file(module: str) -> str:
     return str(ROOT / (module.replace(".", "/") + ".py"))
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _progress_of_lowband(folder: Path) -> Progress:

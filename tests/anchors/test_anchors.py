@@ -10,8 +10,8 @@ from tests.anchors import checkpoints
 from tests.anchors.__main__ import cases
 from tests.anchors.told import Told
 from tests.anchors.trial import trial
-from tests.anchors.warm import Forked
 from tests.dist.started import ROOT
+from tests.warm import Forked
 
 TORCHRUN = """
 [rank0]: RuntimeError: [pair.cc:537] Read error [127.0.0.1]:52452: Connection reset by peer.
@@ -57,14 +57,12 @@ def test_a_forked_python_ends_as_any_other(tmp_path, code: str, ended: int) -> N
     assert ("ZeroDivisionError" in output.read_text()) == (ended == 1)
 
 
-@pytest.mark.slow
 def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint() -> None:
     row, _ = trial("lowband", "kill rank", 4, 1)
     assert (row.exit_code, row.told, row.resumed_from, row.same_end) == ("1", True, 10, True)
     assert row.lost_steps == row.last_step - 10 >= 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", checkpoints.METHODS)
 def test_every_method_writes_the_whole_state(method: str) -> None:
     small = Config(ROOT).model("gpt-200k").model_dump()

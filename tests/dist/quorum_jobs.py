@@ -2,8 +2,7 @@
 
 import copy
 import json
-import subprocess
-import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import torch
 import torch.distributed as dist
 from quorum_worker import batch, module, optimizer_of
 
+from tests import warm
+
 WORKER = Path(__file__).with_name("quorum_worker.py")
 EVERY, STEPS = 3, 18
-TIMEOUT_S = 250  # for a job
+TIMEOUT_S = 300  # for a job
 Seen = dict[str, Any]
 
 
@@ -23,52 +24,70 @@ class Jobs:
     def __init__(self, folder: Path, **options: Any) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder, self._options = folder, options
-        self._running: dict[int, subprocess.Popen[str]] = {}
+        self._running: dict[int, ForkServerProcess] = {}
 
     def start(self, replica: int, **options: Any) -> None:
         out = self._folder / f"{replica}.json"
         out.unlink(missing_ok=True)
         mine = {
-            "replica": replica, "ranks": 1, "begins": [0, 1, 2], "steps": STEPS, "patience_s": 30.0,
+            "replica": replica, "ranks": 1, "begins": [0, 1, 2], "steps": STEPS, "patience_s": 60.0,
             "join_s": 120.0, "address": f"127.0.0.1:{self._store.port}", "out": str(out),
             **self._options, **options,
         }  # fmt: skip
         file = self._folder / f"{replica}.options.json"
         file.write_text(json.dumps(mine))
-        command = [sys.executable, str(WORKER), str(file)]
-        self._running[replica] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._running[replica] = warm.begun([WORKER, file], self._output(replica))
 
     def wait_for(self, key: str) -> None:
         """Until the replicas have written it."""
         self._store.get(f"quorum/{key}")
+
+    def end_patience(self, round_: str, what: str, *here: str) -> None:
+        """Of those that wait in this attempt at a round for its record or verdict, once it has these keys.
+
+        For replicas with the option `is_told`: no clock ends theirs.
+        """
+        for key in here:
+            self.wait_for(f"{round_}/{key}")
+        self._store.set(f"quorum/{round_}/patience/{what}", "")
 
     def close_store(self) -> None:
         del self._store
 
     def pid(self, replica: int) -> int:
         """Of the process whose children are the ranks."""
-        return self._running[replica].pid
+        pid = self._running[replica].pid
+        assert pid is not None
+        return pid
 
     def kill(self, replica: int) -> None:
         self._running[replica].kill()
-        self._running[replica].communicate(timeout=TIMEOUT_S)
+        self._running[replica].join(TIMEOUT_S)
 
     def ended(self, replica: int) -> str:
         """What a job that fails has printed."""
-        _, said = self._running[replica].communicate(timeout=TIMEOUT_S)
-        assert self._running[replica].returncode
+        said = self._said(replica)
+        assert self._running[replica].exitcode, said
         return said
 
     def seen(self, replica: int) -> list[Seen]:
         """By rank."""
-        _, said = self._running[replica].communicate(timeout=TIMEOUT_S)
-        assert self._running[replica].returncode == 0, said
+        said = self._said(replica)
+        assert self._running[replica].exitcode == 0, said
         found: list[Seen] = json.loads((self._folder / f"{replica}.json").read_text())
         return found
 
     def end(self) -> None:
         for running in self._running.values():
             running.kill()
+
+    def _said(self, replica: int) -> str:
+        """What it has printed, once it has ended."""
+        self._running[replica].join(TIMEOUT_S)
+        return self._output(replica).read_text(errors="replace")
+
+    def _output(self, replica: int) -> Path:
+        return self._folder / f"{replica}.output"
 
 
 class Model:

@@ -1,6 +1,7 @@
 """One replica of a run whose replicas are jobs of their own: `python quorum_worker.py OPTIONS.json`.
 
-Writes what its rank 0 has seen to the options' `out`. It may be told to die, or to freeze, at a moment.
+Writes what its rank 0 has seen to the options' `out`. It may be told to die, or to freeze, at a moment, and
+its patience with other replicas may be the test's instead of a clock's.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import torch.distributed as dist
 import lowband
 from lowband.engine import quorum as engine_quorum
 from lowband.engine.api import engine_of
+from lowband.engine.quorum_rounds import Rounds
+from lowband.engine.store import POLL_S
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
@@ -75,7 +79,7 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
         note(seen, model, quorum, schedule)
     while quorum.steps < options["steps"]:
         step = quorum.steps
-        die(options, step)
+        die(options, step, store)
         if step == options.get("waits_at"):  # until a replica has asked to join
             while not int(store.add("quorum/asks", 0)):
                 time.sleep(0.01)
@@ -105,34 +109,45 @@ def note(seen: dict[str, Any], model: torch.nn.Module, quorum: lowband.Quorum, s
     seen["members"][step], seen["rate"][step] = quorum.members, schedule.get_last_lr()
 
 
-def die(options: dict[str, Any], moment: object) -> None:
+def die(options: dict[str, Any], moment: object, store: dist.Store) -> None:
     if options.get("dies") == moment and dist.get_rank() == options.get("rank", 0):
         os.kill(os.getpid(), signal.SIGKILL)
     if options.get("sleeps") == moment:  # all ranks, as if its machine was suspended
-        time.sleep(options["sleeps_s"])
+        store.wait([f"quorum/{options['until']}"])
 
 
-def stop_in(options: dict[str, Any], name: str, at: int, seconds: float) -> None:
-    """End, or stop for a while, at the at-th call of a Quorum's method."""
+def signal_in(options: dict[str, Any], name: str, at: int, order: str) -> None:
+    """Get a signal at the at-th call of a Quorum's method."""
     method, calls = getattr(engine_quorum.Quorum, name), []
 
-    def stops(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         calls.append(name)
         if len(calls) == at and dist.get_rank() == options.get("rank", 0):
-            time.sleep(seconds)
-            if not seconds:
-                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[order])
         return method(*arguments)
 
-    setattr(engine_quorum.Quorum, name, stops)
+    setattr(engine_quorum.Quorum, name, call)
+
+
+def waiting_until_told(self: Rounds) -> Iterator[float]:
+    """In place of `Rounds._waiting`: no time passes until the test says so, then an hour with each look."""
+    waited_s = 0.0
+    while True:
+        yield waited_s
+        what = "verdict" if self._has("record") else "record"
+        waited_s += 3600.0 * self._store.check([f"{self.key}/patience/{what}"])
+        self.tick()
+        time.sleep(POLL_S)
 
 
 def main() -> None:
     options = json.loads(Path(sys.argv[1]).read_text())
-    if "stops_in" in options:
-        stop_in(options, *options["stops_in"])
+    if options.get("is_told"):
+        Rounds._waiting = waiting_until_told  # type: ignore[method-assign]
+    if "signal_in" in options:
+        signal_in(options, *options["signal_in"])
     found = on_ranks(
-        options["ranks"], train, options, time_limit_s=120, peer_timeout_s=options.get("peer_timeout_s")
+        options["ranks"], train, options, time_limit_s=240, peer_timeout_s=options.get("peer_timeout_s")
     )
     Path(options["out"]).write_text(json.dumps(found))
 

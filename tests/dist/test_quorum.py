@@ -1,7 +1,7 @@
 """Replicas that are jobs of their own: killed, started again, late; bit-equal to models in one process."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from quorum_jobs import EVERY, STEPS, Jobs, check, rounds
 from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
+from lowband.engine import quorum_rounds
 from lowband.engine.quorum_link import Link
-from lowband.engine.quorum_rounds import Member, Rounds
+from lowband.engine.quorum_rounds import LONGEST_PAUSE_S, Member, Record, Rounds
 from lowband.engine.quorum_state import State
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
@@ -69,56 +70,57 @@ def test_a_killed_replica_joins_again_and_others_lose_no_step(jobs_of) -> None:
 
 
 def test_one_that_dies_in_an_exchange_changes_nothing_for_the_others(jobs_of) -> None:
-    jobs = jobs_of(ranks=2, patience_s=10.0)
+    jobs = jobs_of(ranks=2, is_told=True)
     jobs.start(0)
-    jobs.start(1, stops_in=["_means", 3, 0], rank=1)  # after it has said that it is here
+    jobs.start(1, signal_in=["_means", 3, "SIGKILL"], rank=1)  # after it has said that it is here
     jobs.start(2)
     jobs.ended(1)
+    jobs.end_patience("2.0", "verdict", "could/0.1", "could/2.1")
     found = {replica: jobs.seen(replica) for replica in (0, 2)}
     assert rounds(check(found, ranks=2)) == [[0, 1, 2]] * 2 + [[0, 2]] * 4
 
 
-def test_one_that_freezes_in_an_exchange_is_left_out_within_the_patience(
-    jobs_of,
-) -> None:
-    jobs = jobs_of(ranks=2, patience_s=14.0, peer_timeout_s=10.0)
+def test_one_that_freezes_in_an_exchange_is_left_out_within_the_patience(jobs_of) -> None:
+    """Of each message: gloo ends the wait for the one that is frozen, which still holds its connections."""
+    jobs = jobs_of(ranks=2, is_told=True, patience_s=3.0)
     jobs.start(0)
-    jobs.start(1, stops_in=["_means", 3, 100.0], rank=1)
+    jobs.start(1, signal_in=["_means", 3, "SIGSTOP"], rank=1)
     jobs.start(2)
+    jobs.end_patience("2.0", "verdict", "could/0.1", "could/2.1")
     found = {replica: jobs.seen(replica) for replica in (0, 2)}
     assert rounds(check(found, ranks=2)) == [[0, 1, 2]] * 2 + [[0, 2]] * 4
 
 
 def test_when_the_one_that_gives_the_state_dies_another_one_gives_it(jobs_of) -> None:
-    jobs = jobs_of(patience_s=12.0, waits_at=5)
-    jobs.start(0, stops_in=["_give", 1, 0])
+    jobs = jobs_of(is_told=True, waits_at=2)  # it has asked before the first exchange
+    jobs.start(0, signal_in=["_give", 1, "SIGKILL"])
     jobs.start(1)
     jobs.start(2, dies=1)
     jobs.ended(2)
     jobs.start(2)
     jobs.ended(0)
+    jobs.end_patience("1.0", "record", "here/1.1")
     found = {replica: jobs.seen(replica) for replica in (1, 2)}
-    before = found[2][0]["began"] // EVERY
-    assert before in (2, 3)
-    others = [[0, 1]] * (before - 1) + [[1]]
-    assert rounds(check(found, ranks=1)) == [*others, *[[1, 2]] * (STEPS // EVERY - before)]
+    assert found[2][0]["began"] == 2 * EVERY
+    assert rounds(check(found, ranks=1)) == [[0, 1], [1]] + [[1, 2]] * 4
 
 
-def test_one_that_dies_as_it_is_given_the_state_does_not_make_the_giver_late(jobs_of) -> None:
-    jobs = jobs_of(begins=[0, 1], patience_s=10.0, waits_at=4)
+def test_one_that_dies_as_it_is_given_the_state_does_not_stop_the_giver(jobs_of) -> None:
+    jobs = jobs_of(begins=[0, 1], is_told=True, patience_s=3.0, waits_at=4)
     jobs.start(0)
     jobs.start(1)
-    jobs.start(2, stops_in=["_receive", 1, 0])
+    jobs.start(2, signal_in=["_receive", 1, "SIGKILL"])
     jobs.ended(2)
     found = {replica: jobs.seen(replica) for replica in range(2)}
     assert rounds(check(found, ranks=1)) == [[0, 1]] * (STEPS // EVERY)
 
 
 def test_one_that_was_suspended_too_long_is_refused(jobs_of) -> None:
-    jobs = jobs_of(patience_s=8.0)
+    jobs = jobs_of(is_told=True)
     jobs.start(0)
-    jobs.start(1, sleeps=4, sleeps_s=25.0)
-    jobs.start(2, sleeps=10, sleeps_s=1.0)  # it comes before the others' patience is over
+    jobs.start(1, sleeps=4, until="1.0/record")
+    jobs.start(2, sleeps=10, until="3.0/here/0.1")  # it comes before the other's patience is over
+    jobs.end_patience("1.0", "record", "here/0.1", "here/2.1")
     assert "replica 1: the others went on without it after 6 steps" in jobs.ended(1)
     found = {replica: jobs.seen(replica) for replica in (0, 2)}
     assert rounds(check(found, ranks=1)) == [[0, 1, 2]] + [[0, 2]] * 5
@@ -165,7 +167,7 @@ def test_without_a_store_all_end_in_one_line(jobs_of) -> None:
 
 
 def test_replicas_that_differ_or_do_not_begin_are_refused_in_one_line(jobs_of) -> None:
-    jobs = jobs_of(begins=[0, 1], join_s=10.0)
+    jobs = jobs_of(begins=[0, 1], join_s=1.0)  # of which one never begins
     jobs.start(0)
     jobs.start(1, sync={"every": 2})
     said = sorted(jobs.ended(replica).splitlines()[-1] for replica in range(2))
@@ -206,14 +208,16 @@ def test_misuse_is_one_line() -> None:
         assert "\n" not in text
 
 
-def _alone(**options: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer, lowband.Quorum]:
-    """The only replica of a run, which exchanges after each step."""
+def _alone(
+    store: dist.Store | None = None, begins: Sequence[int] = (0,), **options: Any
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, lowband.Quorum]:
+    """Replica 0 of a run, which exchanges after each step."""
     scheme = Scheme(
         name="mine", weights="node", grads="node", optim="node", sync=Sync(beyond="node", every=1, **NESTEROV)
     )
     model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
     optimizer = optimizer_of(model.parameters())
-    return model, optimizer, lowband.Quorum(model, optimizer, dist.HashStore(), 0, [0], **options)
+    return model, optimizer, lowband.Quorum(model, optimizer, store or dist.HashStore(), 0, begins, **options)
 
 
 def _misused(folder: Path) -> list[str]:
@@ -310,7 +314,7 @@ def test_the_run_is_over_though_one_died_late() -> None:
 
 def test_replicas_that_exchange_other_units_are_refused() -> None:
     store = dist.HashStore()
-    first, second = Rounds(store, 0, 5.0), Rounds(store, 1, 5.0)
+    first, second = Rounds(store, 0, 60.0), Rounds(store, 1, 60.0)
     for rounds_ in (first, second):
         assert rounds_.begins([0, 1], "state")
     for rounds_ in (first, second):
@@ -320,6 +324,87 @@ def test_replicas_that_exchange_other_units_are_refused() -> None:
     for each, other in zip(told, (1, 0), strict=True):
         with pytest.raises(UserError, match=f"replica {other} exchanges other units"):
             each.result()
+
+
+PATIENCE_S = 20.0
+
+
+class Clock:
+    """In place of the module `time`: seconds pass in `sleep` only, and things happen `at` them."""
+
+    def __init__(self, at: dict[float, Callable[[], object]] | None = None) -> None:
+        self._now, self._at = 0.0, at or {}
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        for moment in [moment for moment in self._at if moment <= self._now]:
+            self._at.pop(moment)()
+
+    def is_just_after(self, moment: float) -> bool:
+        """But for a pause before it is noticed, and one before what was done then is."""
+        return moment < self._now <= moment + 3 * LONGEST_PAUSE_S
+
+
+def _two() -> tuple[Rounds, Rounds]:
+    store = dist.HashStore()
+    both = Rounds(store, 0, PATIENCE_S), Rounds(store, 1, PATIENCE_S)
+    for each in both:
+        assert each.begins([0, 1], "state")
+    for each in both:
+        each.wait_for_all(time.monotonic())
+    return both
+
+
+def test_one_that_does_not_come_is_waited_for_until_the_patience_is_over(monkeypatch) -> None:
+    first, _ = _two()
+    monkeypatch.setattr(quorum_rounds, "time", clock := Clock())
+    assert first.assemble("0")[1].members == [first.me]
+    assert clock.is_just_after(PATIENCE_S)
+
+
+@pytest.mark.parametrize(("could", "limit_s"), [(True, 2 * PATIENCE_S + 2), (False, 1.5 * PATIENCE_S + 2)])
+def test_one_that_does_not_say_whether_it_could_is_left_out(monkeypatch, could: bool, limit_s: float) -> None:
+    first, second = _two()
+    monkeypatch.setattr(quorum_rounds, "time", clock := Clock())
+    assert first.vote(Record([first.me, second.me], []), could) == (False, [first.me])
+    assert clock.is_just_after(limit_s)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_patience_begins_anew_as_another_one_gives_its_state(monkeypatch, comes: bool) -> None:
+    """To one that dies meanwhile."""
+    giver, other = _two()
+    number = Rounds(giver._store.underlying_store, 2, PATIENCE_S).ask()
+    for each in (giver, other):
+        each.follow(1, [giver.me, other.me], [number])
+    happens: dict[float, Callable[[], object]] = {
+        0.9 * PATIENCE_S: lambda: giver.gives(number),
+        1.8 * PATIENCE_S: lambda: giver.given(number, False),
+    }
+    if comes:
+        happens[2.7 * PATIENCE_S] = lambda: giver.assemble("0")
+    monkeypatch.setattr(quorum_rounds, "time", clock := Clock(happens))
+    assert other.assemble("0")[1].members == ([giver.me, other.me] if comes else [other.me])
+    assert clock.is_just_after((2.7 if comes else 2.8) * PATIENCE_S)
+
+
+def _waits_for_another() -> tuple[list[int], bool]:
+    """Members of an exchange to which the other replica does not come; whether its patience was used up."""
+    store = dist.HashStore()
+    store.set("quorum/began/1", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        model, optimizer, quorum = _alone(store, [0, 1], patience_s=PATIENCE_S)
+        patch.setattr(quorum_rounds, "time", clock := Clock())
+        model(batch(0, 0, 0)).sum().backward()
+        optimizer.step()
+    return quorum.members, clock.is_just_after(PATIENCE_S)
+
+
+def test_a_replica_has_the_patience_that_it_was_given() -> None:
+    assert on_ranks(1, _waits_for_another) == [([0], True)]
 
 
 def _cannot_send() -> str:

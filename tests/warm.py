@@ -1,23 +1,51 @@
-"""Python commands without the time that imports take: forked from this process, which has imported them.
+"""Python commands without the time that imports take: forked from a process that has imported them.
 
-A rank of a peer computes for 4 to 5 s before its first line; a campaign would be nothing else. So a process
-that a launcher starts to run Python is forked, and runs what the command names (runpy), in the environment
-and on the pipes that the launcher asked for. All else is as before: it is a child of the launcher with its
-own pid, that ends, is signalled and is waited for as any other (`subprocess.Popen`'s own code).
+An interpreter that imports torch computes for 3 s before its first line, a rank of a peer for 4 to 5 s: tests
+and campaigns would be nothing else. `Forked` forks this process, and in turn those that it starts: for
+launchers, whose children must be their own. `begun` forks a server that has only imported, and so has no
+threads.
 """
 
+import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+_SERVER = multiprocessing.get_context("forkserver")  # one per session, started by the first process
+_SERVER.set_forkserver_preload(["torch._dynamo", "lowband.run.on_ranks", "lowband.engine.quorum"])
+
+
+def begun(words: Sequence[str | Path], output: Path) -> ForkServerProcess:
+    """`python WORDS` (FILE|-m MODULE ...), forked from the server; what it prints goes to a file.
+
+    Its environment is what this process had when the first one was begun.
+    """
+    process = _SERVER.Process(target=_print_to, args=(output, [sys.executable, *map(str, words)]))
+    process.start()
+    return process
+
+
+def _print_to(output: Path, words: list[str]) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for own in (1, 2):
+        os.dup2(file, own)
+    os._exit(_run(words))
+
 
 class Forked(subprocess.Popen[bytes]):
-    """A Popen that forks where the command is `python [-u] FILE|-m MODULE ...`, or a script of its folder."""
+    """A Popen that forks where the command is `python [-u] FILE|-m MODULE ...`, or a script of its folder.
+
+    It runs what the command names (runpy), in the environment and on the pipes that the launcher asked for.
+    All else is as before: it is a child of the launcher with its own pid, that ends, is signalled and is
+    waited for as any other (`subprocess.Popen`'s own code).
+    """
 
     def _execute_child(self, args: Any, executable: Any, *others: Any) -> None:
         words = [str(word) for word in args] if isinstance(args, (list, tuple)) else []
@@ -72,6 +100,7 @@ def _run(words: list[str]) -> int:
             runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = rest
+            sys.path.insert(0, str(Path(rest[0]).resolve().parent))
             runpy.run_path(rest[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
