@@ -4,7 +4,7 @@ python -m tests.shaky --rounds 10 --loops 4 --out results/reference/shaky
 python -m tests.shaky --rounds 2 --loops 2 --fast --out results/reference/shaky
 
 Loops that do nothing but compute run beside the tests, at the same priority. Tests that time real messages
-are left out: `make test` runs these alone. Rows that the folder has already are kept, so a campaign that was cut
+are left out: `make test` runs these alone. Rows that the folder has already are kept: a campaign that was cut
 goes on.
 """
 
