@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests import seconds, timed
+from tests import passed, seconds, timed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(timed.SecondTry())
     if config.getoption("--record-seconds"):
         config.pluginmanager.register(seconds.Recorder())
+    if config.getoption("--wide"):
+        config.pluginmanager.register(passed.Recorder())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +36,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--wide"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
         items[:] = [item for item in items if not item.get_closest_marker("wide")]
+        needless = passed.passed()
+        for item in items:
+            if item.nodeid in needless:
+                item.add_marker(pytest.mark.skip(reason=passed.REASON))
     if "PYTEST_XDIST_WORKER" in os.environ:  # a long file begun last would leave the other processes idle
         of_file: Counter[str] = Counter()
         for item in items:

@@ -15,7 +15,7 @@ CASES = [
     Path(__file__).parent / "cases" / f"{path.stem.removesuffix('_triton')}.py"
     for path in sorted(KERNELS.glob("*_triton.py"))
 ]
-TIME_LIMIT_S = 500
+TIME_LIMIT_S = 1500
 
 
 def run_cases(file: Path, where: str) -> None:

@@ -30,7 +30,7 @@ def train(folder: Path, spec: RunSpec, interpret: str) -> subprocess.CompletedPr
         [sys.executable, "-m", "lowband", "train", str(folder / "spec.json")],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=900,
         env={**os.environ, "TRITON_INTERPRET": interpret, "CUDA_VISIBLE_DEVICES": ""},
     )
 

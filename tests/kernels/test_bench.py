@@ -32,7 +32,7 @@ def lowband(*arguments: str, interpret: str = "0", start: tuple[str, ...] = ("-m
         [sys.executable, *start, *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         env={**os.environ, "TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1"},
     )
 

@@ -49,7 +49,7 @@ def python(code: str, *arguments: str) -> str:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-import pytest
 import torch
 from inner import CASES
 
@@ -44,7 +43,7 @@ def run(commands: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     for blank, value in {"<device>": "cpu", "<the commit it was copied from>": "0012345"}.items():
         script = script.replace(blank, value)
     return subprocess.run(
-        ["bash", "-exc", script], cwd=tree, capture_output=True, text=True, timeout=900,
+        ["bash", "-exc", script], cwd=tree, capture_output=True, text=True, timeout=2700,
         env={
             **os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
@@ -56,7 +55,6 @@ def on_the_cpu(command: str) -> str:
     return f"{command} --device cpu" if "bench-kernel" in command or "overhead" in command else command
 
 
-@pytest.mark.slow
 def test_the_documented_sequence_makes_one_table(tmp_path: Path) -> None:
     tree = copied(tmp_path)
     done = run([on_the_cpu(command) for command in documented()], tree)
