@@ -34,7 +34,12 @@ class Origin(NamedTuple):
         if self.name == COMPUTED:
             return "", ""
         rows = _environments(self.folder, self.raw)
-        asked = {"provenance": [evidence], "suite": [suite], "cluster": clusters, "device": devices}
+        asked: dict[str, Collection[str | None]] = {
+            "provenance": [evidence],
+            "suite": [suite],
+            "cluster": clusters,
+            "device": devices,
+        }
         for column, wanted in asked.items():
             if column in rows and rows[column].isin(wanted).any():
                 rows = rows[rows[column].isin(wanted)]
