@@ -7,21 +7,20 @@ weights on the same batches' gradients in one process. A row is the loss on held
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lowband.run.environment import code_version, describe, host
+from tests import warm
 from tests.campaign_rows import write
+from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -43,7 +42,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     environment = describe((host(),), torch.device("cpu"), "gloo", {}, "loopback")
     (options.out / "env.json").write_text(environment.to_json())
-    commit, every = code_version()[0], max(1, options.rounds // 24)
+    commit, every = code_version()[0], max(5, options.rounds // 24)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, get_context("fork").Pool(1) as pool:
         folder = Path(name)
@@ -61,46 +60,32 @@ def main() -> int:
 
 def _one_byte(folder: Path, text: Path, seed: int, rounds: int, every: int) -> list[dict[str, Any]]:
     """Rows of worker 0, the last with whether the workers that are left have the same weights."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    begun: dict[int, subprocess.Popen[str]] = {}
+    store, joins = f"localhost:{held_port()}", rounds * 7 // 12
+    begun: dict[int, ForkServerProcess] = {}
 
     def begin(worker: int, *more: str) -> None:
         command = [
-            sys.executable, str(EXAMPLES / "one_byte.py"), "--store", f"localhost:{port}",
-            "--worker", str(worker), "--weights", str(folder / "weights.pt"), "--text", str(text),
-            "--rounds", str(rounds), "--every", str(every), "--patience", str(PATIENCE_S),
-            "--seed", str(seed), *more,
+            "-m", "tests.one_byte.worker", "--store", store, "--worker", worker, "--weights",
+            folder / "weights.pt", "--text", text, "--rounds", rounds, "--every", every, "--patience",
+            PATIENCE_S, "--seed", seed, *more,
         ]  # fmt: skip
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        with (folder / f"output.{worker}").open("w") as output:
-            begun[worker] = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, text=True, env=env
-            )
+        begun[worker] = warm.begun([str(word) for word in command], folder / f"output.{worker}")
 
-    def wait_for(round_: int) -> None:
-        until = time.monotonic() + LONGEST_S
-        while not any(state["round"] >= round_ for state in _states(folder, 0)):
-            if time.monotonic() > until or begun[0].poll() is not None:
-                raise RuntimeError((folder / "output.0").read_text())
-            time.sleep(0.1)
-
-    begins = ["--begins", *map(str, range(WORKERS))]
+    begins = ["--begins", *map(str, range(WORKERS)), "--waits", str(joins + 1)]
     try:
-        for worker in range(WORKERS):
-            ends = ["--leaves", str(rounds // 4)] if worker == WORKERS - 1 else []
-            begin(worker, *begins, *ends, *(["--hosts"] if worker == 0 else []))
-        begin(WORKERS, "--joins", str(rounds * 7 // 12))
-        wait_for(rounds * 5 // 12)
-        begun[WORKERS - 2].kill()
+        begin(0, "--hosts", *begins)
+        begin(1, *begins)
+        begin(2, "--dies", str(rounds * 5 // 12), *begins)
+        begin(3, "--leaves", str(rounds // 4), *begins)
+        begin(WORKERS, "--joins", str(joins))
         for worker in (0, 1, WORKERS):
-            if begun[worker].wait(LONGEST_S):
+            begun[worker].join(LONGEST_S)
+            if begun[worker].exitcode != 0:
                 raise RuntimeError((folder / f"output.{worker}").read_text())
     finally:
         for process in begun.values():
             process.kill()
-            process.wait()
+            process.join()
     ends = [_states(folder, worker)[-1] for worker in (0, 1, WORKERS)]
     rows = []
     for state in _states(folder, 0):
@@ -121,7 +106,7 @@ def _example() -> Any:
     sys.path.insert(0, str(EXAMPLES))
     import one_byte
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # threads that wait for each other on a busy machine take fifty times as long
     torch.manual_seed(0)
     return one_byte
 
