@@ -47,6 +47,9 @@ def main() -> int:
         drawn = draw(tree.path)
         keys = {_key(mutant._asdict()) for mutant in drawn}
         rows = _kept(path, keys if options.again else set())
+        named = sorted({test for mutant in drawn for test in tests_of(mutant.file)})
+        if tree.run(["--collect-only", *named], LIMITS_S).outcome != "survived":
+            sys.exit("tests/mutants/which.py names tests that are not there, or cannot be imported")
         # In no order of folders: a campaign that is stopped early has tried some of each.
         for mutant in Random(SEED).sample(drawn, len(drawn)):
             if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:

@@ -25,14 +25,14 @@ _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 # What every step of training goes through, behind the tests that are about a file of the engine.
 EVERY_STEP = [
-    f"{DIST}parity.py::test_bit_equal_to_single_process[hier3-exact-4-2]",
-    f"{DIST}parity.py::test_bit_equal_to_single_process[hpz-4-1]",
-    f"{DIST}wires.py",
-    f"{DIST}library_steps.py",
+    f"{DIST}parity.py::test_bit_equal_to_single_process[hier3-exact-4-cases4]",
+    f"{DIST}parity.py::test_bit_equal_to_single_process[hpz-4-cases4]",
     f"{DIST}closed_forms.py",
     f"{DIST}engine_states.py",
-    "tests/random/test_random.py::test_sample",
+    f"{DIST}wires.py",
     f"{DIST}misuse.py",
+    "tests/random/test_random.py::test_sample",
+    f"{DIST}library_steps.py",
 ]
 
 
