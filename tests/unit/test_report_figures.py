@@ -1,8 +1,5 @@
 """Figures: the same table gives the same bytes, and beside each lies what it shows and where that is from."""
 
-import hashlib
-import json
-import re
 import shutil
 from pathlib import Path
 
@@ -12,16 +9,24 @@ from report_runs import smoke_specs, write_failure, write_softmax
 from lowband.errors import UserError
 from lowband.report import figures
 from lowband.report.figures import FIGURES, write_figure
-from lowband.report.figures.style import ONE_COLUMN, TWO_COLUMNS, looks
+from lowband.report.figures.style import looks
 from lowband.spec.csv_tables import read_table
 from lowband.tables.build import TABLES, write_table
 from lowband.tables.collect import collect
 from lowband.validation.tables import PREDICTED
+from tests.drawn_figures import check_origin, check_print
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=FIGURES)
+# Those of the runs' own tables; the others, drawn from what is shipped, tests/workflow/test_shipped.py looks at.
+OF_RUNS = ("scaling", "communication", "memory", "loss")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in OF_RUNS else [pytest.mark.wide]) for name in FIGURES],
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -34,15 +39,6 @@ def drawn(name: str, all_tables: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-# Bars, curves with bands, bars in rows, and a line for each of many points; `make test-all` draws every one.
-TWICE = ("communication", "convergence", "memory", "loss")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in TWICE else [pytest.mark.wide]) for name in FIGURES],
-    indirect=True,
-)
 def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, all_tables: Path, tmp_path: Path) -> None:
     write_figure(name, all_tables, tmp_path)
     for kind in ("pdf", "svg", "png", "csv"):
@@ -51,23 +47,11 @@ def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, all_tables: Pa
 
 
 def test_a_publisher_can_print_it(name: str, drawn: Path) -> None:
-    pdf = (drawn / f"{name}.pdf").read_bytes()
-    assert b"/Type3" not in pdf  # fonts that publishers refuse
-    assert pdf.count(b"/FontFile2") > 0  # fonts are in the file
-    [points] = re.findall(r'<svg[^>]* width="([\d.]+)pt"', (drawn / f"{name}.svg").read_text())
-    assert float(points) / 72 in (pytest.approx(ONE_COLUMN), pytest.approx(TWO_COLUMNS))
-    assert b"/CreationDate" not in pdf
+    check_print(drawn, name)
 
 
 def test_says_what_it_was_drawn_from(name: str, drawn: Path, all_tables: Path) -> None:
-    origin = json.loads((drawn / f"{name}.json").read_text())
-    table = all_tables / f"{FIGURES[name].table}.csv"
-    assert origin["table_sha256"] == hashlib.sha256(table.read_bytes()).hexdigest()
-    assert f"figure {name}" in origin["command"]
-    assert origin["commit"]
-    shown, source = read_table(drawn / f"{name}.csv"), read_table(table)
-    assert 0 < len(shown) <= len(source)
-    assert set(shown) <= set(source)
+    check_origin(drawn, name, all_tables)
 
 
 def test_nothing_measured_is_said_in_the_figure(

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from importlib.resources import files
 from pathlib import Path
@@ -16,22 +19,50 @@ from trees import ROOT, copy_tree, planned, snakemake
 from lowband.report.figures import FIGURES, write_figure
 from lowband.report.provenance import METADATA
 from lowband.spec.csv_tables import read_table
-
-pytestmark = pytest.mark.slow
+from tests.drawn_figures import check_origin, check_print
 
 SHIPPED = ("--config", "measurements=shipped", "results=shipped")
 NO_TORCH = "raise ImportError('torch is not needed here')\n"
 
 
+# The commands of a dry run that make tables and figures, one after the other. In processes of their own each
+# would import pandas, and the figures seaborn: more than half of what all of `make figures` takes.
+TOGETHER = """
+import shlex, sys
+from lowband.__main__ import main
+for line in sys.stdin:
+    words = shlex.split(line.partition("Shell command: python -m lowband ")[2].partition(" > ")[0])
+    if words[:1] in (["table"], ["figure"], ["validate"]):
+        assert main(words) == 0, line
+"""
+
+
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree after `make figures`, but for its set-up."""
+def tree(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The tree after `make figures`, but for its set-up. Its tables and figures are made in one process, by
+    the commands that the workflow shows; with --wide by the workflow, in a process each.
+    """
     tree = copy_tree(tmp_path_factory.mktemp("shipped"))
     (tree / "blocked").mkdir()
     (tree / "blocked" / "torch.py").write_text(NO_TORCH)
+    are_together = not request.config.getoption("--wide")
+    if are_together:
+        _make_together(tree)
     result = snakemake(tree, *SHIPPED, path=str(tree / "blocked"))
     assert result.returncode == 0, result.stderr[-4000:]
+    assert are_together != ({"table", "figure", "predict"} <= set(planned(result)))
     return tree
+
+
+def _make_together(tree: Path) -> None:
+    shown = snakemake(tree, "-n", "-p", *SHIPPED)
+    assert shown.returncode == 0, shown.stderr[-4000:]
+    raw = snakemake(tree, "--until", "shipped", *SHIPPED)
+    assert raw.returncode == 0, raw.stderr[-4000:]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "blocked"), str(tree / "src")])}
+    together = [sys.executable, "-c", TOGETHER]
+    made = subprocess.run(together, input=shown.stdout, cwd=tree, env=env, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +92,12 @@ def test_the_documents_show_these_verdicts(results: Path) -> None:
 def test_pictures_in_documents_are_the_shipped_figures(name: str, tree: Path) -> None:
     """Their data, that is; the drawing may differ in the fonts that a machine has."""
     assert (ROOT / "docs" / "figures" / name).read_text() == (tree / "figures" / "shipped" / name).read_text()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_can_be_printed_and_says_its_origin(name: str, tree: Path, results: Path) -> None:
+    check_print(tree / "figures" / "shipped", name)
+    check_origin(tree / "figures" / "shipped", name, results / "tables")
 
 
 @pytest.mark.parametrize("name", ["memory", "box"])
