@@ -19,7 +19,7 @@ from tests.drawn_figures import check_origin, check_print
 ROOT = Path(__file__).parents[2]
 
 
-# Those of the runs' own tables; the others, drawn from what is shipped, tests/workflow/test_shipped.py looks at.
+# Of the runs' own tables. The others are looked at as tests/workflow/test_shipped.py draws them.
 OF_RUNS = ("scaling", "communication", "memory", "loss")
 
 
