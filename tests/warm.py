@@ -18,6 +18,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 _SERVER = multiprocessing.get_context("forkserver")  # one per session, started by the first process
 _SERVER.set_forkserver_preload(["torch._dynamo", "lowband.run.on_ranks", "lowband.engine.quorum"])
 
@@ -92,6 +94,8 @@ def _run(words: list[str]) -> int:
     subprocess.Popen = Forked  # type: ignore[misc]
     rest = words[1:] if words[0] == sys.executable else words
     rest = rest[1:] if rest[0] == "-u" else rest
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # torchrun's; torch has read it already
+        torch.set_num_threads(int(threads))
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
     code = 0
     try:

@@ -5,8 +5,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -19,22 +17,26 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from lowband.run.on_ranks import on_ranks
+from tests import warm
+from tests.ports import held_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TEXT = EXAMPLES / "train.py"
 
 
-def launched(ranks: int, example: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run an example under torchrun."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [*launch, str(EXAMPLES / example), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+def launched(output: Path, ranks: int, example: str, *arguments: str | Path) -> tuple[int | None, str]:
+    """Run an example under torchrun; its exit code and what it printed."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    torchrun = warm.begun([*launch, EXAMPLES / example, *arguments], output)
+    torchrun.join(300)
+    torchrun.kill()
+    return torchrun.exitcode, output.read_text()
 
 
 def run(ranks: int, example: str, *arguments: str | Path) -> list[float]:
     """The losses of an example, in order. Ranks are forked: under torchrun each would import torch anew."""
-    by_rank = on_ranks(ranks, as_under_torchrun, example, [str(each) for each in arguments], free_port())
+    by_rank = on_ranks(ranks, as_under_torchrun, example, [str(each) for each in arguments], held_port())
     return losses_in(by_rank[0])
 
 
@@ -59,12 +61,6 @@ def as_under_torchrun(example: str, arguments: list[str], port: int) -> str:
     return said.getvalue()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
@@ -81,9 +77,9 @@ def write_llama(folder: Path) -> None:
 def test_a_plain_loop_learns_and_resumes_on_other_ranks_and_schemes(tmp_path: Path) -> None:
     options = ["--steps", "20", "--checkpoints", tmp_path / "checkpoints"]
     hier3 = ["train.py", "--scheme", "hier3", "--levels", "package=2,node=4", *options]
-    done = launched(4, *hier3)
-    assert done.returncode == 0, done.stderr
-    losses = losses_in(done.stdout)
+    code, printed = launched(tmp_path / "output", 4, *hier3)
+    assert code == 0, printed
+    losses = losses_in(printed)
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.3
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000020")
@@ -142,12 +138,13 @@ def test_a_replica_learns_at_its_own_pace() -> None:
 
 
 def test_an_error_that_every_rank_finds_is_printed_once(tmp_path: Path) -> None:
-    done = launched(2, "train.py", "--scheme", "zero4", "--steps", "1")
-    said = [line for line in done.stderr.splitlines() if line.startswith("lowband: ")]
-    assert len(said) == 1, done.stderr
+    code, printed = launched(tmp_path / "output", 2, "train.py", "--scheme", "zero4", "--steps", "1")
+    assert code == 1
+    said = [line for line in printed.splitlines() if line.startswith("lowband: ")]
+    assert len(said) == 1, printed
     assert "no entry 'zero4'" in said[0]
-    ours, _, torchruns = done.stderr.partition("failed (exitcode: ")
-    assert "Traceback" not in done.stdout + ours
+    ours, _, torchruns = printed.partition("failed (exitcode: ")
+    assert "Traceback" not in ours
     assert torchruns.startswith("2)")
 
 
@@ -187,7 +184,7 @@ def test_bad_arguments_end_in_one_line(
 def alone(example: str, arguments: list[str]) -> tuple[object, str]:
     """Exit code and stderr of an example with bad arguments, as the only rank."""
     with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit) as exited:
-        as_under_torchrun(example, arguments, free_port())
+        as_under_torchrun(example, arguments, held_port())
     return exited.value.code, said.getvalue()
 
 
