@@ -59,7 +59,7 @@ smoke: install
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
 # beside those that compute; then, alone, what times real messages.
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(WIDE)
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
 MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
 test: install
@@ -69,7 +69,7 @@ test: install
 	$(PYTEST) -m timed $(call MARKED,timed)
 
 test-all: install
-	$(MAKE) test WIDE=--wide
+	$(MAKE) test OPTIONS=--wide
 	$(BIN)/python -m tests.random --cases 1000 --out build/all/random.csv
 	$(BIN)/python -m tests.faults --cases 200 --out build/all/faults
 	$(BIN)/python -m tests.fuzz --inputs 600 --out build/all/fuzz.csv

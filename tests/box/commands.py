@@ -33,7 +33,7 @@ fixed:
 """
 
 
-def lowband(*arguments: str, timeout: float = 100, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def lowband(*arguments: str, timeout: float = 600, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """`python -m lowband ...`, from the root of a tree."""
     env = {**os.environ, "PYTHONPATH": str(cwd / "src")}
     command = [sys.executable, "-m", "lowband", *arguments]

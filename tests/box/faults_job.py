@@ -24,8 +24,8 @@ WORKFLOW = [
     "results=faults", "--", "results/faults/tables/runs.csv",
 ]  # fmt: skip
 STEPS_FIRST = 4  # a checkpoint is there
-WAIT_S = 240
-LONGEST_S = 600  # of a workflow, beside other tests
+WAIT_S = 900
+LONGEST_S = 1200  # of a workflow, beside other tests
 LIMIT_S = 60  # Slurm counts in minutes
 RUNNING = ("RUNNING", "COMPLETING")
 
@@ -33,7 +33,7 @@ RUNNING = ("RUNNING", "COMPLETING")
 def jobs() -> dict[str, tuple[str, str]]:
     """Run -> Slurm job and node, of the jobs that run."""
     command = ["squeue", "-h", "-t", "running", "-o", "%i %N %k"]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.splitlines()
     found = {}
     for line in lines:
         job, node, comment = line.split(maxsplit=2)
@@ -46,7 +46,7 @@ def jobs() -> dict[str, tuple[str, str]]:
 def squeue(what: str, ids: list[str]) -> dict[str, str]:
     """A field of each of these jobs, ended ones too."""
     command = ["squeue", "-h", "-t", "all", "-j", ",".join(ids), "-o", f"%i {what}"]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.splitlines()
     return dict(line.split(maxsplit=1) for line in lines)
 
 
@@ -113,9 +113,9 @@ def main() -> None:
     used_s = 60 * int(minutes) + int(seconds)
     started = time.monotonic()
     kill_a_rank(failed)
-    subprocess.run(["scancel", now[cancelled][0]], check=True, timeout=20)
+    subprocess.run(["scancel", now[cancelled][0]], check=True, timeout=300)
     limit = ["scontrol", "update", f"JobId={now[timed_out][0]}", "TimeLimit=1"]
-    subprocess.run(limit, check=True, timeout=20)
+    subprocess.run(limit, check=True, timeout=300)
     kill_a_node(now[lost][1])
     ended = ended_at(ids, first)
     first_code = first.wait(timeout=LONGEST_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import lowband
 
-pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.waits]
 
 
 def test_the_batch_script_trains_and_resumes(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_the_batch_script_trains_and_resumes(tree: Path, monkeypatch: pytest.Mon
     ]  # fmt: skip
     for steps in ("10", "20"):
         box = ["box", "run", "--cluster", "small-box", "--", *job, "--steps", steps]
-        done = lowband(*box, cwd=tree, timeout=300)
+        done = lowband(*box, cwd=tree, timeout=1200)
         out = (tree / "out.txt").read_text()
         assert done.returncode == 0, done.stdout + done.stderr + out
         trained = [int(step) for step in re.findall(r"step (\d+): loss", out)]

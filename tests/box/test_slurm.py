@@ -10,13 +10,13 @@ from commands import SUITE, lowband
 
 from lowband.spec.csv_tables import read_table
 
-pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.waits]
 
 
 def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> None:
     """Five jobs on four nodes: a rank killed, cancelled, out of time, node lost, left alone."""
     job = [sys.executable, str(Path(__file__).with_name("faults_job.py"))]
-    done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=1500)
+    done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=3000)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     bad = {told[how]: how for how in ("failed", "cancelled", "timed_out", "lost")}
@@ -59,7 +59,7 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     ]  # fmt: skip
     jobs = [sys.executable, "-m", "lowband", "box", "jobs", "results/faults/runs", "--out", "jobs.csv"]
     both = ["bash", "-c", f"{shlex.join(workflow)} && {shlex.join(jobs)}"]
-    done = lowband("box", "run", "--cluster", "small-box", "--", *both, cwd=tree, timeout=300)
+    done = lowband("box", "run", "--cluster", "small-box", "--", *both, cwd=tree, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     [job] = read_table(tree / "jobs.csv").to_dict("records")
     assert (job["run_id"], job["ranks"], job["nodes"]) == (Path(run).name, 4, 2)

@@ -3,14 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.twice.__main__ import differing
 from tests.twice.cases import CASES
 from tests.twice.runs import run_folder, train_cases
 
 
-@pytest.mark.slow
 def test_a_run_made_twice_and_a_changed_record(tmp_path: Path) -> None:
     [case] = [case for case in CASES if case.name == "zero3 on 2 ranks"]
     one, other = (run_folder(tmp_path / attempt, case) for attempt in "12")
