@@ -10,9 +10,16 @@ from tests.faults.running import Running
 from tests.faults.trial import trial
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "seed"), [("kill rank", 3), ("flip a bit of checkpoint", 5), ("run twice", 8)]
+    ("kind", "seed"),
+    [
+        # Of one scheme on 4 ranks, so that one undisturbed run is enough.
+        ("kill rank", 4),
+        ("flip a bit of checkpoint", 22),
+        pytest.param("kill rank", 3, marks=pytest.mark.wide),
+        pytest.param("flip a bit of checkpoint", 5, marks=pytest.mark.wide),
+        pytest.param("run twice", 8, marks=pytest.mark.wide),
+    ],
 )
 def test_a_fault_is_told_and_costs_nothing(kind: str, seed: int) -> None:
     result = trial(case(seed, [kind]))
@@ -30,7 +37,6 @@ def another_loss(run: Running) -> Seen:
     return seen
 
 
-@pytest.mark.slow
 def test_wrong_results_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "another loss", another_loss)
     result = trial(Case(0, "another loss", "zero3", 4, 20, 0.0, 1))

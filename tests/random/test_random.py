@@ -1,6 +1,8 @@
 """A sample of the random cases, and checks that it notices faults. More: `python -m tests.random`."""
 
+import faulthandler
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tests.random.groups import outcomes
 from tests.random.observed import Observed, differences
 from tests.random.sharded import run_sharded
 
+LIMIT_S = 120  # of a case
 COUNTS = ((1, 8), (2, 16), (3, 8), (4, 8), (6, 2), (8, 2))  # ranks and cases: large groups cost most
 
 
@@ -23,7 +26,7 @@ def sample() -> list[Case]:
 
 
 def test_sample() -> None:
-    failed = {f"seed {found.case.seed}": found.wrong for found in outcomes(sample(), 60) if found.wrong}
+    failed = {f"seed {found.case.seed}": found.wrong for found in outcomes(sample(), LIMIT_S) if found.wrong}
     assert not failed
 
 
@@ -42,16 +45,24 @@ def two_ranks(count: int) -> list[Case]:
 
 
 def test_a_hang_is_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the cases after it still run."""
+    """And the cases after it still run. It is at its limit as soon as it hangs."""
     first, second, third = two_ranks(3)
+    later, how = faulthandler.dump_traceback_later, {}
+
+    def limit(limit_s: float, **options: Any) -> None:
+        assert limit_s == LIMIT_S
+        how.update(options)
+        later(limit_s, **options)
 
     def hang(drawn: Case) -> Observed:
         if drawn == second:
+            later(0.1, **how)
             threading.Event().wait()
         return run_sharded(drawn)
 
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", limit)
     monkeypatch.setattr(groups, "run_sharded", hang)
-    wrong = {found.case.seed: found.wrong for found in outcomes([first, second, third], 30)}
+    wrong = {found.case.seed: found.wrong for found in outcomes([first, second, third], LIMIT_S)}
     assert "hung" in wrong.pop(second.seed)
     assert wrong == {first.seed: "", third.seed: ""}
 
@@ -73,7 +84,7 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return hook(leaf, ready)
 
     monkeypatch.setattr(groups, "run_sharded", run)
-    [found] = outcomes([drawn], 60)
+    [found] = outcomes([drawn], LIMIT_S)
     assert "off by" in found.wrong
 
 
