@@ -58,7 +58,7 @@ def test_no_input_is_a_defect(tmp_path: Path) -> None:
     assert len(rows) > 80
     assert {row["edges"] for row in rows} == {""}  # not guided
     [late] = [line.split()[2:] for line in done.stdout.splitlines() if line.startswith("imported late:")]
-    assert not {"lowband", "torch", "matplotlib", "pandas", "deepspeed"} & set(late)
+    assert not {"lowband", "torch", "matplotlib", "deepspeed"} & set(late)
 
 
 def test_coverage_leads(tmp_path: Path) -> None:
