@@ -27,6 +27,8 @@ from lowband.spec.machine import Machine
 
 STOP_S = 10.0
 _DAEMONS = ("munged", "slurmctld", "slurmd")
+_STARTERS = ("nsenter", "unshare", "sh", "env")  # programs that become daemons (slurm.start)
+_ROUNDS = 10  # of ending processes, of which some may just be starting others
 
 
 def up(root: Path, cluster: str) -> str:
@@ -169,11 +171,14 @@ def _running() -> str | None:
 
 
 def _daemons() -> Iterator[psutil.Process]:
-    """Every munged, slurmctld and slurmd of the box that this process is in, or of the one made by `up`."""
+    """Every munged, slurmctld and slurmd of the box that this process is in, or of the one made by `up`; also
+    those that a killed `up` has just begun to start.
+    """
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] not in _DAEMONS or not _is_of_this_system(process.pid):
-            continue
-        if any(str(STATE) in argument for argument in process.info["cmdline"] or []):
+        name, arguments = process.info["name"], process.info["cmdline"] or []
+        is_one = name in _DAEMONS and any(str(STATE) in argument for argument in arguments)
+        is_starting = name in _STARTERS and str(STATE / CONFIGURATION) in arguments
+        if (is_one or is_starting) and _is_of_this_system(process.pid):
             yield process
 
 
@@ -187,6 +192,16 @@ def _is_of_this_system(pid: int) -> bool:
 
 def _end_processes() -> int:
     """End the daemons and all processes in the box's namespaces; returns how many there were."""
+    total = 0
+    for _ in range(_ROUNDS):
+        ended = _end_those_seen()
+        total += ended
+        if not ended:
+            break
+    return total
+
+
+def _end_those_seen() -> int:
     found = {process.pid: process for process in _daemons()}
     for namespace in links.namespaces():
         for pid in links.processes(namespace):
