@@ -192,7 +192,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 def import_all() -> None:
     """Import what verbs import when they are run: a time limit in the middle would leave a module in half."""
-    import matplotlib.backends.backend_pdf  # noqa: F401
+    import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
     import torch._dynamo  # noqa: F401
 
