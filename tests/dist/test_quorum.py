@@ -13,7 +13,7 @@ from quorum_jobs import EVERY, STEPS, Jobs, check, rounds
 from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
-from lowband.engine import quorum_rounds
+from lowband.engine import quorum, quorum_rounds
 from lowband.engine.quorum_link import Link
 from lowband.engine.quorum_rounds import LONGEST_PAUSE_S, Member, Record, Rounds
 from lowband.engine.quorum_state import State
@@ -391,20 +391,28 @@ def test_patience_begins_anew_as_another_one_gives_its_state(monkeypatch, comes:
     assert clock.is_just_after((2.7 if comes else 2.8) * PATIENCE_S)
 
 
-def _waits_for_another() -> tuple[list[int], bool]:
-    """Members of an exchange to which the other replica does not come; whether its patience was used up."""
-    store = dist.HashStore()
+def _waits_for_another() -> tuple[list[int], bool, list[float]]:
+    """Of an exchange to which another one does not come: members; whether all patience with it, and no more,
+    was used up; patience with messages.
+    """
+    store, of_messages = dist.HashStore(), []
+
+    def linked(store: dist.Store, name: str, place: int, count: int, patience_s: float) -> Link:
+        of_messages.append(patience_s)
+        return Link(store, name, place, count, patience_s)
+
     store.set("quorum/began/1", "1")
     with pytest.MonkeyPatch.context() as patch:
-        model, optimizer, quorum = _alone(store, [0, 1], patience_s=PATIENCE_S)
+        model, optimizer, replica = _alone(store, [0, 1], patience_s=PATIENCE_S)
         patch.setattr(quorum_rounds, "time", clock := Clock())
+        patch.setattr(quorum, "Link", linked)
         model(batch(0, 0, 0)).sum().backward()
         optimizer.step()
-    return quorum.members, clock.is_just_after(PATIENCE_S)
+    return replica.members, clock.is_just_after(PATIENCE_S), of_messages
 
 
 def test_a_replica_has_the_patience_that_it_was_given() -> None:
-    assert on_ranks(1, _waits_for_another) == [([0], True)]
+    assert on_ranks(1, _waits_for_another) == [([0], True, [PATIENCE_S])]
 
 
 def _cannot_send() -> str:
