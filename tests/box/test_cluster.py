@@ -93,18 +93,19 @@ def test_down_and_up_after_a_killed_up() -> None:
         + """
     def is_started(name):
         return any(process.name() == name for process in psutil.process_iter())
-    def cmdline(process):
+    def goes_on(process):
         try:
-            return process.cmdline()
+            is_one = "up" in process.cmdline() or process.name() in ("ip", "tc")
+            return is_one and process.status() != psutil.STATUS_ZOMBIE  # nobody here reaps
         except psutil.Error:
-            return []
+            return False
     def killed_up(begun):
         up = subprocess.Popen([sys.executable, "-m", "lowband", "box", "up"])
         wait_for(lambda: begun() or up.poll() is not None)
         up.kill()
         up.wait()
-        # Of its children one may not yet be the program that it is about to become: no trace of a box.
-        wait_for(lambda: not [p for p in psutil.process_iter() if "up" in cmdline(p)])
+        # Of its children one may not yet be the program that it is about to become, or not yet be dead.
+        wait_for(lambda: not any(map(goes_on, psutil.process_iter())))
     for begun in (
         Path("/run/lowband-box").exists, links.namespaces, lambda: is_started("munged"),
         lambda: is_started("slurmctld"),

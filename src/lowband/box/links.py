@@ -189,4 +189,6 @@ def _queue(device: str, bits_per_s: int) -> list[str]:
 
 
 def _batch(command: list[str], lines: list[str]) -> None:
-    tools.run([*command, "-batch", "-"], "\n".join(lines) + "\n")
+    # If this process is killed, the batch ends too: what it went on to make, `down` would not see.
+    dies_with_us = ["setpriv", "--pdeathsig", "KILL"]
+    tools.run([*dies_with_us, *command, "-batch", "-"], "\n".join(lines) + "\n")
