@@ -34,6 +34,17 @@ def begun(words: Sequence[str | Path], output: Path) -> ForkServerProcess:
     return process
 
 
+def killed(process: ForkServerProcess) -> int | None:
+    """Kill one that has not ended; its exit code.
+
+    The server has waited for one that has: its pid may be that of any other process by now.
+    """
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    return process.exitcode
+
+
 def _print_to(output: Path, words: list[str]) -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for own in (1, 2):

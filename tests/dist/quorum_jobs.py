@@ -61,8 +61,7 @@ class Jobs:
         return pid
 
     def kill(self, replica: int) -> None:
-        self._running[replica].kill()
-        self._running[replica].join(TIMEOUT_S)
+        warm.killed(self._running[replica])
 
     def ended(self, replica: int) -> str:
         """What a job that fails has printed."""
@@ -79,7 +78,7 @@ class Jobs:
 
     def end(self) -> None:
         for running in self._running.values():
-            running.kill()
+            warm.killed(running)
 
     def _said(self, replica: int) -> str:
         """What it has printed, once it has ended."""

@@ -30,8 +30,7 @@ def launched(output: Path, ranks: int, example: str, *arguments: str | Path) -> 
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     torchrun = warm.begun([*launch, EXAMPLES / example, *arguments], output)
     torchrun.join(300)
-    torchrun.kill()
-    return torchrun.exitcode, output.read_text()
+    return warm.killed(torchrun), output.read_text()
 
 
 def run(ranks: int, example: str, *arguments: str | Path) -> list[float]:

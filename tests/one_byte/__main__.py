@@ -84,8 +84,7 @@ def _one_byte(folder: Path, text: Path, seed: int, rounds: int, every: int) -> l
                 raise RuntimeError((folder / f"output.{worker}").read_text())
     finally:
         for process in begun.values():
-            process.kill()
-            process.join()
+            warm.killed(process)
     ends = [_states(folder, worker)[-1] for worker in (0, 1, WORKERS)]
     rows = []
     for state in _states(folder, 0):

@@ -15,8 +15,7 @@ def test_workers_come_and_go_and_the_loss_falls(tmp_path: Path, rounds: int, ste
     command = f"-m tests.one_byte --seeds 1 --rounds {rounds} --steps {steps} --out".split()
     campaign = warm.begun([*command, tmp_path], tmp_path / "output")
     campaign.join(LONGEST_S)
-    campaign.kill()
-    assert campaign.exitcode == 0, (tmp_path / "output").read_text()
+    assert warm.killed(campaign) == 0, (tmp_path / "output").read_text()
     rows = read_table(tmp_path / "rounds.csv").set_index("method")
     ours, theirs = rows.loc["one byte"], rows.loc["data parallel"]
     assert ours["round"].iloc[-1] == theirs["round"].iloc[-1] == rounds
