@@ -92,7 +92,7 @@ def test_down_and_up_after_a_killed_up() -> None:
         PRELUDE
         + """
     def is_started(name):
-        return any(process.name() == name for process in psutil.process_iter())
+        return any(process.info["name"] == name for process in psutil.process_iter(["name"]))
     def goes_on(process):
         try:
             is_one = "up" in process.cmdline() or process.name() in ("ip", "tc")

@@ -52,5 +52,5 @@ rule notebook:
         tables=lambda wildcards, input: Path(input.tables[0]).parent,
         figures=lambda wildcards, input: Path(input.figures[0]).parent,
     shell:
-        "python -m papermill --no-progress-bar -p tables_dir {params.tables:q} -p figures_dir {params.figures:q}"
+        "python -m papermill --no-progress-bar --start-timeout 600 -p tables_dir {params.tables:q} -p figures_dir {params.figures:q}"
         " {input.notebook:q} {output:q} > {log:q} 2>&1"

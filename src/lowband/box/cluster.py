@@ -165,7 +165,7 @@ def _bind_configuration() -> None:
 
 def _running() -> str | None:
     """The cluster whose box is up, if its controller is running; otherwise None."""
-    if not any("slurmctld" in process.name() for process in _daemons()):
+    if not any("slurmctld" in process.info["name"] for process in _daemons()):  # it may be gone by now
         return None
     return Machine.read_json(MACHINE).name if MACHINE.exists() else None
 
