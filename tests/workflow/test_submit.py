@@ -46,6 +46,7 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
     return {run: next(line for line in lines if f"runs/{run}/" in line or run in line) for run in runs}
 
 
+@pytest.mark.waits
 def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None:
     """2, 12 and 48 nodes."""
     runs = {ranks: f"frontier-gpt-20b-hier3-n{ranks:04d}-b1-s2048-r1" for ranks in (16, 96, 384)}
@@ -62,6 +63,7 @@ def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None
         assert "--gpus " not in line
 
 
+@pytest.mark.waits
 def test_generic_site_submits_without_an_account(tmp_path: Path) -> None:
     run = "cuda-gpt-10b-zeropp-n0016-b1-s2048-r1"
     line = submit(tmp_path, "slurm/cuda", [run], SLURM_PART="gpu")[run]
