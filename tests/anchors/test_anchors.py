@@ -60,7 +60,7 @@ def test_a_forked_python_ends_as_any_other(tmp_path, code: str, ended: int) -> N
 def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a long run: a busy machine looks late at how far it is, and checkpoints are written behind training."""
+    """Of a long run: a busy machine looks late at how far it is, and checkpoints come behind training."""
     monkeypatch.setattr(systems, "STEPS", 80)
     undisturbed.cache_clear()
     row, _ = trial("lowband", "kill rank", 4, 1)
