@@ -15,6 +15,7 @@ from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
 from lowband.spec.config import Config
 from lowband.spec.files import write_whole
+from lowband.spec.plain_data import read_yaml
 
 CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id="text_1"/></svg>'
@@ -80,6 +81,10 @@ def test_a_page_of_a_few_runs(graded: Path, tmp_path: Path) -> None:
     assert "neither reproduced nor refuted" in found
     assert all(paper in found for paper in PAPERS.values())
     assert "<th>this run</th><th>shipped</th><th>computed</th>" in found
+    # The constants in force stand beside the alternatives: they are those of no row.
+    shares = read_yaml(ROOT / "config" / "stacks" / "deepspeed-zero.yaml")["at"]["frontier"]["efficiency"]
+    node, world = (shares[level]["value"] for level in ("node", "world"))
+    assert f"config/stacks/deepspeed-zero.yaml</code>:\nnode {node}, world {world}.\n" in page
     # Between the measured and the predicted figure that disagree stands why.
     places = [
         page.index(f'id="{name}"')

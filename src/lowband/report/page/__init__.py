@@ -49,6 +49,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         not_drawn=not_drawn,
         at_scale=_at_scale(tables),
         alternatives=_alternatives(tables),
+        in_force=config.given_stack(None, machine),
         findings=findings(root),
         papers=by_paper(claims),
         kinds=by_kind(claims),
