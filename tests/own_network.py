@@ -1,9 +1,8 @@
 """A process of tests in a network of its own, with nothing in it but the loopback.
 
-gloo asks nobody who connects: a replica that seeks a peer which was killed may reach, at a port that the kernel
-has given to another job meanwhile, that job's listener, and take the place of one of its ranks (gloo's
-`Listener::haveConnection` keeps the first connection of a number and closes the second). Jobs on one host do this to each
-other about once in a few thousand groups, while a test kills ranks beside them.
+gloo asks nobody who connects: who seeks a rank that was killed may reach, at a port that the kernel has given
+to another job meanwhile, that job's listener, and take the place of one of its ranks (gloo's
+`Listener::haveConnection` keeps the first connection of a number, and closes the second).
 """
 
 import ctypes

@@ -12,9 +12,9 @@ from tests import own_network
 def listen(here: Connection) -> None:
     """Listen at the port that is told, in a network of its own if there can be one."""
     has_own = own_network.enter()
-    with socket.create_server(("127.0.0.1", here.recv() if has_own else 0)) as server:
-        with socket.create_connection(server.getsockname()):  # its loopback is up
-            here.send(has_own)
+    server = socket.create_server(("127.0.0.1", here.recv() if has_own else 0))
+    with server, socket.create_connection(server.getsockname()):  # its loopback is up
+        here.send(has_own)
 
 
 def test_one_port_serves_two_networks() -> None:
