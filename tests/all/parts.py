@@ -2,15 +2,24 @@
 
 from typing import NamedTuple
 
-_TWO = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not waits and not timed"]
+_TWO = [
+    "--own-network",
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+    "--no-loadscope-reorder",
+    "-m",
+    "not waits and not timed",
+]
 
 # part: arguments of pytest
 TESTS = {
     "tests/unit": [*_TWO, "tests/unit"],
     "tests/dist": [*_TWO, "tests/dist"],
     "other folders": [*_TWO, "tests", "--ignore=tests/unit", "--ignore=tests/dist"],
-    "waits": ["-m", "waits and not timed", "tests"],
-    "timed": ["-m", "timed", "tests"],
+    "waits": ["--own-network", "-m", "waits and not timed", "tests"],
+    "timed": ["--own-network", "-m", "timed", "tests"],
 }
 
 

@@ -1,7 +1,7 @@
 """`python -m tests.shaky`: tests again and again on a busy machine, a row for each group and round.
 
-python -m tests.shaky --rounds 10 --loops 4 --at-once 4 --out results/reference/shaky
-python -m tests.shaky --rounds 2 --loops 2 --fast --out results/reference/shaky
+python -m tests.shaky --rounds 10 --loops 4 --at-once 4 --out build/shaky
+python -m tests.shaky --rounds 2 --loops 2 --fast --out build/shaky
 
 Loops that do nothing but compute run beside the tests, at the same priority, and so do `--at-once` groups
 beside each other. Tests that time real messages are left out: `make test` runs these alone. Rows that the
@@ -24,8 +24,9 @@ from tests.shaky.groups import FORMERLY_FRAGILE
 
 COLUMNS = ["round", "loops", "at_once", "group", "tests", "skipped", "failed", "which", "seconds", "commit"]
 FAST = "the fast part"
-ONE_PROCESS = ["-m", "not timed"]
+ONE_PROCESS = ["--own-network", "-m", "not timed"]
 FAST_PART = [
+    "--own-network",
     "-n",
     "2",
     "--dist",
