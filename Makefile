@@ -59,8 +59,8 @@ smoke: install
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
-# beside those that compute; then, alone, what times real messages. Each process in a network of its own.
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider --own-network $(OPTIONS)
+# beside those that compute; then, alone, what times real messages.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
 MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
 test: install

@@ -18,8 +18,8 @@ TESTS = {
     "tests/unit": [*_TWO, "tests/unit"],
     "tests/dist": [*_TWO, "tests/dist"],
     "other folders": [*_TWO, "tests", "--ignore=tests/unit", "--ignore=tests/dist"],
-    "waits": ["--own-network", "-m", "waits and not timed", "tests"],
-    "timed": ["--own-network", "-m", "timed", "tests"],
+    "waits": ["-m", "waits and not timed", "tests"],
+    "timed": ["-m", "timed", "tests"],
 }
 
 

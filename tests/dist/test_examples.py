@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,7 +17,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from lowband.run.launch import run_local
 from lowband.run.on_ranks import on_ranks
+from lowband.run.ranks import Rank
 from tests import warm
 from tests.ports import held_port
 
@@ -35,28 +38,34 @@ def launched(output: Path, ranks: int, example: str, *arguments: str | Path) -> 
 
 def run(ranks: int, example: str, *arguments: str | Path) -> list[float]:
     """The losses of an example, in order. Ranks are forked: under torchrun each would import torch anew."""
-    by_rank = on_ranks(ranks, as_under_torchrun, example, [str(each) for each in arguments], held_port())
-    return losses_in(by_rank[0])
+    port, given = held_port(), [str(argument) for argument in arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        printed = Path(folder) / "printed"
+
+        def work(rank: Rank) -> None:
+            said = as_under_torchrun(rank, example, given, port)
+            if rank.rank == 0:
+                printed.write_text(said)
+            os._exit(0)  # see run.launch
+
+        run_local(ranks, work, 300)
+        return losses_in(printed.read_text())
 
 
 def losses_in(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", printed)]
 
 
-def as_under_torchrun(example: str, arguments: list[str], port: int) -> str:
+def as_under_torchrun(rank: Rank, example: str, arguments: list[str], port: int) -> str:
     """What this rank prints."""
-    ranks = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
-    dist.destroy_process_group()
+    ranks = {"RANK": rank.rank, "LOCAL_RANK": rank.local_rank, "WORLD_SIZE": rank.world}
     os.environ |= {name: str(value) for name, value in ranks.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [str(EXAMPLES / example), *arguments]
-    try:
-        with redirect_stdout(StringIO()) as said:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    finally:
-        if not dist.is_initialized():  # on_ranks leaves through a barrier
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with redirect_stdout(StringIO()) as said:
+        runpy.run_path(sys.argv[0], run_name="__main__")
     return said.getvalue()
 
 
@@ -182,8 +191,11 @@ def test_bad_arguments_end_in_one_line(
 
 def alone(example: str, arguments: list[str]) -> tuple[object, str]:
     """Exit code and stderr of an example with bad arguments, as the only rank."""
+    dist.destroy_process_group()  # there is no other rank that still connects to this one
     with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit) as exited:
-        as_under_torchrun(example, arguments, held_port())
+        as_under_torchrun(Rank(0, 1, 0, ""), example, arguments, held_port())
+    if not dist.is_initialized():  # on_ranks leaves through a barrier
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return exited.value.code, said.getvalue()
 
 

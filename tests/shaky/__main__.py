@@ -24,9 +24,8 @@ from tests.shaky.groups import FORMERLY_FRAGILE
 
 COLUMNS = ["round", "loops", "at_once", "group", "tests", "skipped", "failed", "which", "seconds", "commit"]
 FAST = "the fast part"
-ONE_PROCESS = ["--own-network", "-m", "not timed"]
+ONE_PROCESS = ["-m", "not timed"]
 FAST_PART = [
-    "--own-network",
     "-n",
     "2",
     "--dist",
