@@ -4,13 +4,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 
 from lowband.errors import UserError
 from lowband.spec.job import is_slurm_task
 
 DIGITS = 10  # of a launcher's number, fewer than
+_FAILED = "lowband.failed."  # a key of the group's store, for each rank
 ALIKE_S = 3.0  # a launcher ends the other processes within this time after one has failed
 
 
@@ -138,6 +140,20 @@ def line_of(error: UserError | OSError) -> str | None:
 
 
 def print_once(line: str) -> None:
-    """Print a line on stderr: in the first process at once, in others unless the launcher ends them."""
+    """Print a line on stderr: in the first process at once, in others unless the launcher ends them.
+
+    The first returns when all have a line to print, at most after ALIKE_S: its end would be an error of its own
+    to a process that still connects to it.
+    """
+    torch_distributed = sys.modules.get("torch.distributed")
+    has_group = torch_distributed is not None and torch_distributed.is_initialized()
+    if has_group:
+        store = torch_distributed.distributed_c10d._get_default_store()
+        store.set(f"{_FAILED}{torch_distributed.get_rank()}", "")
     wait_for_first_process()
     sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+    if has_group and is_first_process():
+        others = [f"{_FAILED}{rank}" for rank in range(torch_distributed.get_world_size())]
+        with suppress(RuntimeError):  # one has another error, or none
+            store.wait(others, timedelta(seconds=ALIKE_S))
