@@ -142,7 +142,7 @@ def line_of(error: UserError | OSError) -> str | None:
 def print_once(line: str) -> None:
     """Print a line on stderr: in the first process at once, in others unless the launcher ends them.
 
-    The first returns when all have a line to print, at most after ALIKE_S: its end would be an error of its own
+    The first returns when all have a line to print, at most after ALIKE_S: its end would be another error
     to a process that still connects to it.
     """
     torch_distributed = sys.modules.get("torch.distributed")
