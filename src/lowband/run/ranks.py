@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lowband.errors import UserError
-from lowband.spec.job import is_slurm_task
+from lowband.spec.slurm_task import is_slurm_task
 
 DIGITS = 10  # of a launcher's number, fewer than
 ALIKE_S = 3.0  # a launcher ends the other processes within this time after one has failed
