@@ -77,7 +77,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-joined": ("--out out --root .",),
     "bench-products": ("--out out --root .",),
     "bench-kernel": ("--out out --device cpu --only block_quant --limit-s 1", "--out out --compile sm_80"),
-    "gpu": ("--out out --device cpu --only softmax --minutes 1", "--from out --install h --root ."),
+    "gpu": ("--out out --device cpu --only softmax --minutes 1",),
     "doctor": ("",),
 }  # fmt: skip
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.

@@ -3,6 +3,11 @@
 OWN = "no stranger's: "
 READERS: dict[str, tuple[str, ...] | str] = {
     "__main__.py": ("lowband ",),
+    "bench/gpu/base.py": OWN + "answers of the process that it has started",
+    "bench/gpu/families.py": OWN + "the sums of the tree's own files",
+    "bench/gpu/folder.py": ("lowband gpu's ",),
+    "bench/gpu/main.py": OWN + "shipped costs, whose sums `lowband verify` checks",
+    "bench/gpu/table.py": OWN + "shipped rows, whose sums `lowband verify` checks",
     "bench/kernels/rows.py": ("bench-kernel's rows",),
     "bench/softmax.py": OWN + "the kernel's own files about caches",
     "bench/start.py": OWN + "the file that it has just written, timed",
@@ -38,6 +43,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "report/claim_views.py": ("claims.yaml, graded", "lowband summary"),
     "report/documents.py": ("lowband documents",),
     "report/figures/__init__.py": ("lowband figure",),
+    "report/gpu_rows.py": ("lowband gpu's ",),
     "report/findings.py": OWN + "shipped tables, whose sums `lowband verify` checks",
     "report/needs.py": OWN + "shipped tables, whose sums `lowband verify` checks",
     "report/notebook.py": OWN + "tables, for the notebook alone, which shows a traceback as its cell",

@@ -130,4 +130,5 @@ def _is_sound(entry: Entry) -> bool:
         and all(isinstance(text, str) for text in texts)
         and isinstance(entry.seconds, int | float)
         and all(set(row) == set(_COLUMNS) for row in entry.rows)
+        and all(isinstance(cell, str | int | float | None) for row in entry.rows for cell in row.values())
     )
