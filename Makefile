@@ -6,6 +6,7 @@
 # make smoke       as reproduce, on nine small runs (what it costs: docs/benchmarks.md)
 # make faults      200 faults of all kinds in real runs: build/faults (docs/reliability.md); faults of disks and
 #                  links need root
+# make gpu         on a machine with a GPU, in a copy of this tree: all that needs one, in build/gpu (docs/kernels.md)
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
 # make site        documents and reference of the library as pages to read without a network: build/site/index.html
@@ -27,7 +28,7 @@ POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test test-all faults check site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test test-all faults gpu check site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -74,6 +75,9 @@ test-all: install
 
 faults: install
 	$(BIN)/python -m tests.faults --cases 200 --out build/faults
+
+gpu: # without a set-up: the machine's own torch and Triton are what is measured
+	PYTHONPATH=src $(PYTHON) -m lowband gpu --out build/gpu $(OPTIONS)
 
 check: install
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from lowband.commands import (
     benchmarks,
     box,
     doctor,
+    gpu,
     kernels,
     peers,
     predict,
@@ -32,6 +33,7 @@ MODULES = (
     predict,
     benchmarks,
     kernels,
+    gpu,
     doctor,
 )  # the order of --help
 # The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.

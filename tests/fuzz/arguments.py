@@ -77,13 +77,14 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-joined": ("--out out --root .",),
     "bench-products": ("--out out --root .",),
     "bench-kernel": ("--out out --device cpu --only block_quant --limit-s 1", "--out out --compile sm_80"),
+    "gpu": ("--out out --device cpu --only softmax --minutes 1",),
     "doctor": ("",),
 }  # fmt: skip
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
     "bench-compile", "bench-joined", "bench-products", "bench-kernel", "bench-softmax", "bench-comm",
-    "faults", "documents", "train", "preflight", "doctor",
+    "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.
 OF_REPOSITORY = ("appendix", "documents", "verify", "validate", "calibrate")

@@ -1,13 +1,17 @@
 """Tables: what `lowband table` derives others from, graded claims, checksums, published numbers."""
 
+import dataclasses
 import json
+import shutil
 import tempfile
 from functools import cache, partial
 from pathlib import Path
 
+from lowband.bench.gpu.folder import Entry, Folder
 from lowband.bench.kernels.rows import kept_rows
 from lowband.report.claim_views import write_claims
 from lowband.report.verify import FOLDERS, SUMS, verify
+from lowband.spec.kernel_rows import KernelRow
 from lowband.tables.build import REPORTED, SHIPPED, TABLES, raw_dir, source_paths, write_table
 from tests.fuzz.target import ROOT, Target, put, sound, table
 
@@ -121,6 +125,28 @@ def _kernel_files(root: Path) -> None:
     put(root, "kernels/environment.json", sound("results/reference/h100/environment.json"))
 
 
+def _gpu_files(root: Path) -> None:
+    put(root, "gpu/environment.json", sound("results/reference/h100/environment.json"))
+    put(root, "gpu/items.json", _items())
+
+
+def _items() -> str:
+    """Two items of `lowband gpu`, one with a row."""
+    blank = dict.fromkeys(field.name for field in dataclasses.fields(KernelRow))
+    row = blank | {"part": "softmax", "operation": "forward", "outcome": "ok", "time_s": 0.1, "rows": 8}
+    entries = {
+        "softmax forward": Entry("softmax", "ok", "", 1.5, "0" * 64, [row]),
+        "overhead": Entry("overhead", "not run", "takes about 40 s, 3 s were left", 0.0, "0" * 64, []),
+    }
+    return json.dumps({name: dataclasses.asdict(entry) for name, entry in entries.items()})
+
+
+def _gpu_folder(root: Path) -> None:
+    environment = json.loads(sound("results/reference/h100/environment.json"))
+    shutil.rmtree(root / "next", ignore_errors=True)
+    Folder.begin(root / "next", environment, root / "gpu")
+
+
 def targets() -> list[Target]:
     at = partial(Target, group="tables")
     kernels = table(ROOT / "results/reference/h100/kernels.csv")
@@ -131,6 +157,9 @@ def targets() -> list[Target]:
         at("bench-kernel's rows", "kernels/kernels.csv", "csv", kernels, _kernel_rows, prepare=_kernel_files),
         at("bench-kernel's rows, environment", "kernels/environment.json", "json", environment, _kernel_rows,
            prepare=_kernel_files),
+        at("lowband gpu's items", "gpu/items.json", "json", _items(), _gpu_folder, prepare=_gpu_files),
+        at("lowband gpu's environment", "gpu/environment.json", "json", environment, _gpu_folder,
+           prepare=_gpu_files),
         at("SHA256SUMS", f"{FOLDERS[0]}/{SUMS}", "lines", sound(f"{FOLDERS[0]}/{SUMS}")[:600],
            verify, prepare=lambda root: put(root, f"{FOLDERS[1]}/{SUMS}", "")),
     ]  # fmt: skip

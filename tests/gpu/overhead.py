@@ -22,7 +22,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import lowband  # noqa: E402
 from lowband.model.gpt import GPT, Block  # noqa: E402
+from lowband.run.environment import code_version  # noqa: E402
 from lowband.spec.config import Config  # noqa: E402
+from lowband.spec.files import write_whole  # noqa: E402
 from lowband.spec.model import ModelSpec  # noqa: E402
 
 WARMUP, TURNS, STEPS_A_TURN = 5, 8, 5
@@ -102,13 +104,20 @@ def measure(device: torch.device, dtype: torch.dtype) -> dict[str, float | str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=SHAPES, default="cuda")
-    device = torch.device(parser.parse_args().device, 0)
+    parser.add_argument("--out", type=Path, help="a file to write the line to")
+    options = parser.parse_args()
+    device = torch.device(options.device, 0)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
     )
     rows = [measure(device, dtype) for dtype in (torch.float32, torch.bfloat16)]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    print(json.dumps({"device": name, "torch": torch.__version__, "overhead": rows}))
+    line = json.dumps(
+        {"device": name, "torch": torch.__version__, "commit": code_version()[0], "overhead": rows}
+    )
+    print(line)
+    if options.out:
+        write_whole(options.out, line + "\n")
     dist.destroy_process_group()
     return 0
 

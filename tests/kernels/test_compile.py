@@ -11,17 +11,19 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ROOT / "results" / "reference" / "kernels" / "compiled.csv"
+SHIPPED = ROOT / "results" / "reference" / "kernels"
+DEVICES_TRITON = "3.6.0"  # of the machines whose rows are shipped
 TARGETS = ("sm_80", "sm_90", "gfx90a", "gfx942")
-# One variant of each kernel, of attention that with heads of 64, for each target; as JSON lines.
+# One variant of each kernel, of attention those with heads of 64, for each target; as JSON lines.
 ONE_OF_EACH = """
 import json, sys
 from lowband.kernels.compile import compile_variant, variants
 for target in sys.argv[1:]:
     chosen = {}
     for variant in variants(target):
-        if variant.kernel not in chosen or variant.config.startswith("head 64"):
-            chosen[variant.kernel] = variant
+        mask = variant.constants.get("IS_CAUSAL")
+        if (variant.kernel, mask) not in chosen or variant.config.startswith("head 64"):
+            chosen[variant.kernel, mask] = variant
     for variant in chosen.values():
         print(json.dumps(compile_variant(variant, target)._asdict()))
 """
@@ -41,17 +43,53 @@ import json, sys
 from lowband.kernels.compile import TARGETS, variants
 print(json.dumps([[v.kernel, v.config, target] for target in TARGETS for v in variants(target)]))
 """
+# Every tile for heads of 64 and 128 of the kernels whose masked stretch may have one block at most, on sm_90.
+TILES = """
+import json
+from lowband.kernels.compile import compile_variant, variants
+from lowband.kernels.flash_attention_configs import BACKWARD_QUERIES, FORWARD
+of = {"flash_attention.forward": FORWARD, "flash_attention.backward_queries": BACKWARD_QUERIES}
+for variant in variants("sm_90"):
+    if variant.kernel in of and variant.constants["HEAD"] in (64, 128):
+        for rows, columns, warps, stages in of[variant.kernel]["cuda"][variant.constants["HEAD"]]:
+            tile = variant._replace(
+                constants={**variant.constants, "ROWS": rows, "COLUMNS": columns},
+                options={"num_warps": warps, "num_stages": stages},
+            )
+            print(json.dumps(compile_variant(tile, "sm_90")._asdict()))
+"""
+# The forward without a causal mask, all of it pipelined: the smallest change after which products wait.
+PIPELINED = """
+import importlib.util, sys
+from pathlib import Path
+from lowband.kernels import flash_attention_triton as sound
+from lowband.kernels.compile import compile_variant
+text = Path(sound.__file__).read_text()
+assert text.count("1 if IS_MASKED and not IS_CAUSAL else None") == 2
+Path(sys.argv[1]).write_text(text.replace("1 if IS_MASKED and not IS_CAUSAL else None", "None"))
+spec = importlib.util.spec_from_file_location("pipelined", sys.argv[1])
+spec.loader.exec_module(pipelined := importlib.util.module_from_spec(spec))
+[variant] = [
+    v for v in pipelined.variants("cuda")
+    if v.kernel == "flash_attention.forward" and v.config.startswith("head 64 full")
+]
+print(compile_variant(variant, "sm_90").serialized)
+"""
 
 
-def python(code: str, *arguments: str) -> str:
+def python(code: str, *arguments: str, packages: Path | None = None) -> str:
+    """What it prints. packages: a folder of packages that come before those installed"""
     cache = ROOT / "build" / "triton-cache"  # what has not changed is not compiled again
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=900,
-        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
-    )
+        env={
+            **os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache),
+            "PYTHONPATH": os.pathsep.join([*([str(packages)] if packages else []), str(ROOT / "src")]),
+        },
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -65,20 +103,63 @@ def compiled() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_kernel_compiles_and_fits(target: str, compiled: list[dict[str, Any]]) -> None:
     rows = [row for row in compiled if row["target"] == target]
-    assert len(rows) == len({row["kernel"] for row in rows}) >= 12
+    assert len(rows) == len({(row["kernel"], row["config"]) for row in rows}) >= 15
     for row in rows:
         assert 0 < row["registers"] <= 512, row  # AMD counts the matrix units' registers too
         assert row["shared_bytes"] <= row["shared_limit_bytes"], row
         if row["kernel"].startswith("flash"):
             assert (row["matrix_instructions"] > 0) == ("delta" not in row["kernel"]), row
         assert row["spilled_bytes"] <= 64, row
+        assert row["serialized"] == 0, row
+
+
+def test_products_that_wait_are_noticed(tmp_path: Path) -> None:
+    assert int(python(PIPELINED, str(tmp_path / "pipelined.py"))) > 0
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("version", ["pinned", DEVICES_TRITON])
+def test_no_tile_makes_products_wait(version: str) -> None:
+    rows = [json.loads(line) for line in python(TILES, packages=packages_of(version)).splitlines()]
+    assert len(rows) == 26
+    assert {row["triton"] == DEVICES_TRITON for row in rows} == {version == DEVICES_TRITON}
+    assert [row for row in rows if row["serialized"]] == []
+
+
+def packages_of(version: str) -> Path | None:
+    """A folder with this Triton, installed when it is first asked for; None for the pinned one."""
+    if version == "pinned":
+        return None
+    folder = ROOT / "build" / f"triton-{version}"
+    if not folder.exists():
+        making = folder.with_name(f"{folder.name}.new")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(making)]
+        done = subprocess.run([*pip, f"triton=={version}"], capture_output=True, text=True, timeout=900)
+        if done.returncode:
+            pytest.skip(f"triton {version} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+        making.rename(folder)
+    return folder
 
 
 def test_sizes_of_one_compile() -> None:
     assert len(python(ONES).split()) >= 14
 
 
-def test_the_shipped_table_has_every_variant() -> None:
+def test_the_shipped_table_is_what_compiles(compiled: list[dict[str, Any]]) -> None:
     """`lowband bench-kernel --compile --out results/reference/kernels` writes it."""
-    rows = pd.read_csv(SHIPPED, dtype=str, keep_default_na=False)
+    rows = pd.read_csv(SHIPPED / "compiled.csv", dtype=str, keep_default_na=False)
     assert sorted(rows[["kernel", "config", "target"]].to_numpy().tolist()) == sorted(json.loads(python(ALL)))
+    shipped = rows.to_dict("records")
+    assert [row for row in compiled if {name: str(value) for name, value in row.items()} not in shipped] == []
+
+
+def test_no_shipped_row_has_products_that_wait() -> None:
+    """By the pinned Triton, and by the one on the devices that were measured."""
+    versions = []
+    for folder in (SHIPPED, SHIPPED / f"triton-{DEVICES_TRITON}"):
+        rows = pd.read_csv(folder / "compiled.csv", dtype={"triton": str})
+        versions.append(set(rows["triton"]))
+        asynchronous = rows[(rows["target"] == "sm_90") & (rows["matrix_instructions"] > 0)]
+        assert set(asynchronous["config"].str.split().str[2]) == {"causal", "full"}
+        assert set(rows["serialized"]) == {0}
+    assert versions[1] == {DEVICES_TRITON} != versions[0]

@@ -1,7 +1,7 @@
 """The sequence of commands that docs/kernels.md gives for a GPU, read from there, on a CPU.
 
 Kernels run under Triton's interpreter, on the small sizes of `--device cpu`; tests of a GPU are collected and
-skipped. So every command is one that exists, tests are selected, and several commands make one table.
+skipped. So every command is one that exists, tests are selected, and a further call makes what is missing.
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import torch
 from inner import CASES
 
@@ -22,6 +23,7 @@ from lowband.tables.build import write_table
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```\n(export PYTHONPATH=.*?)```", re.DOTALL)
+COMMIT = "0012345"
 PARTS = {"ceilings", "products", "block_quant", "softmax", "attention", "training"}
 
 
@@ -32,7 +34,12 @@ def documented() -> list[str]:
 
 def copied(to: Path) -> Path:
     """The tree as it is brought to a GPU machine: no git repository, nothing installed."""
-    for name in ("src", "tests", "config", "results/reported"):
+    for name in (
+        "src",
+        "tests",
+        "config",
+        "results/reported",
+    ):  # and no shipped rows: of such a device there are none
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", to)
     return to
@@ -40,8 +47,7 @@ def copied(to: Path) -> Path:
 
 def run(commands: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     script = "\n".join(commands)
-    for blank, value in {"<device>": "cpu", "<the commit it was copied from>": "0012345"}.items():
-        script = script.replace(blank, value)
+    script = script.replace("<the commit it was copied from>", COMMIT)
     return subprocess.run(
         ["bash", "-exc", script], cwd=tree, capture_output=True, text=True, timeout=2700,
         env={
@@ -52,27 +58,39 @@ def run(commands: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
 
 
 def on_the_cpu(command: str) -> str:
-    return f"{command} --device cpu" if "bench-kernel" in command or "overhead" in command else command
+    return f"{command} --device cpu" if " lowband gpu " in command else command
 
 
-def test_the_documented_sequence_makes_one_table(tmp_path: Path) -> None:
+def test_the_documented_commands_make_one_folder(tmp_path: Path) -> None:
     tree = copied(tmp_path)
-    done = run([on_the_cpu(command) for command in documented()], tree)
+    export, first, *further = map(on_the_cpu, documented())
+    # The first call is cut to some families, as it would be by its time.
+    done = run([export, f"{first} --only ceilings overhead softmax", *further], tree)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    skipped = re.findall(r"SKIPPED \[(\d+)\] tests/gpu/test_(\w+)_gpu\.py", done.stdout)
+    out = tree / "build" / "gpu-2"
+    items = json.loads((out / "items.json").read_text())
+    assert {item["outcome"] for item in items.values()} == {"ok"}
+    assert {item["family"] for item in items.values()} == {*PARTS, "tests", "overhead"}
+    assert set(json.loads((tree / "build" / "gpu" / "items.json").read_text())) < set(items)
+    told = done.stdout.splitlines()
+    assert [line.split()[2] for line in told if " s  overhead" in line] == ["overhead:"]  # once, not again
+    log = (out / "log.txt").read_text()
+    skipped = re.findall(r"SKIPPED \[(\d+)\] tests/gpu/test_(\w+)_gpu\.py", log)
     selected = pd.DataFrame(skipped, columns=["tests", "module"]).astype({"tests": int})
     by_module = selected.groupby("module")["tests"].sum().to_dict()
     assert by_module.keys() == {"engine", "streams", "kernels"}
     assert by_module["kernels"] == len(CASES)  # each once
-    engine = json.loads(re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)[0])["overhead"]
-    assert [row["dtype"] for row in engine] == ["torch.float32", "torch.bfloat16"]
-    assert all(row["engine_s"] > 0 and row["bare_s"] > 0 for row in engine)
+    engine = json.loads((out / "overhead.json").read_text())
+    assert engine["commit"] == COMMIT
+    assert [row["dtype"] for row in engine["overhead"]] == ["torch.float32", "torch.bfloat16"]
+    assert all(row["engine_s"] > 0 and row["bare_s"] > 0 for row in engine["overhead"])
 
     folder = tree / "results" / "reference" / "cpu"
+    shutil.copytree(out, folder)
     rows = pd.read_csv(folder / "kernels.csv", dtype=str, keep_default_na=False)
     assert set(rows["part"]) == PARTS
     assert not rows.duplicated([*rows.columns[: rows.columns.get_loc("outcome")]]).any()
-    assert set(rows["commit"]) == {"0012345"}
+    assert set(rows["commit"]) == {COMMIT}
     is_cudnn = rows["implementation"] == "torch cudnn"
     assert set(rows.loc[is_cudnn, "outcome"]) == {"unsupported"}
     rows = rows[~is_cudnn]
@@ -96,3 +114,43 @@ def test_the_documented_sequence_makes_one_table(tmp_path: Path) -> None:
     assert set(rates["part"]) == {"softmax", "block_quant"}
     assert (rates.loc[rates["implementation"].str.startswith("triton"), "of_copy"] > 0).all()
     assert (rates.loc[rates["implementation"] == "torch", "over_torch"] == 1).all()
+
+
+COMPILED = """
+import torch
+from lowband.bench.gpu.kernel_groups import compile_all
+parts = ["block_quant", "softmax"]
+print(compile_all(torch.device("cpu"), parts, lambda name, _: "int8" not in name, most=2))
+"""
+
+
+@pytest.mark.wide
+def test_groups_are_compiled_in_several_processes(tmp_path: Path) -> None:
+    done = run([f"export PYTHONPATH={ROOT / 'src'}", f"python -c '{COMPILED}'"], tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (
+        int(done.stdout.split()[-1]) == 4 + 5
+    )  # kernels of ours: of block_quant with 4 bits, and of softmax
+
+
+@pytest.mark.wide
+def test_kernels_of_another_tree_are_measured_in_turns(tmp_path: Path) -> None:
+    old = shutil.copytree(
+        ROOT / "src" / "lowband" / "kernels", tmp_path / "old" / "src" / "lowband" / "kernels"
+    )
+    quantize = (old / "block_quant_triton.py").read_text()
+    (old / "block_quant_triton.py").write_text(quantize.replace("def decode(", "def renamed(", 1))
+    gpu = "python -m lowband gpu --device cpu --only block_quant --out out"
+    export = f"export LOWBAND_COMMIT={COMMIT} PYTHONPATH={ROOT / 'src'}"
+    done = run([export, f"{gpu} --base old"], tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    rows = pd.read_csv(tmp_path / "out" / "base.csv").set_index("item")
+    assert set(rows["implementation"]) == {"triton"}
+    times = rows.drop(columns="implementation")
+    assert list(times) == [f"{whose}_{turn}_s" for turn in (1, 2, 3) for whose in ("ours", "base")]
+    is_renamed = times.index.str.contains(" decode ")
+    assert (times[~is_renamed] > 0).all(axis=None)
+    assert times.loc[is_renamed, times.columns.str.startswith("base")].isna().all(axis=None)
+    done = run([export, f"{gpu} --base nothing"], tmp_path)
+    assert done.returncode == 2
+    assert "nothing: no src/lowband/kernels" in done.stderr

@@ -7,8 +7,9 @@ import pytest
 from lowband.errors import UserError
 from lowband.report.suite_documents import suites
 from lowband.spec.config import Config
-from lowband.spec.job import SlurmRequest, is_slurm_task
+from lowband.spec.job import SlurmRequest
 from lowband.spec.run import RunSpec
+from lowband.spec.slurm_task import is_slurm_task
 
 ROOT = Path(__file__).parents[2]
 RUN = next(spec for spec in Config(ROOT).runs(["frontier"]) if spec.ranks == 384)

@@ -106,6 +106,23 @@ def test_rates_are_over_the_copy_and_torch_of_the_same_run() -> None:
     assert kernel_rates.build(pd.DataFrame()).empty
 
 
+def test_a_rate_is_over_that_of_the_copy_nearest_in_bytes() -> None:
+    def row(part: str, device: str, moved: float, seconds: float) -> dict[str, object]:
+        return {
+            "part": part, "operation": "copy" if part == "ceilings" else "encode",
+            "implementation": "x", "dtype": "d", "device": device, "rows": 1, "columns": int(moved),
+            "bytes": moved, "least_bytes": moved, "time_s": seconds, "outcome": "ok", "reason": "",
+            "commit": "c", "partners": 1,
+        }  # fmt: skip
+
+    copies = [row("ceilings", "a", 1e6, 1e-3), row("ceilings", "a", 1e9, 0.1), row("ceilings", "b", 1e9, 1.0)]
+    kernels = [row("block_quant", device, moved, 1.0) for device in "ab" for moved in (2e6, 9e8)]
+    table = kernel_rates.build(pd.DataFrame([*copies, *kernels])).set_index(["device", "columns"])["of_copy"]
+    assert table.to_dict() == pytest.approx(
+        {("a", 2e6): 2e6 / 1e9, ("a", 9e8): 9e8 / 1e10, ("b", 2e6): 2e6 / 1e9, ("b", 9e8): 9e8 / 1e9}
+    )
+
+
 def test_shipped_sources_are_of_every_device(tmp_path: Path) -> None:
     assert source_paths("shipped/kernels", tmp_path, tmp_path) == []
     for device in ("h200", "a100"):

@@ -14,9 +14,9 @@ from typing import Literal, NoReturn
 from lowband.box import links
 from lowband.box.layout import NODE, Layout, Place
 from lowband.errors import UserError
-from lowband.spec.job import is_slurm_task
 from lowband.spec.machine import Machine
 from lowband.spec.run import RunSpec
+from lowband.spec.slurm_task import is_slurm_task
 
 SHAPED = "shaped"
 PLAIN = "plain loopback, not shaped"

@@ -6,6 +6,7 @@ fits, not that it is right or fast there. In a process with TRITON_INTERPRET=1 k
 
 import csv
 import io
+import os
 import re
 import subprocess
 import tempfile
@@ -33,10 +34,15 @@ TOOL_TIME_LIMIT_S = 60
 
 # Matrix-unit instructions in the targets' assembly.
 _MATRIX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|v_mfma_\w+)")
+_ASYNCHRONOUS = "wgmma.mma_async"  # sm_90's: the next product is issued while the last one runs
+_SERIALIZED = re.compile(r"\(C75\d\d\)")  # ptxas' notes that it makes each wait for the one before
 
 
 class Compiled(NamedTuple):
-    """One row: a variant on a target. Registers (AMD: vector registers) and spilled bytes are per thread."""
+    """One row: a variant on a target. Registers (AMD: vector registers) and spilled bytes are per thread.
+
+    serialized: notes of ptxas that it makes asynchronous matrix products wait for each other
+    """
 
     kernel: str
     config: str
@@ -46,6 +52,7 @@ class Compiled(NamedTuple):
     shared_bytes: int
     shared_limit_bytes: int
     matrix_instructions: int
+    serialized: int
     triton: str
 
 
@@ -88,22 +95,36 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
     registers, spilled = _cubin(compiled.asm["cubin"]) if "ptx" in compiled.asm else _amdgcn(assembly)
     return Compiled(
         variant.kernel, variant.config, target, registers, spilled, compiled.metadata.shared,
-        SHARED_LIMIT_BYTES[target], len(_MATRIX.findall(assembly)), triton.__version__,
+        SHARED_LIMIT_BYTES[target], len(_MATRIX.findall(assembly)), _serialized(assembly), triton.__version__,
     )  # fmt: skip
 
 
 def _cubin(cubin: bytes) -> tuple[int, int]:
     """Registers and stack bytes of a CUDA kernel; these kernels' stacks hold only spilled registers."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin)
-        usage = subprocess.run(
-            [tool, "-res-usage", path], check=True, capture_output=True, text=True, timeout=TOOL_TIME_LIMIT_S
-        ).stdout
+    usage = _told("cuobjdump", cubin, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
     return int(found[1]), int(found[2])
+
+
+def _serialized(assembly: str) -> int:
+    if _ASYNCHRONOUS not in assembly:
+        return 0
+    target = re.search(r"^\.target (\w+)", assembly, re.MULTILINE)
+    assert target, assembly[:400]
+    told = _told("ptxas", assembly.encode(), "-v", f"--gpu-name={target[1]}", "-o", os.devnull)
+    return len(_SERIALIZED.findall(told))
+
+
+def _told(tool: str, file: bytes, *options: str) -> str:
+    """What one of NVIDIA's tools, of Triton's own, prints about a file."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    with tempfile.NamedTemporaryFile() as given:
+        given.write(file)
+        given.flush()
+        command = [path, *options, given.name]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TOOL_TIME_LIMIT_S)
+    return done.stdout + done.stderr
 
 
 def _amdgcn(assembly: str) -> tuple[int, int]:

@@ -7,11 +7,16 @@ logsumexp is converted back to base e when it is stored.
 queries see, without a mask; the diagonal, with a mask; and keys that no query sees, which are not read. For a
 block of keys the queries form the same stretches in reverse. A block that passes the last key is masked too.
 
+[Note: one block at most] Without a causal mask the masked stretch is the keys after the last whole block:
+one block or none. Pipelined like the others, it made ptxas wait after every matrix product of the kernel on
+sm_90 (`serialized` in compiled.csv), so it is not pipelined.
+
 [Note: no atomics] The backward computes dk and dv by blocks of keys (each program loops over the queries of
 all heads of its group) and dq by blocks of queries: five products become seven, but sums are deterministic.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -84,7 +89,7 @@ def _strides(*tensors: torch.Tensor) -> list[int]:
 
 
 def variants(device: str) -> Iterator[Variant]:
-    """Every kernel, with causal masking, at the first tile of each head size. device: cuda | hip"""
+    """Every kernel, with and without a causal mask, at each head size's first tile. device: cuda | hip"""
     rows = dict.fromkeys(("logsumexp", "delta"), "*fp32")
     tensors = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), "*bf16")
     kernels: list[tuple[str, Any, Tiles]] = [
@@ -96,14 +101,15 @@ def variants(device: str) -> Iterator[Variant]:
         "flash_attention.delta", "head 128", _delta, {**tensors, **rows},
         {"HEAD": 128, "ROWS": DELTA_ROWS}, {"num_warps": 4},
     )  # fmt: skip
-    for head in FORWARD[device]:
+    for head, is_causal in product(FORWARD[device], (True, False)):
         for kernel, function, tiles in kernels:
             size, columns, warps, stages = tiles[device][head][0]
+            mask = "causal" if is_causal else "full"
             yield Variant(
                 f"flash_attention.{kernel}",
-                f"head {head} causal {size}x{columns} warps {warps} stages {stages}",
+                f"head {head} {mask} {size}x{columns} warps {warps} stages {stages}",
                 function, {**tensors, **rows},
-                {"HEAD": head, "IS_CAUSAL": True, "ROWS": size, "COLUMNS": columns},
+                {"HEAD": head, "IS_CAUSAL": is_causal, "ROWS": size, "COLUMNS": columns},
                 {"num_warps": warps, "num_stages": stages}, floats=("scale",),
             )  # fmt: skip
 
@@ -165,7 +171,8 @@ def _forward_stretch(
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Update (top, total, sums) with the keys from `start` to `end`, and return them."""
-    for first in range(start, end, COLUMNS):
+    STAGES: tl.constexpr = 1 if IS_MASKED and not IS_CAUSAL else None  # [Note: one block at most]
+    for first in tl.range(start, end, COLUMNS, num_stages=STAGES):
         columns = first + tl.arange(0, COLUMNS)
         k_tile = _load(k, first, k_t, keys, IS_MASKED, HEAD, COLUMNS)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # scaled below: one fused product
@@ -344,7 +351,8 @@ def _queries_stretch(
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add the keys from `start` to `end` to the sums of dq, and return them."""
-    for first in range(start, end, COLUMNS):
+    STAGES: tl.constexpr = 1 if IS_MASKED and not IS_CAUSAL else None  # [Note: one block at most]
+    for first in tl.range(start, end, COLUMNS, num_stages=STAGES):
         columns = first + tl.arange(0, COLUMNS)
         k_tile = _load(k, first, k_t, keys, IS_MASKED, HEAD, COLUMNS)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * _LOG2E)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lowband.errors import UserError
-from lowband.spec.job import is_slurm_task
+from lowband.spec.slurm_task import is_slurm_task
 
 DIGITS = 10  # of a launcher's number, fewer than
 _FAILED = "lowband.failed."  # a key of the group's store, for each rank

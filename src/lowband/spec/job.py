@@ -4,7 +4,6 @@ It is not part of a run's spec: a run does not change when a queue does.
 """
 
 import math
-import os
 from typing import Literal
 
 from pydantic import Field, PositiveInt
@@ -74,9 +73,3 @@ class SlurmRequest(Strict):
 def _processes(spec: RunSpec) -> int:
     """Processes of a run. A count on fake tensors takes one, whatever number of ranks it counts for."""
     return 1 if spec.device == "fake" else spec.ranks
-
-
-def is_slurm_task() -> bool:
-    """Whether srun started this process as a task of a run, not as the shell of an interactive job."""
-    is_shell = os.environ.get("SLURM_NTASKS") == "1" and "MASTER_ADDR" not in os.environ
-    return "SLURM_PROCID" in os.environ and "SLURM_STEP_ID" in os.environ and not is_shell

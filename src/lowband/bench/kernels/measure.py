@@ -19,7 +19,9 @@ from lowband.spec.kernel_rows import KernelRow
 TARGET_S = 0.1  # time spent on one case, without warm-up
 RUNS = {"cuda": (5, 50), "cpu": (5, 5)}  # minimum and maximum number of timed runs
 WARMUP = 3
-FLUSH_BYTES = 2**30  # larger than any L2 cache, so that no kernel finds its input there
+# Larger than any L2 cache, so that no kernel finds its input there. It is read: had it been written, the
+# cache would still be writing it back while the kernel runs.
+FLUSH_BYTES = 2**30
 BUSY_CYCLES = 1_000_000  # half a millisecond, in which the host launches all timed work
 
 
@@ -37,7 +39,7 @@ def measure(
     group: list[KernelCase], device: torch.device, is_in_time: Callable[[], bool]
 ) -> Iterator[KernelRow]:
     """Check and time the cases of a group; yields a row per case, in order."""
-    obstacle = _forget(device) if is_in_time() else "out of time"
+    obstacle = forget(device) if is_in_time() else "out of time"
     if obstacle:
         for case in group:
             yield dataclasses.replace(case.row, outcome="not run", reason=obstacle)
@@ -69,7 +71,7 @@ def measure(
         yield _timed(rows[i], times[i]) if i in times else rows[i]
 
 
-def _forget(device: torch.device) -> str:
+def forget(device: torch.device) -> str:
     """Free earlier groups' memory (models are reference cycles). Returns an error of the device, or ''."""
     gc.collect()
     if device.type == "cuda":
@@ -97,7 +99,7 @@ def _timed(row: KernelRow, seconds: list[float]) -> KernelRow:
 def _times(works: dict[int, Callable[[], Any]], device: torch.device) -> dict[int, list[float]]:
     """Seconds of each run. Each round runs every case once, so that drift over time affects all equally."""
     once = {i: _seconds(work, device, None) for i, work in works.items()}
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if device.type == "cuda" else None
+    flush = torch.zeros(FLUSH_BYTES // 4, device=device) if device.type == "cuda" else None
     least, most = RUNS[device.type]
     counts = {i: max(least, min(most, int(TARGET_S / max(s, 1e-9)))) for i, s in once.items()}
     times: dict[int, list[float]] = {i: [] for i in works}
@@ -115,7 +117,7 @@ def _seconds(work: Callable[[], Any], device: torch.device, flush: torch.Tensor 
         return time.perf_counter() - start
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if flush is not None:
-        flush.zero_()
+        flush.sum()
     torch.cuda._sleep(BUSY_CYCLES)
     before.record()
     work()

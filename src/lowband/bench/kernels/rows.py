@@ -19,7 +19,7 @@ from lowband.spec.files import write_whole
 from lowband.spec.kernel_rows import STAMP, KernelRow
 
 # Incremented when the way of measuring changes, so that rows measured differently are never mixed unnoticed.
-MEASUREMENT_VERSION = 2
+MEASUREMENT_VERSION = 3
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 TOOL_TIME_LIMIT_S = 20
 PREFIXES = ("TORCH", "PYTORCH", "TRITON", "CUDA")  # of the environment variables recorded
@@ -86,9 +86,14 @@ def environment(device: torch.device) -> dict[str, object]:
         found |= {
             "memory_bytes": facts.total_memory,
             "multiprocessors": facts.multi_processor_count,
-            "clocks": clocks(f"GPU-{facts.uuid}"),
+            "clocks": clocks_of(device),
         }
     return found
+
+
+def clocks_of(device: torch.device) -> dict[str, str] | None:
+    """The present clocks and power of a CUDA device."""
+    return clocks(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def clocks(device: str) -> dict[str, str] | None:

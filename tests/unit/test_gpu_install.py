@@ -1,0 +1,117 @@
+"""Rows of `lowband gpu` among the shipped ones: what is refused, what is written, and which claims change."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lowband.bench.gpu.families import ROOT, sources_sha256
+from lowband.bench.gpu.folder import Entry, Folder
+from lowband.errors import UserError
+from lowband.report.gpu_rows import install
+from lowband.report.verify import verify
+
+COUNTS = 'tests="50" failures="0" errors="0" skipped="0" time="57.1"'
+REPORT = f'<testsuites><testsuite name="pytest" {COUNTS}/></testsuites>'
+
+
+def git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with the shipped rows of the H100 alone."""
+    root = tmp_path / "tree"
+    (root / "results" / "reference").mkdir(parents=True)
+    for name in ("config", "src", "tests"):
+        (root / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "results" / "reported", root / "results" / "reported")
+    shutil.copytree(ROOT / "results" / "reference" / "h100", root / "results" / "reference" / "h100")
+    git(root, "init", "--quiet")
+    git(root, "commit", "--quiet", "--allow-empty", "-m", "one")
+    return root
+
+
+@pytest.fixture
+def folder(tree: Path, tmp_path: Path) -> Folder:
+    """A call's folder with the shipped ceilings and rows of block quantization, as fast as a copy."""
+    shipped = tree / "results" / "reference" / "h100"
+    environment = json.loads((shipped / "environment.json").read_text())
+    begun = Folder.begin(tmp_path / "gpu", environment | {"commit": git(tree, "rev-parse", "HEAD")}, None)
+    rows = pd.read_csv(shipped / "kernels.csv", dtype=object, keep_default_na=False)
+    rows = rows.drop(columns=["device", "torch", "triton", "commit", "measurement_version"])
+    for part in ("ceilings", "block_quant"):
+        found = rows[rows["part"] == part].to_dict("records")
+        for row in found:
+            if row["bytes"]:
+                row["time_s"] = int(row["bytes"]) / 3e12
+        begun.keep(f"all of {part}", Entry.of(part, "ok", "", 12.345, found))
+    (begun.path / "tests-engine.xml").write_text(REPORT)
+    (begun.path / "overhead.json").write_text("{}\n")
+    return begun
+
+
+def refused(folder: Folder, tree: Path, to: str = "h100") -> str:
+    before = {path: path.read_bytes() for path in (tree / "results").rglob("*") if path.is_file()}
+    with pytest.raises(UserError) as told:
+        list(install(folder.path, tree / "results" / "reference" / to, tree))
+    assert before == {path: path.read_bytes() for path in (tree / "results").rglob("*") if path.is_file()}
+    return str(told.value)
+
+
+def test_rows_take_the_place_of_the_shipped_ones(folder: Folder, tree: Path) -> None:
+    to = tree / "results" / "reference" / "h100"
+    before = pd.read_csv(to / "kernels.csv", dtype=object, keep_default_na=False)
+    costs = json.loads((to / "costs.json").read_text())
+    told = list(install(folder.path, to, tree))
+    commit = git(tree, "rev-parse", "HEAD")
+    assert told == [f"2 items of NVIDIA H100 80GB HBM3 at {commit}", "quantization-near-copy: short -> pass"]
+    after = pd.read_csv(to / "kernels.csv", dtype=object, keep_default_na=False)
+    is_new = after["part"].isin(["ceilings", "block_quant"])
+    assert (after["commit"] == commit).tolist() == is_new.tolist()
+    others = before[~before["part"].isin(["ceilings", "block_quant"])].reset_index(drop=True)
+    assert after[~is_new].reset_index(drop=True).equals(others)
+    assert len(after) == len(before)
+    assert json.loads((to / "environment.json").read_text())["commit"] == commit
+    assert json.loads((to / "costs.json").read_text()) == costs | {
+        "all of ceilings": 12.35, "all of block_quant": 12.35,
+    }  # fmt: skip
+    assert (to / "tests.txt").read_text() == (
+        "tests-engine: tests 50 failures 0 errors 0 skipped 0 seconds 57.1\n"
+    )
+    assert (to / "overhead.json").read_text() == "{}\n"
+    assert verify(tree)[1] == []
+
+
+def test_rows_of_another_device_are_refused(folder: Folder, tree: Path) -> None:
+    other = tree / "results" / "reference" / "h200"
+    shutil.copytree(ROOT / "results" / "reference" / "h200", other)
+    assert refused(folder, tree, "h200") == f"{other}: rows of NVIDIA H100 80GB HBM3 (allowed: NVIDIA H200)"
+
+
+@pytest.mark.parametrize("change", [{"commit": "1" * 40}, {"commit": "--all"}, {"dirty": True}])
+def test_rows_of_no_commit_of_this_history_are_refused(
+    folder: Folder, tree: Path, change: dict[str, object]
+) -> None:
+    path = folder.path / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert "not in this history" in refused(folder, tree)
+
+
+def test_rows_of_other_files_are_refused(folder: Folder, tree: Path) -> None:
+    entry = folder.entries["all of block_quant"]
+    folder.keep("all of block_quant", replace(entry, sources_sha256=sources_sha256("softmax")))
+    assert "all of block_quant: measured other files than today's" in refused(folder, tree)
+
+
+@pytest.mark.parametrize("outcome", ["not run", "error"])
+def test_items_that_did_not_end_well_are_refused(folder: Folder, tree: Path, outcome: str) -> None:
+    entry = folder.entries["all of ceilings"]
+    folder.keep("all of ceilings", replace(entry, outcome=outcome, reason="why"))
+    assert f"all of ceilings: {outcome}: why" in refused(folder, tree)
