@@ -1,4 +1,4 @@
-"""Adafactor on shards: Shazeer and Stern, arXiv 1804.04235, as torch.optim.Adafactor computes it on whole ones.
+"""Adafactor on shards: Shazeer and Stern, arXiv 1804.04235, as torch.optim.Adafactor computes it.
 
 A shard is a range of the flattened parameter, so of a matrix it holds some rows, the first and the last of
 them in part. Sums over rows and columns are completed by the other ranks (engine.shard_sums).
@@ -58,10 +58,10 @@ class Adafactor(torch.optim.Optimizer):
     params: shards: `module.parameters()` after lowband.shard, or groups of them
     eps:    added to the denominator (None: fp32's epsilon), and the least root mean square of a parameter
 
-    For a parameter of two dimensions or more, every rank keeps the running means of its squared gradients' rows
-    (..., rows, 1) and columns (..., 1, columns); of others, the variances of its part. `lowband.Checkpointer`
-    saves them. Every rank must step it at the same time. A step raises UserError for a parameter that is no
-    shard.
+    For a parameter of two dimensions or more, every rank keeps the running means of its squared gradients'
+    rows, (..., rows, 1), and columns, (..., 1, columns); of others, the variances of its part, all in fp32.
+    `lowband.Checkpointer` saves them. Every rank must step it at the same time. A step raises UserError for a
+    parameter that is no shard.
     """
 
     def __init__(

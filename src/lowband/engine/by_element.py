@@ -31,32 +31,42 @@ class Kind(Enum):
     MIX = "mix"
 
 
-_FACTS = frozenset(
-    "size stride numel nelement dim ndimension storage_offset element_size data_ptr untyped_storage is_set_to "
-    "is_contiguous is_floating_point is_complex is_signed is_neg is_conj is_inference is_same_size is_pinned is_shared "
-    "get_device result_type can_cast record_stream _is_view _typed_storage "
-    "requires_grad_ retain_grad zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones "
-    "new_empty new_full new_tensor _has_compatible_shallow_copy_type _use_count __set__ __delete__ __hash__ "
-    "__len__ __repr__ __format__ __dir__ "
-    "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split()
+_FACTS = (
+    "size stride numel nelement dim ndimension storage_offset element_size data_ptr untyped_storage "
+    "is_set_to "
+    "is_contiguous is_floating_point is_complex is_signed is_neg is_conj is_inference is_same_size is_pinned "
+    "is_shared get_device result_type can_cast record_stream _is_view _typed_storage numpy tolist __array__ "
+    "requires_grad_ retain_grad zeros_like ones_like empty_like full_like rand_like randn_like new_zeros "
+    "new_ones new_empty new_full new_tensor _has_compatible_shallow_copy_type _use_count __set__ __delete__ "
+    "__hash__ __len__ __repr__ __format__ __dir__ _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
 )
-_COPIES = frozenset(["clone", "as_subclass", "_foreach_clone"])
-_MOVES = frozenset(
-    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda contiguous alias view view_as reshape "
-    "reshape_as flatten ravel squeeze unsqueeze split chunk narrow unbind tensor_split cat concat concatenate "
-    "stack hstack _foreach_detach data T mT H mH real imag resolve_conj resolve_neg conj conj_physical".split()
+_MOVES = (
+    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
+    "contiguous alias view view_as reshape reshape_as flatten ravel squeeze unsqueeze split chunk narrow "
+    "unbind tensor_split cat concat concatenate stack hstack _foreach_detach data T mT H mH real imag "
+    "resolve_conj resolve_neg conj conj_physical"
 )
-_INDICES = frozenset(["__getitem__", "__setitem__"])
 # Element by element, or the same for all of them, and not tagged so.
-_ELEMENTS = frozenset(
+_ELEMENTS = (
     "copy zero fill normal uniform random bernoulli exponential cauchy log_normal geometric masked_fill "
     "isfinite multiply divide true_divide subtract negative absolute clip float_power arccos arccosh arcsin "
-    "arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isreal signbit fix floor_divide".split()
+    "arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isreal signbit fix "
+    "floor_divide"
 )
 # Tagged, or with an operator that is, and yet of all elements.
 _MIXES = frozenset(["max", "min", "equal"])
 _PYTHON = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
-_LISTS = {Kind.FACT: _FACTS, Kind.COPY: _COPIES, Kind.MOVE: _MOVES, Kind.INDEX: _INDICES}
+_KINDS = {
+    name: kind
+    for kind, names in (
+        (Kind.FACT, _FACTS),
+        (Kind.COPY, "clone as_subclass _foreach_clone"),
+        (Kind.MOVE, _MOVES),
+        (Kind.INDEX, "__getitem__ __setitem__"),
+    )
+    for name in names.split()
+}
+_BY_ELEMENT = frozenset(_ELEMENTS.split())
 
 
 @cache
@@ -65,11 +75,8 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     name = getattr(function, "__name__", "")
     if name == "__get__":
         name = getattr(getattr(function, "__self__", None), "__name__", "")
-        return Kind.MOVE if name in _MOVES else Kind.FACT
-    for kind, names in _LISTS.items():
-        if name in names:
-            return kind
-    return Kind.ELEMENT if _is_by_element(name) else Kind.MIX
+        return _KINDS.get(name, Kind.FACT)
+    return _KINDS.get(name) or (Kind.ELEMENT if _is_by_element(name) else Kind.MIX)
 
 
 def _is_by_element(name: str) -> bool:
@@ -79,7 +86,7 @@ def _is_by_element(name: str) -> bool:
     names = [plain]
     if name.startswith("__"):  # __radd__, __iadd__, __rtruediv__
         names += [_PYTHON.get(plain[1:], plain[1:]), f"bitwise_{plain}", f"bitwise_{plain[1:]}"]
-    return any(each in _ELEMENTS or _is_tagged(each) for each in names)
+    return any(each in _BY_ELEMENT or _is_tagged(each) for each in names)
 
 
 def _is_tagged(name: str) -> bool:

@@ -10,7 +10,8 @@ checksum of all of it.
 """
 
 from collections.abc import Sequence
-from functools import wraps
+from functools import partial, wraps
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lowband.engine.known_optimizers import check_class, check_groups
+from lowband.engine.known_optimizers import check_class, check_groups, is_known
 from lowband.engine.shard_parameter import ReplacedParameter
 from lowband.errors import UserError
 
@@ -157,8 +158,9 @@ def check_unsharded(module: nn.Module) -> None:
                 allowed="hooks on modules; p.grad after the backward",
             )
         if isinstance(parameter, ReplacedParameter):
+            other = parameter.replaced
             raise UserError(
-                f"'{name}' is shared with a module that is already sharded, where it is '{parameter.replaced}'",
+                f"'{name}' is shared with a module that is already sharded, where it is '{other}'",
                 where=type(module).__name__,
                 allowed="one lowband.shard around all modules that share a parameter",
             )
@@ -221,6 +223,21 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
     _add_param_group(optimizer, group)
     if any(hasattr(parameter, _CHANGES) for parameter in optimizer.param_groups[-1]["params"]):
         check_class(optimizer)
+        if is_known(optimizer):
+            optimizer.step = MethodType(_step_unchecked, optimizer)  # type: ignore[method-assign]
+
+
+def _step_unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """A step of a known class: its functions of shards need no checks, which would take a percent of a step.
+
+    A closure and hooks are the user's, and do.
+    """
+    step = partial(type(optimizer).step, optimizer, *args, **kwargs)
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or kwargs or any(value is not None for value in args):
+        return step()
+    with torch._C.DisableTorchFunctionSubclass():
+        return step()
 
 
 Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]

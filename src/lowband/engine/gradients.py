@@ -60,7 +60,9 @@ class Gradients:
     def expect(self) -> None:
         """Prepare for a backward that begins."""
         self._missing, self._ready_in, self._is_reduced = set(self._unit.leaves), None, False
-        if all(shard.grad is None for shard in self._unit.shards):
+        with torch._C.DisableTorchFunctionSubclass():  # see finish_reduce
+            is_clear = all(shard.grad is None for shard in self._unit.shards)
+        if is_clear:
             self._meter.release("grads", self._handed_bytes)
             self._handed_bytes = 0
 
@@ -194,11 +196,11 @@ class Gradients:
             return
         start, stop = self._unit.optim_range
         shards, boundary = self._unit.shards, self._boundary
-        if all(shard.grad is None for shard in shards):
-            self._handed_bytes = boundary.nbytes
-        else:  # gradients accumulate without no_sync
-            self._meter.release("grads", boundary.nbytes)
-        with torch._C.DisableTorchFunctionSubclass():  # quicker, and sums of gradients need no check
+        with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
+            if all(shard.grad is None for shard in shards):
+                self._handed_bytes = boundary.nbytes
+            else:  # gradients accumulate without no_sync
+                self._meter.release("grads", boundary.nbytes)
             for shard, span in zip(shards, self._unit.layout.spans(), strict=True):
                 a, b = intersect(span, (start, stop))
                 part = boundary[a - start : b - start]

@@ -13,25 +13,28 @@ from torch.optim.optimizer import Optimizer
 from lowband.errors import UserError
 
 # package -> classes
-BY_ELEMENT: dict[str, frozenset[str]] = {
-    "torch": frozenset("SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta ASGD Rprop RMSprop".split()),
-    "lowband": frozenset(["Lamb", "Adafactor"]),
-    # Version 4.1; without those that centralize gradients of two dimensions if they are asked to (Lion, Adan).
-    "pytorch_optimizer": frozenset(
-        "AccSGD AdaBelief AdaBound AdaDelta AdaMax AdamC AdaMod AdaPNM AdaSmooth AdEMAMix ADOPT AggMo Ano BCOS "
-        "DiffGrad DualAdam EXAdam FOCUS FTRL Grams GrokFastAdamW Kate LaProp MADGRAD MSVAG PAdam PID PNM QHAdam "
-        "QHM RAdam ScheduleFreeAdamW ScheduleFreeRAdam ScheduleFreeSGD SGDW SignSGD SimplifiedAdEMAMix SRMM Tiger "
-        "VSGD Yogi".split()
+_OF_PACKAGES = {
+    "torch": "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta ASGD Rprop RMSprop",
+    "lowband": "Lamb Adafactor",
+    # Version 4.1; but for those that can be asked to centralize gradients of two dimensions (Lion, Adan).
+    "pytorch_optimizer": (
+        "AccSGD AdaBelief AdaBound AdaDelta AdaMax AdamC AdaMod AdaPNM AdaSmooth AdEMAMix ADOPT AggMo Ano "
+        "BCOS DiffGrad DualAdam EXAdam FOCUS FTRL Grams GrokFastAdamW Kate LaProp MADGRAD MSVAG PAdam PID "
+        "PNM QHAdam QHM RAdam ScheduleFreeAdamW ScheduleFreeRAdam ScheduleFreeSGD SGDW SignSGD "
+        "SimplifiedAdEMAMix SRMM Tiger VSGD Yogi"
     ),
 }
+BY_ELEMENT = {package: frozenset(names.split()) for package, names in _OF_PACKAGES.items()}
 
 # What takes the place of a class, of any package, in lower case.
 _WHOLE = (
-    "adago adamuon adamp adatam apollo a2grad came conda dash distributedmuon emofact fira fromage galore kron "
-    "lars lorarite muon muonclip nero normuon racs ranger ranger21 rose scalableshampoo scion scionlight sgdp "
-    "shampoo sm3 soap spam spectralsphere splus stablespam tam"
+    "adago adamuon adamp adatam apollo a2grad came conda dash distributedmuon emofact fira fromage galore "
+    "kron lars lorarite muon muonclip nero normuon racs ranger ranger21 rose scalableshampoo scion "
+    "scionlight sgdp shampoo sm3 soap spam spectralsphere splus stablespam tam"
 )
-_SUMS_OVER_ALL = "avagrad adai demo lbfgs prodigy dadaptadagrad dadaptadam dadaptadan dadaptlion dadaptsgd swats"
+_SUMS_OVER_ALL = (
+    "avagrad adai demo lbfgs prodigy dadaptadagrad dadaptadam dadaptadan dadaptlion dadaptsgd swats"
+)
 INSTEAD: dict[str, str] = {
     "adafactor": "lowband.Adafactor, which sums over all ranks",
     "lamb": "lowband.Lamb, which sums over all ranks",
@@ -42,11 +45,16 @@ INSTEAD: dict[str, str] = {
 _warned: set[type[Optimizer]] = set()
 
 
+def is_known(optimizer: Optimizer) -> bool:
+    """Whether its class, and not only a base of it, is on the list."""
+    kind = type(optimizer)
+    return kind.__name__ in BY_ELEMENT.get(kind.__module__.partition(".")[0], ())
+
+
 def check_class(optimizer: Optimizer) -> None:
     """Raises UserError for a class that needs whole parameters; warns, once, of one that is not known."""
     kind = type(optimizer)
-    package = kind.__module__.partition(".")[0]
-    if kind.__name__ in BY_ELEMENT.get(package, ()):
+    if is_known(optimizer):
         return
     instead = INSTEAD.get(kind.__name__.lower())
     if instead is not None:
@@ -58,8 +66,8 @@ def check_class(optimizer: Optimizer) -> None:
     if kind not in _warned:
         _warned.add(kind)
         text = (
-            f"{kind.__name__} is not known to work element by element: norms, means and products of its states "
-            "would be of this rank's part; lowband.Matrices gives an optimizer whole parameters"
+            f"{kind.__name__} is not known to work element by element: norms, means and products of its "
+            "states would be of this rank's part; lowband.Matrices gives an optimizer whole parameters"
         )
         if dist.get_rank() == 0:  # explicitly, because otherwise a second line shows the source of this one
             warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)

@@ -15,6 +15,9 @@ import torch
 from lowband.engine.by_element import Kind, kind_of
 from lowband.errors import UserError
 
+# Each access of an optimizer to a shard comes by here: globals are found sooner than members of an Enum.
+FACT, ELEMENT = Kind.FACT, Kind.ELEMENT
+
 
 class ShardValues(torch.Tensor):
     """Values of a shard, or computed from them element by element; of any shape and dtype."""
@@ -59,27 +62,27 @@ def on_part(
     """
     kind = kind_of(func)
     with torch._C.DisableTorchFunctionSubclass():
-        if kind is Kind.FACT:
+        if kind is FACT:
             return func(*args, **kwargs)
         if (
             kind is Kind.MIX
-            or (kind is Kind.ELEMENT and _meets_another_shape(args, kwargs))
+            or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
             or (kind is Kind.INDEX and not _keeps_places(args))
         ):
-            _refuse(part, func, args)
+            _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
+        if args and result is args[0]:  # computed in place
+            return result
         if not isinstance(result, torch.Tensor):
             return type(result)(map(_marker(part), result)) if isinstance(result, list | tuple) else result
-        if any(result is each for each in args):  # computed in place
-            return result
-        if kind is Kind.ELEMENT and result.requires_grad:
-            _refuse(part, func, args)
+        if kind is ELEMENT and result.requires_grad:
+            _refuse(part, func, (*args, *kwargs.values()))
         is_plain = kind is Kind.COPY and not result.requires_grad
         return result.as_subclass(torch.Tensor if is_plain else part)
 
 
-def _refuse(part: type[ShardValues], func: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
-    of = next((value.shard_of for value in args if hasattr(value, "shard_of")), None)
+def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
+    of = next((value.shard_of for value in values if hasattr(value, "shard_of")), None)
     name = getattr(func, "__name__", repr(func))
     raise UserError(f"{name} of {part.what}", where="" if of is None else of.name, allowed=part.allowed)
 
@@ -88,18 +91,30 @@ def _marker(part: type[ShardValues]) -> Callable[[Any], Any]:
     return lambda value: value.as_subclass(part) if isinstance(value, torch.Tensor) else value
 
 
-def _meets_another_shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether tensors differ in shape, other than by single numbers that are no part: one is an activation."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    shapes = {value.shape for value in tensors if value.numel() != 1 or isinstance(value, ShardValues)}
-    return len(shapes) > 1
+def _meets_another_shape(values: tuple[Any, ...]) -> bool:
+    """Whether tensors differ in shape, but for single numbers that are no part: one is an activation."""
+    shape = None
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            own = value.shape
+            if own == shape or (value.numel() == 1 and not isinstance(value, ShardValues)):
+                continue
+            if shape is not None:
+                return True
+            shape = own
+    return False
 
 
 def _keeps_places(args: tuple[Any, ...]) -> bool:
-    """Whether an index means on a part what it means on the whole; of values, also what is one's own range."""
+    """Whether an index reads or writes the same on a part as on the whole, or a part is what was asked for.
+
+    args: what is indexed, the index and, to be written, values
+    """
     indexed, index = args[0], args[1]
     if isinstance(index, torch.Tensor):
         return index.dtype == torch.bool and index.shape == indexed.shape
     if index is Ellipsis or index == slice(None):
         return True
-    return isinstance(index, int | slice) and not hasattr(indexed, "shard_of")
+    if hasattr(indexed, "shard_of"):  # a row of the whole is none of the part; a slice leaves out the padding
+        return isinstance(index, slice) and len(args) == 2
+    return isinstance(index, int | slice)

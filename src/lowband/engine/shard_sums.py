@@ -22,7 +22,9 @@ from lowband.spec.step import Collective
 _SUMS = Collective("shard_sums", "all_reduce", SELF, "optim", "masters", "step", None)
 
 
-def norms(parameters: Sequence[nn.Parameter], values: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+def norms(
+    parameters: Sequence[nn.Parameter], values: Sequence[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
     """The 2-norm of each whole parameter, or of values that are sharded as it is.
 
     parameters: shards, as `module.parameters()` are after lowband.shard
@@ -78,9 +80,12 @@ def _summed(collectives: Collectives, flat: torch.Tensor) -> torch.Tensor:
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], ShardParameter]]:
-    """The shards that have gradients, with their groups. Raises UserError for a parameter that is no shard."""
-    groups = optimizer.param_groups
-    return [(group, _shard(p)) for group in groups for p in group["params"] if p.grad is not None]
+    """The shards that have gradients, with their groups, but for parameters without elements.
+
+    Raises UserError for a parameter that is no shard.
+    """
+    pairs = [(group, _shard(p)) for group in optimizer.param_groups for p in group["params"]]
+    return [(group, p) for group, p in pairs if p.grad is not None and p.shard_of.shape.numel()]
 
 
 def _shard(parameter: nn.Parameter) -> ShardParameter:
