@@ -156,6 +156,10 @@ def gradients_by_autograd(model: Model) -> object:
     return torch.autograd.grad(states(model).sum(), list(model.parameters()), allow_unused=True)
 
 
+def backward_to_inputs(model: Model) -> object:
+    return states(model).sum().backward(inputs=list(model.parameters()))
+
+
 def kept_in_a_list(model: Model) -> object:
     return states(model) * model.kept[0]
 
@@ -203,7 +207,8 @@ REFUSED: dict[Program, tuple[str, ...]] = {
     one_row_cleared: ("embed.weight: __setitem__ " + PART,),
     copied_from_whole: ("embed.weight: copy_ " + PART,),
     initialized: ("blocks.0.map.weight: kaiming_uniform_ " + PART,),
-    gradients_by_autograd: ("torch.autograd.grad finds no gradients of shards", "loss.backward()"),
+    gradients_by_autograd: ("autograd is asked for gradients of shards", "loss.backward(), then p.grad"),
+    backward_to_inputs: ("autograd is asked for gradients of shards",),
     kept_in_a_list: ("scale: mul of a parameter from before lowband.shard", "the module's own attribute"),
     kept_and_copied: ("scale: clone of a parameter from before lowband.shard",),
     median_of_gradients: ("median of a shard's gradient covers this rank's part only",),
@@ -213,8 +218,8 @@ REFUSED: dict[Program, tuple[str, ...]] = {
 """What is said, for each program, with gradients enabled and, unless it needs them, under no_grad."""
 
 NEED_GRAPHS = (
-    penalty, product_with_one_state, gradients_by_autograd, median_of_gradients, gradients_of_a_list,
-    difference_of_gradients,
+    penalty, product_with_one_state, gradients_by_autograd, backward_to_inputs, median_of_gradients,
+    gradients_of_a_list, difference_of_gradients,
 )  # fmt: skip
 
 

@@ -41,9 +41,11 @@ def _dist(*names: str) -> list[str]:
 
 
 _ENGINE = {
+    "adafactor": _dist("optimizers"),
     "api": [*_dist("library", "idioms"), *EVERY_STEP],
     "anchor": _dist("quorum_rounds", "sync", "sync_late"),
     "breadth": _dist("breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"),
+    "by_element": _dist("outside", "idioms"),
     "call": EVERY_STEP,
     "changes": [f"{UNIT}changes.py", *_dist("misuse"), *EVERY_STEP],
     "collectives": [*_dist("wires", "flat_collectives", "joined"), *EVERY_STEP],
@@ -57,6 +59,8 @@ _ENGINE = {
     "gradients": [*_dist("library_steps", "library"), *EVERY_STEP],
     "hosts": [f"{UNIT}hosts.py"],
     "initial": _dist("deferred", "safetensors"),
+    "known_optimizers": _dist("optimizers", "idioms", "misuse"),
+    "lamb": _dist("optimizers"),
     "lane": [*_dist("streams", "late_lane", "engines"), *EVERY_STEP],
     "ledger": _dist("wires", "unit_placements", "closed_forms"),
     "matrices": _dist("matrices"),
@@ -74,8 +78,9 @@ _ENGINE = {
     "ring": _dist("flat_collectives", "flat", "flat_breadth"),
     "safetensors_files": _dist("safetensors"),
     "shard": [*_dist("unit_placements", "deferred"), *EVERY_STEP, *_dist("idioms")],
-    "shard_grad": [*_dist("idioms"), *EVERY_STEP],
-    "shard_parameter": [*_dist("unit_placements", "idioms"), *EVERY_STEP],
+    "shard_grad": [*_dist("outside", "idioms"), *EVERY_STEP],
+    "shard_parameter": [*_dist("outside", "unit_placements", "idioms"), *EVERY_STEP],
+    "shard_sums": _dist("optimizers"),
     "state_dict": _dist("idioms", "safetensors", "library"),
     "states": _dist("engine_states", "library_steps"),
     "store": _dist("quorum_rounds", "one_byte"),

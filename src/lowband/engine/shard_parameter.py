@@ -20,6 +20,8 @@ from lowband.errors import UserError
 if TYPE_CHECKING:
     from lowband.engine.collectives import Collectives
 
+_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+
 
 @dataclass(frozen=True)
 class ShardOf:
@@ -53,9 +55,9 @@ class ShardParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.autograd.grad:
+        if func in _AUTOGRAD:
             raise UserError(
-                "torch.autograd.grad finds no gradients of shards: autograd computes with whole parameters",
+                "autograd is asked for gradients of shards, but it computes with whole parameters",
                 allowed="loss.backward(), then p.grad",
             )
         return on_part(ShardValues, func, args, kwargs or {})
