@@ -60,11 +60,11 @@ class WholeLamb(torch.optim.Optimizer):
                 p.copy_(p.double() - group["lr"] * ratio * u)
 
 
-def lamb(of: Any, parameters: Any) -> torch.optim.Optimizer:
+def lamb(parameters: Any, of: Any = lowband.Lamb) -> torch.optim.Optimizer:
     return of(parameters, lr=0.02, weight_decay=0.1)
 
 
-def adafactor(of: Any, parameters: Any) -> torch.optim.Optimizer:
+def adafactor(parameters: Any, of: Any = lowband.Adafactor) -> torch.optim.Optimizer:
     return of(parameters, lr=0.05, weight_decay=0.1)
 
 
@@ -73,7 +73,7 @@ MAKE = {"lamb": (lamb, WholeLamb), "adafactor": (adafactor, torch.optim.Adafacto
 
 def trained_whole(ranks: int, kind: str) -> dict[str, torch.Tensor]:
     model, (make, whole) = Odd(), MAKE[kind]
-    optimizer = make(whole, [p for p in model.parameters() if p.numel()])
+    optimizer = make([p for p in model.parameters() if p.numel()], whole)
     for step in range(STEPS):
         for rank in range(ranks):
             (model(torch.tensor(10 * step + rank)) / ranks).backward()
@@ -85,7 +85,7 @@ def trained_whole(ranks: int, kind: str) -> dict[str, torch.Tensor]:
 def trained(kind: str, scheme: Scheme) -> tuple[dict[str, torch.Tensor], list[bytes]]:
     """The weights, and the bits of this rank's states that are not sharded."""
     model = lowband.shard(Odd(), scheme, lowband.Topology(INNER), wrap=(), compute_dtype=torch.float32)
-    optimizer = MAKE[kind][0](getattr(lowband, kind.capitalize()), model.parameters())
+    optimizer = MAKE[kind][0](model.parameters())
     for step in range(STEPS):
         model(torch.tensor(10 * step + dist.get_rank())).backward()
         optimizer.step()

@@ -45,7 +45,7 @@ _ENGINE = {
     "api": [*_dist("library", "idioms"), *EVERY_STEP],
     "anchor": _dist("quorum_rounds", "sync", "sync_late"),
     "breadth": _dist("breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"),
-    "by_element": _dist("outside", "idioms"),
+    "by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "call": EVERY_STEP,
     "changes": [f"{UNIT}changes.py", *_dist("misuse"), *EVERY_STEP],
     "collectives": [*_dist("wires", "flat_collectives", "joined"), *EVERY_STEP],
