@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import lowband
-from lowband.engine.known_optimizers import INSTEAD
+from lowband.engine.known_optimizers import BY_ELEMENT, INSTEAD
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
@@ -108,6 +109,31 @@ def test_sums_over_whole_parameters(kind: str, ranks: int) -> None:
     assert all(states == results[0][1] for _, states in results)  # the same bits on every rank
 
 
+def resumed(kind: str, folder: str, steps: range, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """After some steps from the newest checkpoint, if there is one, on the same data on all ranks."""
+    model = lowband.shard(Odd(), scheme, lowband.Topology(INNER), wrap=(), compute_dtype=torch.float32)
+    optimizer = MAKE[kind][0](model.parameters())
+    checkpointer = lowband.Checkpointer(folder)
+    if steps.start:
+        checkpointer.load_newest(model, optimizer)
+    for step in steps:
+        model(torch.tensor(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    checkpointer.save(steps.stop, model, optimizer)
+    checkpointer.wait()
+    return lowband.full_state_dict(model)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_states_are_saved_for_other_ranks_and_schemes(kind: str, tmp_path: Path) -> None:
+    expected = on_ranks(2, resumed, kind, str(tmp_path / "whole"), range(4), ZERO3)[0]
+    on_ranks(2, resumed, kind, str(tmp_path / "parts"), range(2), ZERO3)
+    state = on_ranks(4, resumed, kind, str(tmp_path / "parts"), range(2, 4), HSDP)[0]
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-6, msg=name)
+
+
 def found_norms() -> tuple[list[float], list[float], str]:
     """Of the weights and of the gradients, and what is said of a parameter that is no shard."""
     model = lowband.shard(Odd(), ZERO3, lowband.Topology(INNER), wrap=(), compute_dtype=torch.float32)
@@ -138,6 +164,35 @@ def test_norms_are_of_whole_parameters(ranks: int) -> None:
 
 
 # ---- by class
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("package", ["torch", "pytorch_optimizer"])
+def test_the_known_ones_are_right(package: str) -> None:
+    """On two ranks, where there is one order of summing."""
+    found = on_ranks(2, by_class, package, True, time_limit_s=300)[0]
+    [expected] = on_ranks(1, by_class, package, False, time_limit_s=300)
+    for name, weights in expected.items():
+        for each, value in weights.items():
+            torch.testing.assert_close(found[name][each], value, rtol=1e-6, atol=1e-7, msg=f"{name} {each}")
+
+
+def by_class(package: str, is_sharded: bool) -> dict[str, dict[str, torch.Tensor]]:
+    module = torch.optim if package == "torch" else pytest.importorskip(package)
+    found, topology = {}, lowband.Topology({})
+    for name in sorted(BY_ELEMENT[package]):
+        model, ranks = Odd(), [dist.get_rank()] if is_sharded else range(2)
+        if is_sharded:
+            lowband.shard(model, ZERO3, topology, wrap=(), compute_dtype=torch.float32)
+        optimizer = getattr(module, name)(model.parameters(), lr=0.01)
+        for step in range(STEPS):
+            for rank in ranks:
+                (model(torch.tensor(10 * step + rank)) / len(ranks)).backward()
+            optimizer.step()
+            model.zero_grad()
+        state = lowband.full_state_dict(model) if is_sharded else model.state_dict()
+        found[name] = {key: value.detach() for key, value in state.items()}
+    return found
 
 
 class Descent(torch.optim.Optimizer):

@@ -21,12 +21,12 @@ def methods(kind: Kind) -> list[str]:
 
 
 def results(name: str, others: int) -> list[torch.Tensor] | None:
-    """On the whole and on two parts that make it up, beside as many other tensors; None if it takes others."""
+    """On the whole and on two parts that make it up, beside as many others; None if it takes no such."""
     found = []
     for part in (slice(None), slice(0, 5), slice(5, None)):
         try:
             found.append(getattr(WHOLE[part].clone(), name)(*[OTHER[part].clone()] * others))
-        except (TypeError, RuntimeError, AssertionError):  # the last: no CUDA
+        except (TypeError, RuntimeError, AssertionError):
             return None
     return found
 
