@@ -41,8 +41,8 @@ def _dist(*names: str) -> list[str]:
 
 
 _ENGINE = {
-    "adafactor": _dist("optimizers"),
     "api": [*_dist("library", "idioms"), *EVERY_STEP],
+    "adafactor": _dist("optimizers"),
     "anchor": _dist("quorum_rounds", "sync", "sync_late"),
     "breadth": _dist("breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"),
     "by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],

@@ -60,9 +60,7 @@ class Gradients:
     def expect(self) -> None:
         """Prepare for a backward that begins."""
         self._missing, self._ready_in, self._is_reduced = set(self._unit.leaves), None, False
-        with torch._C.DisableTorchFunctionSubclass():  # see finish_reduce
-            is_clear = all(shard.grad is None for shard in self._unit.shards)
-        if is_clear:
+        if all(shard.grad is None for shard in self._unit.shards):
             self._meter.release("grads", self._handed_bytes)
             self._handed_bytes = 0
 
