@@ -19,7 +19,9 @@ from lowband.errors import with_hint
 __version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
 
 _HOMES = {
+    "Adafactor": "lowband.engine.adafactor",
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
+    "Lamb": "lowband.engine.lamb",
     "Matrices": "lowband.engine.matrices",
     "OneByte": "lowband.engine.one_byte",
     "Quorum": "lowband.engine.quorum",
@@ -32,6 +34,7 @@ _HOMES = {
     "consensus_distance": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
     "no_sync": "lowband.engine.api",
+    "norms": "lowband.engine.shard_sums",
     "one_line_errors": "lowband.run.ranks",
     "save_safetensors": "lowband.engine.safetensors_files",
     "shard": "lowband.engine.api",

@@ -171,6 +171,22 @@ def adapters(model: nn.Module, backward: Backward) -> None:
     steps(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01), backward)
 
 
+def decay_groups_of_adapters(model: nn.Module, backward: Backward) -> None:
+    """All that is trained has two dimensions, so one group is rightly empty."""
+    trained = [p for p in model.layers.parameters() if p.requires_grad]
+    matrices, others = ([p for p in trained if (p.ndim >= 2) == is_matrix] for is_matrix in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    steps(torch.optim.AdamW(groups, lr=0.01), backward)
+
+
+def decay_groups_by_name(model: nn.Module, backward: Backward) -> None:
+    """As in Hugging Face's examples, of names that the model does not have."""
+    groups = [{"params": [], "weight_decay": 0.0}, {"params": list(model.parameters()), "weight_decay": 0.5}]
+    for name, _ in model.named_parameters():
+        assert "LayerNorm" not in name
+    steps(torch.optim.AdamW(groups, lr=0.01), backward)
+
+
 def steps(optimizer: torch.optim.Optimizer, backward: Backward, first: int = 0, count: int = 2) -> None:
     for step in range(first, first + count):
         backward(step)
@@ -186,6 +202,7 @@ RIGHT: tuple[Program, ...] = (
     decay_groups_by_ndim, a_decay_for_each_parameter, several_optimizers, schedules, running_average,
     written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
+    decay_groups_of_adapters, decay_groups_by_name,
 )  # fmt: skip
 
 
@@ -193,7 +210,7 @@ def results(ranks: int, is_sharded: bool) -> dict[str, tuple[object, dict[str, t
     """What each program returns, and the weights that it leaves; one process takes the mean over `ranks`."""
     topology, found = lowband.Topology({"node": 2}), {}
     for program in RIGHT:
-        model = Adapted() if program is adapters else Used()
+        model = Adapted() if program in (adapters, decay_groups_of_adapters) else Used()
         if is_sharded:
             lowband.shard(model, ZERO3, topology, is_layer, compute_dtype=torch.float32)
 
@@ -269,7 +286,7 @@ def one_value_through_data(model: nn.Module) -> None:
 
 def swapped_through_data(model: nn.Module) -> None:
     for p in trained(model).parameters():
-        p.data.copy_(p.data.flip(0))
+        p.data.copy_(p.data.as_subclass(torch.Tensor).flip(0))
     model(inputs(0, 0))
 
 
@@ -318,6 +335,15 @@ def frozen_and_unfrozen(model: nn.Module) -> None:
     model(inputs(0, 0))
 
 
+def adapters_grouped_by_shape(model: nn.Module) -> None:
+    trained = [p for p in model.parameters() if p.ndim >= 2]
+    matrices, others = (
+        [p for p in trained if (len(p.shape) >= 2) == is_matrix] for is_matrix in (True, False)
+    )
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    torch.optim.AdamW(groups).step()
+
+
 def muon(model: nn.Module) -> None:
     torch.optim.Muon([p for p in trained(model).parameters() if p.ndim == 2]).step()
 
@@ -341,6 +367,7 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     parameters_saved: "a shard cannot be pickled",
     average_by_torch: "Used: a sharded module cannot be copied or pickled",
     frozen_and_unfrozen: "requires_grad of 'layers.0' was changed after lowband.shard",
+    adapters_grouped_by_shape: "AdamW: param group 0 is empty: shards are 1D, so len(p.shape) is always 1",
     muon: "Muon: needs whole parameters",
 }
 

@@ -30,7 +30,8 @@ def build(scheme: Scheme, topology: lowband.Topology):
 
 def masters(model) -> torch.Tensor:
     """This rank's own weights, of its replica, without padding."""
-    return torch.cat([p.detach()[: p.shard_of.stop - p.shard_of.start] for p in model.parameters()])
+    parts = [p.detach()[: p.shard_of.stop - p.shard_of.start] for p in model.parameters()]
+    return torch.cat(parts).as_subclass(torch.Tensor)
 
 
 def save(folder: str, inner: dict[str, int]):

@@ -143,10 +143,11 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     engine.put_shards()
     levels = engine.topology.levels
     copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
-    for unit in engine.units:
-        present = [p.grad for p in unit.shards if p.grad is not None and p.grad.numel()]
-        copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
-        copied.setdefault(copies, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
+    with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
+        for unit in engine.units:
+            present = [p.grad for p in unit.shards if p.grad is not None and p.grad.numel()]
+            copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
+            copied.setdefault(copies, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     for copies, part in copied.items():
         if part:

@@ -10,7 +10,9 @@ checksum of all of it.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import partial, wraps
+from types import MethodType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,13 +23,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lowband.engine.known_optimizers import check_class, check_groups, is_known
+from lowband.engine.shard_parameter import ReplacedParameter
 from lowband.errors import UserError
 
-# torch optimizers that need a parameter's shape, or sums over whole parameters.
-_NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon"}
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
 CHUNK = 2**20  # values whose checksum is computed at once, in 16 bytes each
-_REPLACED = "_lowband_replaced"  # attribute of a parameter that sharding has replaced: its name
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 
@@ -61,7 +62,7 @@ class Changes:
     @property
     def version(self) -> int:
         """A number that grows with every optimizer step and every in-place change."""
-        return self._steps + sum(shard._version for shard in self._shards)
+        return self._steps + self._master._version  # its views, the shards, share its counter
 
     def count_step(self) -> None:
         self._steps += 1
@@ -69,17 +70,19 @@ class Changes:
     def check_shards(self) -> None:
         """Raises UserError if a shard has been moved, cast, frozen or unfrozen since it was made."""
         storage = self._master.untyped_storage()._cdata
-        for shard in self._shards:
-            if shard.requires_grad != self._trains:
-                raise UserError(
-                    f"requires_grad of '{self._unit}' was changed after lowband.shard",
-                    allowed="freezing before lowband.shard; torch.no_grad() for single passes",
-                )
-            if shard.numel() and shard.untyped_storage()._cdata != storage:
-                raise UserError(
-                    f"parameters of '{self._unit}' were moved or cast after lowband.shard",
-                    allowed="module.to(...) before lowband.shard; its compute_dtype",
-                )
+        with torch._C.DisableTorchFunctionSubclass():  # quicker, and these facts need no check
+            is_changed = any(s.requires_grad != self._trains for s in self._shards)
+            is_moved = any(s.numel() and s.untyped_storage()._cdata != storage for s in self._shards)
+        if is_changed:
+            raise UserError(
+                f"requires_grad of '{self._unit}' was changed after lowband.shard",
+                allowed="freezing before lowband.shard; torch.no_grad() for single passes",
+            )
+        if is_moved:
+            raise UserError(
+                f"parameters of '{self._unit}' were moved or cast after lowband.shard",
+                allowed="module.to(...) before lowband.shard; its compute_dtype",
+            )
 
     def take_sample(self) -> None:
         """Remember some values of `master`. See [Note: writes through .data]."""
@@ -128,8 +131,10 @@ class Changes:
 
 
 def mark_replaced(parameter: nn.Parameter, name: str) -> None:
-    """Mark a parameter whose place in the module a shard has taken."""
-    setattr(parameter, _REPLACED, name)
+    """Have a parameter whose place in the module a shard has taken refuse its use."""
+    if not isinstance(parameter, FakeTensor):
+        parameter.__class__ = ReplacedParameter
+        parameter.replaced = name  # type: ignore[attr-defined]
 
 
 def mark_whole(shards: Sequence[nn.Parameter]) -> None:
@@ -152,8 +157,8 @@ def check_unsharded(module: nn.Module) -> None:
                 where=type(module).__name__,
                 allowed="hooks on modules; p.grad after the backward",
             )
-        if hasattr(parameter, _REPLACED):
-            other = getattr(parameter, _REPLACED)
+        if isinstance(parameter, ReplacedParameter):
+            other = parameter.replaced
             raise UserError(
                 f"'{name}' is shared with a module that is already sharded, where it is '{other}'",
                 where=type(module).__name__,
@@ -166,9 +171,9 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
     groups = [group["params"] for group in optimizer.param_groups]
     for parameters in groups:
         for parameter in parameters:
-            if hasattr(parameter, _REPLACED):
+            if isinstance(parameter, ReplacedParameter):
                 raise UserError(
-                    f"holds '{getattr(parameter, _REPLACED)}' from before lowband.shard",
+                    f"holds '{parameter.replaced}' from before lowband.shard",
                     where=type(optimizer).__name__,
                     allowed="an optimizer made from module.parameters() after lowband.shard",
                 )
@@ -178,20 +183,11 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
                     where=type(optimizer).__name__,
                     allowed="matrices.others()",
                 )
-    are_ours = any(hasattr(parameter, _CHANGES) for parameters in groups for parameter in parameters)
-    if are_ours and type(optimizer).__name__ in _NOT_BY_ELEMENT:
-        raise UserError(
-            "needs whole parameters, and each rank holds flat pieces of them",
-            where=type(optimizer).__name__,
-            allowed="lowband.Matrices; optimizers that work element by element",
-        )
-    if are_ours and not all(groups):
-        raise UserError(
-            f"param group {groups.index([])} is empty: shards are 1D, so len(p.shape) is always 1",
-            where=type(optimizer).__name__,
-            allowed="groups chosen by name, by p.ndim or by p.shard_of.shape",
-        )
-    for watcher in {changes.watcher: None for changes in _by_unit(optimizer)}:
+    by_unit = _by_unit(optimizer)
+    if by_unit:
+        check_class(optimizer)
+        check_groups(optimizer)
+    for watcher in {changes.watcher: None for changes in by_unit}:
         if watcher is not None:
             watcher.before_step()
 
@@ -218,5 +214,32 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
         watcher.after_step(shards)
 
 
+_add_param_group = Optimizer.add_param_group
+
+
+@wraps(_add_param_group)
+def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Check the class before it looks at shapes, as some do as soon as they have their parameters."""
+    _add_param_group(optimizer, group)
+    if any(hasattr(parameter, _CHANGES) for parameter in optimizer.param_groups[-1]["params"]):
+        check_class(optimizer)
+        if is_known(optimizer):
+            optimizer.step = MethodType(_step_unchecked, optimizer)  # type: ignore[method-assign]
+
+
+def _step_unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """A step of a known class: its functions of shards need no checks, which would take a percent of a step.
+
+    A closure and hooks are the user's, and do.
+    """
+    step = partial(type(optimizer).step, optimizer, *args, **kwargs)
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or kwargs or any(value is not None for value in args):
+        return step()
+    with torch._C.DisableTorchFunctionSubclass():
+        return step()
+
+
+Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
 register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)

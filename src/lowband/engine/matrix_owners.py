@@ -40,7 +40,7 @@ class Matrix:
     @property
     def piece(self) -> torch.Tensor:
         """This rank's values, 1D, without padding."""
-        return self.shard.detach()[: self.of.stop - self.of.start]
+        return self.shard.detach().as_subclass(torch.Tensor)[: self.of.stop - self.of.start]
 
     @property
     def givers(self) -> list[int]:

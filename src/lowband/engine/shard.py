@@ -101,6 +101,7 @@ class Unit:
             shard = ShardParameter(self.master[a - start : b - start], self.requires_grad)
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks)
+            shard.collectives = self.collectives
             self.shards.append(shard)
         self.changes = Changes(self.name, self.master, self.shards)
 

@@ -2,17 +2,25 @@
 
 In memory it is 1D. `ndim` and `dim()` are those of the whole parameter, because decay groups are chosen by
 them. `shape`, `size()` and `numel()` are the shard's own, because optimizers allocate and launch by them.
+Functions that are not computed element by element refuse it (engine.shard_grad).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+from lowband.engine.by_element import Kind, kind_of
+from lowband.engine.shard_grad import ShardValues, on_part
 from lowband.errors import UserError
+
+if TYPE_CHECKING:
+    from lowband.engine.collectives import Collectives
+
+_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
 @dataclass(frozen=True)
@@ -34,12 +42,28 @@ class ShardOf:
 class ShardParameter(nn.Parameter):
     """A shard, 1D, fp32, padded, possibly empty. What would be silently wrong on a part raises UserError.
 
-    shard_of:  the whole parameter
-    hand_data: called before `.data` is handed out, because no version counter shows writes through it
+    shard_of:    the whole parameter
+    collectives: of its unit, which reach the ranks that share the parameter
+    hand_data:   called before `.data` is handed out, because no version counter shows writes through it
     """
 
     shard_of: ShardOf
+    collectives: "Collectives"
     hand_data: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _AUTOGRAD:
+            raise UserError(
+                "autograd is asked for gradients of shards, but it computes with whole parameters",
+                allowed="loss.backward(), then p.grad",
+            )
+        return on_part(ShardValues, func, args, kwargs or {})
+
+    def __hash__(self) -> int:
+        return id(self)
 
     @property
     def ndim(self) -> int:
@@ -88,8 +112,33 @@ class ShardParameter(nn.Parameter):
 
     def __repr__(self) -> str:
         of = self.shard_of
-        values = torch.Tensor.__repr__(self.detach()[: of.stop - of.start])
+        values = repr(self.detach().as_subclass(torch.Tensor)[: of.stop - of.start])
         return f"Values {of.start} to {of.stop} of '{of.name}', shape {tuple(of.shape)}:\n{values}"
+
+
+class ReplacedParameter(nn.Parameter):
+    """A whole parameter from before sharding: whoever still refers to it would see its old values for ever.
+
+    replaced: its name
+    """
+
+    replaced: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if kind_of(func) is not Kind.FACT:
+            raise UserError(
+                f"{func.__name__} of a parameter from before lowband.shard, which has kept its old values",
+                where=next((value.replaced for value in args if isinstance(value, cls)), ""),
+                allowed="the module's own attribute, read in its forward",
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 # Without this torch's optimizers would loop over such parameters on a GPU, where they group plain ones.

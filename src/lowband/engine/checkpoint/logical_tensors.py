@@ -188,7 +188,9 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
         writes = first < levels.size(unit.scheme.optim)
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of
-            local = shard.detach()[: whole.stop - whole.start]  # without the padding behind
+            local = shard.detach().as_subclass(torch.Tensor)[
+                : whole.stop - whole.start
+            ]  # without the padding behind
             yield (
                 whole.name,
                 shard,
