@@ -114,6 +114,19 @@ class Summing(Net):
         return y
 
 
+class Listing(Net):
+    """The root keeps a list of the side losses."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.sides = []
+        return super().forward(x), sum(self.sides)
+
+    def through(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = super().through(block, x)
+        self.sides.append(block.side)
+        return y
+
+
 class Whole(Net):
     """The root returns what its class says."""
 
@@ -128,6 +141,51 @@ class Whole(Net):
 class Recomputed(Net):
     def through(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(super().through, block, x, use_reentrant=False)
+
+
+class Twice(Summing):
+    """Each block runs twice."""
+
+    def through(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return super().through(block, super().through(block, x))
+
+
+class Frozen(Net):
+    """Nothing of a block's gate trains, and of the second block nothing but the gate's bias."""
+
+    def __init__(self) -> None:
+        super().__init__(Penalty)
+        for block in self.blocks:
+            block.gate.requires_grad_(False)
+        self.blocks[1].requires_grad_(False)
+        self.blocks[1].gate.bias.requires_grad_()
+
+
+class Shared(Net):
+    """The blocks' side loss uses a weight of the root, and of the block a view that has no gradient."""
+
+    def through(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = super().through(block, x)
+        block.side = block.side + (F.linear(y, self.head.weight) @ self.head.weight).square().mean()
+        block.side = block.side + block.detached.square().mean()
+        return y
+
+
+class Detached(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.detached = y @ self.up.weight.detach().t()
+        return y
+
+
+class Inner(Block):
+    """A unit with a backward inside of its forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            [force] = torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)
+        return self.down(self.up(x)) + force
 
 
 class Forces(Net):
@@ -193,6 +251,7 @@ CHAINED: dict[str, Program] = {
     "after, added first": (lambda: Net(Block), first),
     "before": (lambda: Net(Before), added),
     "summed by the root": (lambda: Summing(Block), of_parts),
+    "listed by the root": (lambda: Listing(Block), of_parts),
     "penalty": (lambda: Net(Penalty), added),
     "map": (lambda: Net(Map), added),
     "units return dataclasses": (lambda: Net(AsDataclass), added),
@@ -202,6 +261,9 @@ CHAINED: dict[str, Program] = {
     "namespace": (lambda: Whole(SimpleNamespace), of_parts),
     "dict": (lambda: Whole(Named), of_parts),
     "sides alone": (lambda: Net(Block), alone),
+    "blocks run twice": (lambda: Twice(Block), of_parts),
+    "partly frozen": (Frozen, added),
+    "the root's weight in side losses": (lambda: Shared(Detached), added),
     "penalties alone": (lambda: Net(Penalty), alone),
     "recomputed": (lambda: Recomputed(Block), squared),
 }
@@ -209,5 +271,6 @@ PROGRAMS: dict[str, Program] = CHAINED | {
     "gradient penalty": (lambda: Net(Block), penalized),
     "gradient penalty alone": (lambda: Net(Block), only_penalized),
     "gradient penalty, recomputed": (lambda: Recomputed(Block), penalized),
+    "a gradient inside of units": (lambda: Net(Inner), squared),
     "forces": (lambda: Forces(Block), squared),
 }

@@ -101,8 +101,7 @@ class Breadth(Generic[T]):
         self._pass = Pass(trains=True)  # of the first micro-batch, as an example of all
         self._owners: list[nn.Module] = []  # of the units that all micro-batches have passed
         self._before_units: set[Any] = set()  # nodes of the first micro-batch's graph before the first unit
-        in_units = {m for owner in engine.units_of if owner is not engine.module for m in owner.modules()}
-        self._outside = [m for m in engine.module.modules() if m not in in_units]
+        self._modules = list(engine.module.modules())
 
     def run(self) -> list[torch.Tensor]:
         """All forward and backward passes; returns the losses."""
@@ -142,7 +141,7 @@ class Breadth(Generic[T]):
         """Run its forward until it has passed the next unit (True) or has ended (False)."""
         self._running = micro_batch
         micro_batch.attributes.put()
-        micro_batch.attributes.watch(self._outside)
+        micro_batch.attributes.watch(self._modules)
         try:
             return micro_batch.forward.resume()
         finally:
@@ -164,7 +163,6 @@ class Breadth(Generic[T]):
         else:
             self._check_chain(owner, requiring_grad(inputs), micro_batch)
             micro_batch.inside = owner
-            micro_batch.attributes.watch(owner.modules())
         engine.gather(engine.units_of.get(owner, []), backward=False)
         if micro_batch is self._micro_batches[0]:
             self._pass.begun.append(owner)

@@ -112,6 +112,7 @@ class Engine:
         self._pass = Pass(trains=False)  # the running forward, or the last one
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
         self._saved = SavedLeaves(self._before_use)
+        self._in_use: set[Unit] = set()  # units whose saved weights this backward has found to be right
         self.forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
         shared = topology, self.ledger, self.meter, self.device, overlap, pattern
@@ -248,9 +249,10 @@ class Engine:
         self.gather(units, backward=True)
         self.prefetch(run.after(owner, run.ended[::-1]), backward=True)
 
-    @torch._disable_dynamo
     def _before_use(self, unit: Unit, version: int) -> None:
         """Before weights that a forward saved are used: by the unit's backward, or by a side output's."""
+        if unit in self._in_use and unit.state is UnitState.GATHERED and unit.gathered_version == version:
+            return
         self.leave_broken_backward()
         _check_version(unit, version)
         if torch._C._current_graph_task_id() == -1:
@@ -262,8 +264,8 @@ class Engine:
             if self._breadth is None and unit not in self.units_of.get(self.module, []):
                 unit.grads.expect_ready(torch._C._current_graph_task_id())
             self.gather([unit], backward=True)
+        self._in_use.add(unit)
 
-    @torch._disable_dynamo
     def _gradient_arrives(self) -> None:
         self.leave_broken_backward()
         self._enter_backward()
@@ -285,6 +287,7 @@ class Engine:
 
     def begin_backward(self) -> None:
         self._in_backward = True
+        self._in_use.clear()
         for unit in self.units:
             unit.grads.expect()
 

@@ -57,5 +57,6 @@ def _opened(value: Any) -> dict[Any, Any]:
     if isinstance(value, SimpleNamespace):
         return dict(vars(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
+        names = [field.name for field in fields(value) if hasattr(value, field.name)]
+        return {name: getattr(value, name) for name in names}
     return {}

@@ -54,10 +54,11 @@ class SavedLeaves:
 
     def enter(self, owner: nn.Module) -> None:
         """From here to `leave(owner)`, in this thread, leaves are saved by name."""
-        pushed = None
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        is_ours = top is not None and getattr(top[0], "__self__", None).__class__ is _Hooks
-        if not (is_ours and top[0].__self__.of is self) and torch._C._autograd._saved_tensors_hooks_is_enabled():
+        pushed, state = None, torch._C._autograd
+        top = state._top_saved_tensors_default_hooks(True)
+        innermost = getattr(top[0], "__self__", None) if top is not None else None
+        is_open = isinstance(innermost, _Hooks) and innermost.of is self
+        if not is_open and state._saved_tensors_hooks_is_enabled():
             hooks = _Hooks(self, top)
             pushed = saved_tensors_hooks(hooks.pack, hooks.unpack)
             pushed.__enter__()
@@ -104,10 +105,11 @@ class _Hooks:
         if not isinstance(packed, _Other):
             assert self._outer is not None
             return self._outer[1](packed)
-        if packed.tensor._version != packed.version:
+        tensor, version = packed
+        if tensor._version != version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{packed.tensor.type()} {list(packed.tensor.shape)} is at version {packed.tensor._version}; "
-                f"expected version {packed.version} instead."
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+                f"expected version {version} instead."
             )
-        return packed.tensor
+        return tensor

@@ -1,11 +1,11 @@
 """One unit: the parameters that are gathered together, their shards and their transitions.
 
 [Note: leaves] The module computes with `leaves`: parameters that live as long as the unit, so that autograd's
-graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into it,
-by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
-graph itself holds no buffer (engine.saved_leaves), so it is freed when the unit is dropped; a view that a
-program keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers
-different wires: then the backward intentionally uses its own wire's values.
+graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into
+it, by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
+graph holds no buffer (engine.saved_leaves), so it is freed when the unit is dropped; a view that a program
+keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers different
+wires: then the backward intentionally uses its own wire's values.
 
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
 shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
@@ -16,7 +16,6 @@ works element by element works on them.
 the optimizer's level to the weights' level.
 """
 
-from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -140,21 +139,17 @@ class Unit:
             self.flat = self.master if self.weights is None else self.weights
         else:
             self.flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
-        values = self._views(self.flat.data, [p.shape for p in originals])
+        data, ranges = self.flat.data, self.layout.ranges()
+        values = [data[start:stop].view(p.shape) for p, (start, stop) in zip(originals, ranges, strict=True)]
+        self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
         self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
-        if self.is_whole:
-            self._unit_of[self.flat.untyped_storage()._cdata] = self
-        else:
+        self._unit_of[self.flat.untyped_storage()._cdata] = self
+        if not self.is_whole:
             self.meter.hold("start", self.flat)
             self.meter.release("start", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
         self._without_memory = self.flat, values
         self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
-
-    def _views(self, flat: torch.Tensor, shapes: Iterable[torch.Size]) -> list[torch.Tensor]:
-        """The parameters' values in a buffer of the whole unit."""
-        places = zip(self.layout.ranges(), shapes, strict=True)
-        return [flat[start:stop].view(shape) for (start, stop), shape in places]
 
     def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
         """Let the leaves have these values, views into `flat`."""
@@ -236,8 +231,8 @@ class Unit:
                 self._free()
                 raise
         if self._arriving is not None:
-            self._compute_with(self._arriving, self._views(self._arriving, [p.shape for p in self.leaves]))
-            self._arriving = None
+            flat, self._arriving = self._arriving, None
+            self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
         self.state = UnitState.GATHERED
         self.put_leaves()
 
