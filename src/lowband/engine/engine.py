@@ -6,13 +6,18 @@ Backward, per unit:  gather from the secondary level if there is one, compute, d
                      the grads level; at an accumulation boundary reduce it further, to the optimizer's level.
 Next forward:        each unit's gather first fetches the new weights from the optimizer's level.
 
+A backward need not reach a unit by its output: the graph of a side loss leads around it. So a unit is also
+gathered when weights that its forward saved are used; and the first gradient that arrives at a leaf begins a
+backward that the engine has not seen before.
+
 This is the order of one micro-batch after the other; engine.breadth has the other one, unit by unit.
 
 [Note: late gradients] Reentrant activation checkpointing runs parts of the graph as separate backward passes
 (autograd's graph tasks) inside the backward. A parameter that is used both inside and outside of such a part
 gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
-which its owner's output received its gradient. The root may share parameters with any layer, so it is ready
-early only if no layer is checkpointed this way. Other units are dropped and reduced at the backward's end.
+which its owner's output received its gradient, or weights that it saved were used. The root may share
+parameters with any layer, so it is ready early only if no layer is checkpointed this way. Other units are
+dropped and reduced at the backward's end.
 
 [Note: compiler] torch.compile of a module runs `_call_impl`, and in it the hooks, as they are; it compiles
 the forward. So a block becomes a graph over its leaves, whether it is compiled before or after sharding, and
@@ -256,6 +261,8 @@ class Engine:
         self.leave_broken_backward()
         _check_version(unit, version)
         if torch._C._current_graph_task_id() == -1:
+            if unit.state is UnitState.GATHERED:
+                return
             raise UserError(
                 "weights that a forward saved are read outside of a backward", where=f"unit '{unit.name}'"
             )
@@ -287,7 +294,6 @@ class Engine:
 
     def begin_backward(self) -> None:
         self._in_backward = True
-        self._in_use.clear()
         for unit in self.units:
             unit.grads.expect()
 
@@ -318,6 +324,7 @@ class Engine:
         for unit in self.units:
             unit.grads.finish_reduce()
         self._open.clear()
+        self._in_use.clear()
         self._in_backward, self._thread = False, None
         for owner in self._running:  # a backward inside of a forward, which goes on
             self.gather(self.units_of.get(owner, []), backward=False)
@@ -343,6 +350,7 @@ class Engine:
             for unit in self.units:
                 unit.grads.forget()
         self._open.clear()
+        self._in_use.clear()
         self._in_backward = False
 
     def _drop_all(self) -> None:

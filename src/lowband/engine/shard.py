@@ -202,7 +202,8 @@ class Unit:
         self._check_copy(stale)
         from_secondary = backward and self.secondary is not None and self._secondary_version == version
         levels = self._levels_of_gather(stale, from_secondary)
-        self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
+        with torch.inference_mode(False):  # the lane fills it outside of the caller's inference mode
+            self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
         self.state = UnitState.GATHERING
         try:
             self._gathering = self.collectives.submit(
