@@ -134,7 +134,7 @@ def whole(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[rank] for rank in of.ranks]).view(of.shape)
 
 
-@pytest.mark.parametrize("scheme", ["zero3", "zero1"])
+@pytest.mark.parametrize("scheme", ["zero3", pytest.param("zero1", marks=pytest.mark.wide)])
 def test_hooks_outside_and_inside_get_what_they_get_of_a_plain_module(scheme: str) -> None:
     """The same recomputations, the same tensors kept, no weights: every rank has the same input."""
     names = [name for name, *_ in cases()]
