@@ -15,6 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
 from lowband.engine import collectives, lane
+from lowband.engine.shard import Unit
+from lowband.engine.states import UnitState
 from lowband.model.gpt import GPT, Block
 
 RANKS, STEPS, CLIP = 8, 3, 5.0
@@ -105,11 +107,11 @@ def _answer_for_all(device: torch.device, is_late: bool) -> None:
 
 
 def _poison_what_is_freed() -> None:
-    resize = torch.UntypedStorage.resize_
+    free = Unit._free
 
-    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        if size == 0 and storage.nbytes():
-            storage.fill_(NAN_BYTE)
-        return resize(storage, size)
+    def poison_and_free(unit: Unit) -> None:
+        if unit.state is UnitState.GATHERED and not unit.is_whole:
+            unit.flat.untyped_storage().fill_(NAN_BYTE)
+        free(unit)
 
-    torch.UntypedStorage.resize_ = resize_
+    Unit._free = poison_and_free

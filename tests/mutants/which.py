@@ -41,6 +41,7 @@ def _dist(*names: str) -> list[str]:
 
 
 _ENGINE = {
+    "attributes": _dist("side_losses"),
     "api": [*_dist("library", "idioms"), *EVERY_STEP],
     "adafactor": _dist("optimizers"),
     "anchor": _dist("quorum_rounds", "sync", "sync_late"),
@@ -67,6 +68,7 @@ _ENGINE = {
     "matrix_owners": _dist("matrices"),
     "memory": _dist("wires", "flat_collectives", "closed_forms"),
     "one_byte": _dist("quorum_rounds", "one_byte"),
+    "nested": _dist("side_losses", "breadth_modules"),
     "order": _dist("misuse"),
     "pair": _dist("sync_partners"),
     "quorum": _dist("quorum_rounds", "quorum"),
@@ -77,6 +79,7 @@ _ENGINE = {
     "replicas": _dist("sync", "sync_late", "sync_partners", "sync_checkpoint_late"),
     "ring": _dist("flat_collectives", "flat", "flat_breadth"),
     "safetensors_files": _dist("safetensors"),
+    "saved_leaves": [*_dist("side_losses", "saved_leaves"), *EVERY_STEP],
     "shard": [*_dist("unit_placements", "deferred"), *EVERY_STEP, *_dist("idioms")],
     "shard_grad": [*_dist("outside", "idioms"), *EVERY_STEP],
     "shard_parameter": [*_dist("outside", "unit_placements", "idioms"), *EVERY_STEP],

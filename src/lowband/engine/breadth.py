@@ -17,7 +17,11 @@ from them. (The order of draws differs from depth-first order: with dropout, so 
 [Note: cuts] The graph is cut behind each unit: what follows gets the unit's outputs as leaves, whose
 gradients start the unit's backward. Nothing waits inside of autograd, which on a GPU runs all backward passes
 in one thread. The cuts need a chain: a tensor that requires gradients and enters a unit is an output of an
-earlier unit. What comes before the first unit belongs to that unit's graph.
+earlier unit. What comes before the first unit belongs to that unit's graph. Side outputs, tensors that a
+forward keeps in attributes of modules, are cut with the outputs of the unit that computes then or next.
+
+[Note: attributes] All micro-batches use the same modules, so each finds the attributes that its own forward
+has set whenever it goes on.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +30,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lowband.engine.attributes import Attributes
 from lowband.engine.coroutine import Coroutine
 from lowband.engine.engine import Engine
-from lowband.engine.forward_pass import Pass, requiring_grad
+from lowband.engine.forward_pass import Pass
+from lowband.engine.nested import replaced, requiring_grad
 from lowband.engine.shard import Unit
 from lowband.errors import UserError
 
@@ -42,15 +47,29 @@ CHAIN = "a module that is a chain of its units"
 class _Cut:
     """A unit's outputs that require gradients, and the leaves that what follows gets instead."""
 
-    def __init__(self, outputs: list[torch.Tensor]) -> None:
-        self._outputs = outputs
-        self.leaves = [output.detach().requires_grad_() for output in outputs]
+    def __init__(self) -> None:
+        self._outputs: list[torch.Tensor] = []
+        self.leaves: list[torch.Tensor] = []
+        self._leaf_of: dict[int, torch.Tensor] = {}  # by the id of an output
+
+    def through(self, values: Any) -> Any:
+        """Nested values, with leaves in place of the tensors that require gradients."""
+        return replaced(values, self._leaf)
+
+    def _leaf(self, output: torch.Tensor) -> torch.Tensor:
+        if not output.requires_grad:
+            return output
+        if id(output) not in self._leaf_of:
+            self._leaf_of[id(output)] = output.detach().requires_grad_()
+            self._outputs.append(output)
+            self.leaves.append(self._leaf_of[id(output)])
+        return self._leaf_of[id(output)]
 
     def backward(self) -> None:
         """Backward through the unit, from the gradients of the leaves."""
         pairs = [(o, leaf.grad) for o, leaf in zip(self._outputs, self.leaves, strict=True)]
         pairs = [(output, grad) for output, grad in pairs if grad is not None]
-        self._outputs, self.leaves = [], []
+        self._outputs, self.leaves, self._leaf_of = [], [], {}
         if pairs:
             outputs, grads = zip(*pairs, strict=True)
             torch.autograd.backward(outputs, grads)
@@ -66,6 +85,7 @@ class _MicroBatch:
         self.has_begun = False  # the module's forward
         self.inside: nn.Module | None = None  # owner of the unit that computes
         self.passed: nn.Module | None = None  # owner of the last unit that has computed
+        self.attributes = Attributes()  # that its forward has set
 
 
 class Breadth(Generic[T]):
@@ -81,6 +101,7 @@ class Breadth(Generic[T]):
         self._pass = Pass(trains=True)  # of the first micro-batch, as an example of all
         self._owners: list[nn.Module] = []  # of the units that all micro-batches have passed
         self._before_units: set[Any] = set()  # nodes of the first micro-batch's graph before the first unit
+        self._modules = list(engine.module.modules())
 
     def run(self) -> list[torch.Tensor]:
         """All forward and backward passes; returns the losses."""
@@ -119,6 +140,8 @@ class Breadth(Generic[T]):
     def _resume(self, micro_batch: _MicroBatch) -> bool:
         """Run its forward until it has passed the next unit (True) or has ended (False)."""
         self._running = micro_batch
+        micro_batch.attributes.put()
+        micro_batch.attributes.watch(self._modules)
         try:
             return micro_batch.forward.resume()
         finally:
@@ -151,16 +174,14 @@ class Breadth(Generic[T]):
         assert micro_batch is not None
         if owner is self._engine.module:
             return None
-        values, structure = tree_flatten(output)
-        places = [i for i, value in enumerate(values) if requiring_grad(value)]
-        cut = _Cut([values[i] for i in places])
-        for i, leaf in zip(places, cut.leaves, strict=True):
-            values[i] = leaf
+        cut = _Cut()
+        output = cut.through(output)
+        micro_batch.attributes.take(cut.through)
         micro_batch.cuts.append(cut)
         micro_batch.leaves.update(map(id, cut.leaves))
         micro_batch.inside, micro_batch.passed = None, owner
         micro_batch.forward.suspend()
-        return tree_unflatten(values, structure)
+        return output
 
     def _check_chain(self, owner: nn.Module, inputs: list[torch.Tensor], micro_batch: _MicroBatch) -> None:
         units, name = self._engine.units_of[owner], self._name(owner)
@@ -172,7 +193,7 @@ class Breadth(Generic[T]):
             )
         if not micro_batch.cuts:
             if micro_batch is self._micro_batches[0]:
-                self._before_units = _nodes(inputs)
+                self._before_units, _ = _graph(inputs)
         elif not all(id(tensor) in micro_batch.leaves for tensor in inputs):
             raise _refusal(name, "it takes a tensor with a gradient that is not an earlier unit's output")
 
@@ -184,7 +205,9 @@ class Breadth(Generic[T]):
     def _at_loss(self) -> list[torch.Tensor]:
         """Compute what follows the last unit, and its backward; returns the losses, detached."""
         engine, losses = self._engine, []
-        engine.prefetch(self._owners[-1] if self._owners else None, backward=True)
+        last = self._owners[-1] if self._owners else None
+        kept = [*engine.units_of.get(engine.module, []), *(engine.units_of[last] if last else [])]
+        engine.prefetch(last, backward=True)
         for i, each in enumerate(self._micro_batches):
             if i and self._resume(each):
                 assert each.passed is not None
@@ -192,16 +215,26 @@ class Breadth(Generic[T]):
             loss = each.forward.take_result()
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise UserError("loss_of returns no loss", allowed="one number that requires gradients")
-            if not self._before_units.isdisjoint(_nodes([loss])):
-                raise UserError(
-                    "breadth-first: the loss uses a tensor from before the first unit", allowed=CHAIN
-                )
+            self._check_loss(loss, each)
             self._before_units = set()
             losses.append(loss.detach())
             loss.backward()
             del loss
-            self._sum_grads(engine.units_of.get(engine.module, []))
+            self._sum_grads(engine.units)  # the loss may use side outputs that no attribute holds
+            for unit in engine.units:
+                if unit not in kept:
+                    unit.drop()
         return losses
+
+    def _check_loss(self, loss: torch.Tensor, micro_batch: _MicroBatch) -> None:
+        nodes, leaves = _graph([loss])
+        if not self._before_units.isdisjoint(nodes):
+            raise UserError("breadth-first: the loss uses a tensor from before the first unit", allowed=CHAIN)
+        if any(leaves & each.leaves for each in self._micro_batches if each is not micro_batch):
+            raise UserError(
+                "breadth-first: the loss uses a tensor of another micro-batch",
+                allowed="side losses in attributes of modules that each forward sets anew",
+            )
 
     # ---- backward
 
@@ -234,13 +267,16 @@ def _refusal(unit: str, reason: str, allowed: str = CHAIN) -> UserError:
     return UserError(f"breadth-first: {reason}", where=f"unit '{unit}'", allowed=allowed)
 
 
-def _nodes(tensors: Sequence[torch.Tensor]) -> set[Any]:
-    """The nodes of the graph behind tensors, without those that lead to leaves."""
+def _graph(tensors: Sequence[torch.Tensor]) -> tuple[set[Any], set[int]]:
+    """The graph behind tensors: its nodes, without those that lead to leaves, and the ids of its leaves."""
     found: set[Any] = set()
+    leaves: set[int] = set()
     left = [tensor.grad_fn for tensor in tensors]
     while left:
         node = left.pop()
-        if node is not None and node not in found and node.next_functions:
+        if node is not None and not node.next_functions:
+            leaves.add(id(getattr(node, "variable", None)))
+        elif node is not None and node not in found:
             found.add(node)
             left += [function for function, _ in node.next_functions]
-    return found
+    return found, leaves

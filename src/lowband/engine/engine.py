@@ -6,13 +6,18 @@ Backward, per unit:  gather from the secondary level if there is one, compute, d
                      the grads level; at an accumulation boundary reduce it further, to the optimizer's level.
 Next forward:        each unit's gather first fetches the new weights from the optimizer's level.
 
+A backward need not reach a unit by its output: the graph of a side loss leads around it. So a unit is also
+gathered when weights that its forward saved are used; and the first gradient that arrives at a leaf begins a
+backward that the engine has not seen before.
+
 This is the order of one micro-batch after the other; engine.breadth has the other one, unit by unit.
 
 [Note: late gradients] Reentrant activation checkpointing runs parts of the graph as separate backward passes
 (autograd's graph tasks) inside the backward. A parameter that is used both inside and outside of such a part
 gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
-which its owner's output received its gradient. The root may share parameters with any layer, so it is ready
-early only if no layer is checkpointed this way. Other units are dropped and reduced at the backward's end.
+which its owner's output received its gradient, or weights that it saved were used. The root may share
+parameters with any layer, so it is ready early only if no layer is checkpointed this way. Other units are
+dropped and reduced at the backward's end.
 
 [Note: compiler] torch.compile of a module runs `_call_impl`, and in it the hooks, as they are; it compiles
 the forward. So a block becomes a graph over its leaves, whether it is compiled before or after sharding, and
@@ -38,13 +43,16 @@ from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
 from lowband.engine.consistency import check_same_sharding, check_schemes
 from lowband.engine.division import Wrap, divide
-from lowband.engine.forward_pass import Pass, requiring_grad
+from lowband.engine.forward_pass import Pass
 from lowband.engine.initial import Init, Initial, Source
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
+from lowband.engine.nested import requiring_grad
 from lowband.engine.replicas import Replicas
+from lowband.engine.saved_leaves import SavedLeaves
 from lowband.engine.shard import Unit
 from lowband.engine.state_dict import refuse_state_dicts
+from lowband.engine.states import UnitState
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
@@ -107,6 +115,9 @@ class Engine:
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
         self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it exists
         self._pass = Pass(trains=False)  # the running forward, or the last one
+        self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
+        self._saved = SavedLeaves(self._before_use)
+        self._in_use: set[Unit] = set()  # units whose saved weights this backward has found to be right
         self.forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
         shared = topology, self.ledger, self.meter, self.device, overlap, pattern
@@ -120,8 +131,9 @@ class Engine:
             if placed not in collectives:
                 collectives[placed] = Collectives(placed, *shared)
             named = [names[getattr(*places[0])] for places in slots]
-            unit = Unit(name, slots, named, collectives[placed], initial, compute_dtype, reduce_dtype)
-            unit.grads.watch(self._grads_ready)
+            shared_by_units = collectives[placed], initial, self._saved.unit_of
+            unit = Unit(name, slots, named, *shared_by_units, compute_dtype, reduce_dtype)
+            unit.grads.watch(self._gradient_arrives, self._grads_ready)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
@@ -141,6 +153,7 @@ class Engine:
 
     def _hook(self, owner: nn.Module) -> None:
         owner.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+        owner.register_forward_hook(self._end_forward, always_call=True)
         owner.register_forward_hook(self._after_forward)
         places = (place for unit in self.units_of.get(owner, []) for slot in unit.slots for place in slot)
         refuse_state_dicts({owner, *(module for module, _ in places)})
@@ -148,6 +161,7 @@ class Engine:
     @torch._disable_dynamo
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
         units = self.units_of.get(owner, [])
+        self._saved.enter(owner)
         if (breadth := self._breadth) is not None and breadth.runs_here:
             breadth.before_forward(owner, (args, kwargs))
             return tree_map(self._cast, args), tree_map(self._cast, kwargs)
@@ -156,6 +170,8 @@ class Engine:
             self.leave_broken_backward()
         if owner is self.module and not self._in_backward:
             self._pass = Pass(trains=torch.is_grad_enabled())
+            self._running.clear()
+        self._running.append(owner)
         self.gather(units, backward=self._in_backward)
         if not self._in_backward:  # a forward inside a backward is activation checkpointing's recomputation
             self._pass.begun.append(owner)
@@ -171,7 +187,8 @@ class Engine:
 
         def over(_: object) -> None:
             for unit in frozen:
-                self._open[unit] -= 1
+                # No call may be open: a side output's backward does not go through the unit's output.
+                self._open[unit] = max(0, self._open[unit] - 1)
                 if not self._open[unit]:  # in f(f(x)) the inner call's backward has begun by now
                     unit.drop()
 
@@ -182,6 +199,13 @@ class Engine:
         """Cast a floating-point tensor to the compute dtype; other values stay as they are."""
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(self.compute_dtype) if is_float else value
+
+    @torch._disable_dynamo
+    def _end_forward(self, owner: nn.Module, *_: object) -> None:
+        """After every forward, also after one that ended with an exception."""
+        self._saved.leave(owner)
+        if self._running and self._running[-1] is owner:
+            self._running.pop()
 
     @torch._disable_dynamo
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
@@ -220,16 +244,8 @@ class Engine:
         units = self.units_of.get(owner, [])
         for unit, version in zip(units, versions, strict=True):
             self._open[unit] += 1
-            if unit.changes.version != version:
-                raise UserError(
-                    f"weights of '{unit.name}' changed between this forward and its backward",
-                    allowed="the optimizer's step after the backward of every forward",
-                )
-        if not self._in_backward:
-            if self.device.type == "cpu":  # on a GPU autograd uses its own threads
-                self._enter_thread()
-            self.begin_backward()
-            self._queue_end()
+            _check_version(unit, version)
+        self._enter_backward()
         if owner is self.module:
             run.place = 0
         if not (owner is self.module and run.is_reentrant):  # see [Note: late gradients]
@@ -237,6 +253,44 @@ class Engine:
                 unit.grads.expect_ready(torch._C._current_graph_task_id())
         self.gather(units, backward=True)
         self.prefetch(run.after(owner, run.ended[::-1]), backward=True)
+
+    def _before_use(self, unit: Unit, version: int) -> None:
+        """Before weights that a forward saved are used: by the unit's backward, or by a side output's."""
+        if unit in self._in_use and unit.state is UnitState.GATHERED and unit.gathered_version == version:
+            return
+        self.leave_broken_backward()
+        _check_version(unit, version)
+        if torch._C._current_graph_task_id() == -1:
+            if unit.state is UnitState.GATHERED:
+                return
+            raise UserError(
+                "weights that a forward saved are read outside of a backward", where=f"unit '{unit.name}'"
+            )
+        self._enter_backward()
+        if unit.state is not UnitState.GATHERED:
+            if self._breadth is None and unit not in self.units_of.get(self.module, []):
+                unit.grads.expect_ready(torch._C._current_graph_task_id())
+            self.gather([unit], backward=True)
+        self._in_use.add(unit)
+
+    def _gradient_arrives(self) -> None:
+        self.leave_broken_backward()
+        self._enter_backward()
+
+    def _enter_backward(self) -> None:
+        """Begin a backward, unless one is running."""
+        if self._in_backward:
+            return
+        if self._breadth is not None:
+            raise UserError(
+                "breadth-first: a backward inside of a forward",
+                where=type(self.module).__name__,
+                allowed="the usual loop, with lowband.no_sync",
+            )
+        if self.device.type == "cpu":  # on a GPU autograd uses its own threads
+            self._enter_thread()
+        self.begin_backward()
+        self._queue_end()
 
     def begin_backward(self) -> None:
         self._in_backward = True
@@ -270,7 +324,10 @@ class Engine:
         for unit in self.units:
             unit.grads.finish_reduce()
         self._open.clear()
+        self._in_use.clear()
         self._in_backward, self._thread = False, None
+        for owner in self._running:  # a backward inside of a forward, which goes on
+            self.gather(self.units_of.get(owner, []), backward=False)
         if self.sync and dist.get_backend() not in ("gloo", "fake"):
             self.topology.order.compare()
 
@@ -282,7 +339,7 @@ class Engine:
         parameters already have stay until `zero_grad`.
         """
         runs = torch._C._current_graph_task_id() != -1 and self._ending() is not None
-        if self._in_backward and not runs:
+        if self._in_backward and not runs and self._breadth is None:
             self._discard()
 
     def _discard(self) -> None:
@@ -293,6 +350,7 @@ class Engine:
             for unit in self.units:
                 unit.grads.forget()
         self._open.clear()
+        self._in_use.clear()
         self._in_backward = False
 
     def _drop_all(self) -> None:
@@ -389,6 +447,15 @@ class Engine:
             yield
         finally:
             self.sync = True
+
+
+def _check_version(unit: Unit, version: int) -> None:
+    """Raises UserError if the unit's weights are not those that a forward computed with any more."""
+    if unit.changes.version != version:
+        raise UserError(
+            f"weights of '{unit.name}' changed between this forward and its backward",
+            allowed="the optimizer's step after the backward of every forward",
+        )
 
 
 def _differentiable(values: Any) -> list[torch.Tensor]:

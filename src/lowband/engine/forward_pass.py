@@ -1,11 +1,8 @@
 """The facts of a forward pass that its backward, and the next forward, need."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 
 @dataclass
@@ -31,8 +28,3 @@ class Pass:
             return None
         self.place = order.index(owner, self.place) + 1
         return order[self.place] if self.place < len(order) else None
-
-
-def requiring_grad(values: Any) -> list[torch.Tensor]:
-    """The tensors in nested values that require gradients."""
-    return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.requires_grad]

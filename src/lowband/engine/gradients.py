@@ -35,6 +35,7 @@ class Gradients:
         self._is_reduced = False  # whether this backward has submitted a reduction
         self._missing: set[torch.Tensor] = set()  # leaves still without a gradient in this backward
         self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
+        self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
         self._sum: torch.Tensor | None = None  # 1D, the whole unit, fp32: over micro-batches, breadth-first
         self._accumulated: torch.Tensor | None = None  # 1D, shard of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shard of `optim`, fp32
@@ -42,31 +43,38 @@ class Gradients:
 
     # ---- from autograd
 
-    def watch(self, ready: Callable[["Unit"], None]) -> None:
-        """Call `ready` once every leaf has its gradient of this backward, if that can be known in time."""
+    def watch(self, begins: Callable[[], None], ready: Callable[["Unit"], None]) -> None:
+        """Call `begins` before each gradient of a leaf; call `ready` once every leaf has its gradient of this
+        backward, if that can be known in time.
+        """
+
+        def arrives(_grad: torch.Tensor) -> None:
+            begins()
 
         def arrived(leaf: torch.Tensor) -> None:
-            if torch._C._current_graph_task_id() != self._ready_in:
-                self._ready_in = None  # see engine.engine, [Note: late gradients]
+            self._arrived_in.add(torch._C._current_graph_task_id())
             is_first = leaf in self._missing
             self._missing.discard(leaf)
-            if is_first and not self._missing and self._ready_in is not None:
+            # See engine.engine, [Note: late gradients].
+            if is_first and not self._missing and self._arrived_in == {self._ready_in}:
                 ready(self._unit)
 
         if self._unit.requires_grad:
             for leaf in self._unit.leaves:
+                leaf.register_hook(arrives)
                 leaf.register_post_accumulate_grad_hook(arrived)
 
     def expect(self) -> None:
         """Prepare for a backward that begins."""
         self._missing, self._ready_in, self._is_reduced = set(self._unit.leaves), None, False
+        self._arrived_in.clear()
         if all(shard.grad is None for shard in self._unit.shards):
             self._meter.release("grads", self._handed_bytes)
             self._handed_bytes = 0
 
     def expect_ready(self, graph_task: int) -> None:
         """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task."""
-        if len(self._missing) == len(self._unit.leaves):
+        if self._arrived_in <= {graph_task}:
             self._ready_in = graph_task
 
     @property

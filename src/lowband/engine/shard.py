@@ -1,10 +1,11 @@
 """One unit: the parameters that are gathered together, their shards and their transitions.
 
-[Note: leaves] The module computes with `leaves`: parameters that are views into the unit's flat buffer.
-They live as long as the unit, so that autograd's graph stays valid while the buffer behind them is freed
-and refilled. They are made from `.data`, which gives them version counters of their own, so autograd does not
-see a refill as an in-place change. A refill restores the same values, unless a scheme gives forward and
-backward gather different wires: then the backward intentionally uses its own wire's values.
+[Note: leaves] The module computes with `leaves`: parameters that live as long as the unit, so that autograd's
+graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into
+it, by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
+graph holds no buffer (engine.saved_leaves), so it is freed when the unit is dropped; a view that a program
+keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers different
+wires: then the backward intentionally uses its own wire's values.
 
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
 shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
@@ -47,6 +48,7 @@ class Unit:
         names: list[str],
         collectives: Collectives,
         initial: Initial,
+        unit_of: dict[int, "Unit"],
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
     ) -> None:
@@ -54,6 +56,7 @@ class Unit:
 
         names:   the parameters' names in the sharded module
         initial: the parameters' values
+        unit_of: where each unit is found by the storage of its gathered weights, see engine.saved_leaves
         """
         self.name, self.slots = name, slots
         self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
@@ -65,6 +68,7 @@ class Unit:
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
         self._hold_shards(originals, names)
         self._take_values(originals, names, initial)
+        self._unit_of = unit_of
         self._make_leaves(originals)
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
@@ -126,25 +130,35 @@ class Unit:
             with initial.values(name, original) as values, torch.no_grad():
                 for (a, b), start, shard in parts:
                     shard[a - start : b - start] = values[a - place[0] : b - place[0]]
-        self._seen_version = self.changes.version
+        self.gathered_version = self.changes.version  # of the weights that were gathered last
         if self.weights is not None:
             self.changes.take_sample()
 
     def _make_leaves(self, originals: list[nn.Parameter]) -> None:
-        """Make the unit's buffer and the leaves. See [Note: leaves]."""
+        """Make the leaves, without memory if the unit is to be gathered. See [Note: leaves]."""
         if self.is_whole:
             self.flat = self.master if self.weights is None else self.weights
         else:
             self.flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
-        data = self.flat.data
-        self.leaves = [
-            nn.Parameter(data[start:stop].view(p.shape), self.requires_grad)
-            for p, (start, stop) in zip(originals, self.layout.ranges(), strict=True)
-        ]
+        data, ranges = self.flat.data, self.layout.ranges()
+        values = [data[start:stop].view(p.shape) for p, (start, stop) in zip(originals, ranges, strict=True)]
+        self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
+        self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
+        self._unit_of[self.flat.untyped_storage()._cdata] = self
         if not self.is_whole:
             self.meter.hold("start", self.flat)
             self.meter.release("start", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
+        self._without_memory = self.flat, values
+        self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
+
+    def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
+        """Let the leaves have these values, views into `flat`."""
+        self._unit_of.pop(self.flat.untyped_storage()._cdata, None)
+        self.flat = flat
+        for leaf, value in zip(self.leaves, values, strict=True):
+            leaf.data = value
+        self._unit_of[flat.untyped_storage()._cdata] = self
 
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See [Note: shards]."""
@@ -176,11 +190,11 @@ class Unit:
         Raises UserError if the shards were replaced, moved, cast, frozen, or written through `.data`.
         """
         version = self.changes.version
-        stale = version != self._seen_version
+        stale = version != self.gathered_version
         self.changes.check_shards()
         if self.is_whole:
             self._refresh_whole(stale)
-            self._seen_version = version
+            self.gathered_version = version
             return
         if stale:  # there was an optimizer step between a forward without a backward and this one
             self.drop()
@@ -189,19 +203,25 @@ class Unit:
         self._check_copy(stale)
         from_secondary = backward and self.secondary is not None and self._secondary_version == version
         levels = self._levels_of_gather(stale, from_secondary)
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
-        self.meter.hold("gathered", self.flat)
+        with torch.inference_mode(False):  # the lane fills it outside of the caller's inference mode
+            self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
         self.state = UnitState.GATHERING
         try:
             self._gathering = self.collectives.submit(
                 self.name,
                 levels,
-                partial(self._gather, stale=stale, backward=backward, from_secondary=from_secondary),
+                partial(
+                    self._gather,
+                    into=self._arriving,
+                    stale=stale,
+                    backward=backward,
+                    from_secondary=from_secondary,
+                ),
             )
         except BaseException:
             self._free()
             raise
-        self._seen_version = version
+        self.gathered_version = version
 
     def finish_gather(self) -> None:
         """Wait for the gather and register the whole parameters in the module."""
@@ -212,6 +232,9 @@ class Unit:
             except BaseException:
                 self._free()
                 raise
+        if self._arriving is not None:
+            flat, self._arriving = self._arriving, None
+            self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
         self.state = UnitState.GATHERED
         self.put_leaves()
 
@@ -220,7 +243,7 @@ class Unit:
         if self.secondary is not None and self.state is UnitState.GATHERED:
             start, stop = self.range_of(self.scheme.backward_level)
             self.secondary.copy_(self.flat[start:stop])
-            self._secondary_version = self._seen_version
+            self._secondary_version = self.gathered_version
 
     def drop(self) -> None:
         """Register the shards again, and free the unit's buffer unless it is held all the time."""
@@ -234,7 +257,8 @@ class Unit:
         """Free the gathered parameters, if they are not held all the time."""
         if not self.is_whole and self.state is not UnitState.SHARDED:
             self.meter.release("gathered", self.flat.nbytes)
-            self.flat.untyped_storage().resize_(0)
+            self._arriving = None
+            self._compute_with(*self._without_memory)
             self.state = UnitState.SHARDED
 
     def _check_copy(self, stale: bool) -> None:
@@ -260,7 +284,9 @@ class Unit:
         first = inwards(self.scheme.weights, self.scheme.optim) if refreshed else []
         return [*first, *inwards(SELF, self.scheme.weights)]
 
-    def _gather(self, call: Call, stale: bool, backward: bool, from_secondary: bool) -> Work:
+    def _gather(
+        self, call: Call, into: torch.Tensor, stale: bool, backward: bool, from_secondary: bool
+    ) -> Work:
         source, level = (self.secondary, self.scheme.backward_level) if from_secondary else (None, "")
         if source is None:
             if stale:
@@ -268,7 +294,7 @@ class Unit:
             # Without a copy of the weights, the master shard itself is gathered.
             source, level = (self.master if self.weights is None else self.weights), self.scheme.weights
         row = BACKWARD_GATHER if backward else FORWARD_GATHER
-        yield from self.collectives.gather(call, source, self.flat, SELF, level, row.name)
+        yield from self.collectives.gather(call, source, into, SELF, level, row.name)
 
     def _refresh(self, call: Call) -> Work:
         """Gather the master weights from the optimizer's level to the weights' level. [Note: stale]"""

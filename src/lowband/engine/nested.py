@@ -1,0 +1,62 @@
+"""Tensors inside of what a forward takes or returns.
+
+torch's pytree opens the containers that it knows. A model may also return a dataclass, a SimpleNamespace or a
+dict of its own class, which are leaves to pytree; here they are opened, too.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+
+def requiring_grad(values: Any) -> list[torch.Tensor]:
+    """The tensors in nested values that require gradients."""
+    found = []
+    for value in tree_leaves(values):
+        if isinstance(value, torch.Tensor):
+            found += [value] if value.requires_grad else []
+        elif inner := _opened(value):
+            found += requiring_grad(inner)
+    return found
+
+
+def replaced(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Nested values with each of their tensors changed; what has none changed is the same object."""
+    leaves, structure = tree_flatten(values)
+    changed = [_replaced(leaf, change) for leaf in leaves]
+    if all(new is old for new, old in zip(changed, leaves, strict=True)):
+        return values
+    return tree_unflatten(changed, structure)
+
+
+def _replaced(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return change(leaf)
+    inner = _opened(leaf)
+    changed = {key: replaced(value, change) for key, value in inner.items()}
+    if all(changed[key] is inner[key] for key in inner):
+        return leaf
+    copied = copy.copy(leaf)
+    for key, value in changed.items():
+        if isinstance(copied, dict):
+            copied[key] = value
+        else:
+            object.__setattr__(copied, key, value)  # the dataclass may be frozen
+    return copied
+
+
+def _opened(value: Any) -> dict[Any, Any]:
+    """The values in a container that pytree takes for a leaf; empty for anything else."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, SimpleNamespace):
+        return dict(vars(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if hasattr(value, field.name)]
+        return {name: getattr(value, name) for name in names}
+    return {}
