@@ -1,6 +1,7 @@
 # make reproduce   set up, run the suites of config/config.yaml, print which claims hold
 # make test        set up, run the tests
-# make test-all    as test, with the cases that it leaves out, 1,000 random programs, 200 faults and fuzzing: hours
+# make test-all    as test, with the cases that it leaves out, 1,000 random programs, 200 faults and fuzzing: hours;
+#                  goes on where it was cut (build/all)
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       as reproduce, on nine small runs (what it costs: docs/benchmarks.md)
 # make faults      200 faults of all kinds in real runs: build/faults (docs/reliability.md); faults of disks and
@@ -58,8 +59,8 @@ smoke: install
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
-# beside those that compute; then, alone, what times real messages.
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
+# beside those that compute; then, alone, what times real messages. Each process in a network of its own.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider --own-network $(OPTIONS)
 MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
 test: install
@@ -69,10 +70,7 @@ test: install
 	$(PYTEST) -m timed $(call MARKED,timed)
 
 test-all: install
-	$(MAKE) test OPTIONS=--wide
-	$(BIN)/python -m tests.random --cases 1000 --out build/all/random.csv
-	$(BIN)/python -m tests.faults --cases 200 --out build/all/faults
-	$(BIN)/python -m tests.fuzz --inputs 600 --out build/all/fuzz.csv
+	$(BIN)/python -m tests.all --out build/all
 
 faults: install
 	$(BIN)/python -m tests.faults --cases 200 --out build/faults

@@ -5,18 +5,24 @@ from collections import Counter
 
 import pytest
 
-from tests import passed, seconds, timed
+from tests import own_network, passed, seconds, timed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wide", action="store_true", help="also what `make test` leaves to `make test-all`")
     parser.addoption("--one-try", action="store_true", help="no second try for tests that time messages")
     parser.addoption(
+        "--own-network", action="store_true", help="each process in a network of its own (as root)"
+    )
+    parser.addoption(
         "--record-seconds", action="store_true", help="write what each took to tests/seconds.csv"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    shares_out = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    if config.getoption("--own-network") and not shares_out:
+        own_network.enter()
     if hasattr(config, "workerinput"):
         return  # the process that shares out the tests hears of each
     if not config.getoption("--one-try"):

@@ -63,6 +63,7 @@ def test_a_full_disk_is_the_cause_and_a_rerun_goes_on(disk: Path, whole: RunFold
 
     def fill(self: RunFolder, record: StepRecord) -> None:
         if record.step == 8:
+            wait_for(lambda: self.has_checkpoint)  # of step 5, which is written behind training
             with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))

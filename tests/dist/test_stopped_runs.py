@@ -25,6 +25,7 @@ from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec import records
 from lowband.spec.records import Outcome, RunFolder, Sent
+from tests.waiting import wait_for
 
 STEPS, EVERY = 6, 2
 MODEL = SMOKE["smoke-gpt-200k-zero3-n0001-b8-s64-r1"].model.model_dump() | {"layers": 1, "hidden": 32}
@@ -36,6 +37,8 @@ class Kill:
 
     is_after: once the function has returned; else before its first line
     counts:   whether a call with these arguments is counted
+    once:     given these arguments: what is waited for before they are killed, such as a checkpoint that is
+              written behind training
     """
 
     owner: Any
@@ -43,6 +46,7 @@ class Kill:
     call: int = 1
     is_after: bool = False
     counts: Callable[..., bool] = lambda *_, **__: True
+    once: Callable[..., bool] = lambda *_, **__: True
 
     def __str__(self) -> str:
         return f"{'after' if self.is_after else 'before'}-{self.name}-{self.call}"
@@ -54,10 +58,11 @@ class Kill:
         def deadly(*arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += self.counts(*arguments, **named)
-            if calls == self.call and not self.is_after:
-                os.killpg(0, signal.SIGKILL)
-            result = function(*arguments, **named)
+            result = None
+            if calls != self.call or self.is_after:
+                result = function(*arguments, **named)
             if calls == self.call:
+                wait_for(lambda: self.once(*arguments, **named))
                 os.killpg(0, signal.SIGKILL)
             return result
 

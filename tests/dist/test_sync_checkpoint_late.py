@@ -16,7 +16,7 @@ from lowband.engine.api import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome, RunFolder, StepRecord
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 
@@ -116,7 +116,12 @@ def test_resumed_while_an_exchange_is_on_its_way(tmp_path: Path) -> None:
 def test_a_killed_run_has_the_records_of_one_that_was_not(tmp_path: Path, scheme: Scheme) -> None:
     """Also of bytes that were sent before it was killed and are counted afterwards, when they arrive."""
     found = []
-    for name, prepare in (("whole", lambda: None), ("killed", Kill(RunFolder, "append_step", 8).arm)):
+
+    def has_six(folder: RunFolder, _: StepRecord) -> bool:
+        return any(folder.checkpoints.glob("*/step-00000006"))
+
+    kill = Kill(RunFolder, "append_step", 8, once=has_six)
+    for name, prepare in (("whole", lambda: None), ("killed", kill.arm)):
         folder = tmp_path / name
         folder.mkdir()
         path = spec_file(folder, scheme=scheme.model_dump(), steps=9, checkpoint_every=2)

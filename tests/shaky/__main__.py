@@ -1,32 +1,32 @@
 """`python -m tests.shaky`: tests again and again on a busy machine, a row for each group and round.
 
-python -m tests.shaky --rounds 10 --loops 4 --out results/reference/shaky
-python -m tests.shaky --rounds 2 --loops 2 --fast --out results/reference/shaky
+python -m tests.shaky --rounds 10 --loops 4 --at-once 4 --out build/shaky
+python -m tests.shaky --rounds 2 --loops 2 --fast --out build/shaky
 
-Loops that do nothing but compute run beside the tests, at the same priority. Tests that time real messages
-are left out: `make test` runs these alone. Rows that the folder has already are kept: a campaign that was cut
-goes on.
+Loops that do nothing but compute run beside the tests, at the same priority, and so do `--at-once` groups
+beside each other. Tests that time real messages are left out: `make test` runs these alone. Rows that the
+folder has already are kept: a campaign that was cut goes on.
 """
 
 import argparse
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from xml.etree import ElementTree
 
 from lowband.run.environment import code_version
 from tests import campaign_rows
+from tests.junit import counted
 from tests.shaky.groups import FORMERLY_FRAGILE
 
-COLUMNS = ["round", "loops", "group", "tests", "skipped", "failed", "which", "seconds", "commit"]
+COLUMNS = ["round", "loops", "at_once", "group", "tests", "skipped", "failed", "which", "seconds", "commit"]
 FAST = "the fast part"
-COMMAND = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-ONE_PROCESS = ["-m", "not timed"]
+ONE_PROCESS = ["--own-network", "-m", "not timed"]
 FAST_PART = [
+    "--own-network",
     "-n",
     "2",
     "--dist",
@@ -41,6 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.shaky", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, required=True, help="how often each group runs")
     parser.add_argument("--loops", type=int, required=True, help="busy loops beside the tests")
+    parser.add_argument("--at-once", type=int, default=1, help="groups that run beside each other (1)")
     parser.add_argument(
         "--fast", action="store_true", help="all tests that are not slow, in place of the groups"
     )
@@ -53,15 +54,24 @@ def main() -> int:
     groups = (
         {FAST: FAST_PART} if options.fast else {k: [*ONE_PROCESS, *v] for k, v in FORMERLY_FRAGILE.items()}
     )
+    todo = [
+        (at, group)
+        for at in range(options.rounds)
+        for group in groups
+        if (at, options.loops, group) not in done
+    ]
+    pool = ThreadPoolExecutor(options.at_once)
     with busy(options.loops):
-        for at in range(options.rounds):
-            for group, arguments in groups.items():
-                if (at, options.loops, group) in done:
-                    continue
-                row = {"round": at, "loops": options.loops, "group": group, **tried(arguments)}
-                print(*row.values(), sep=" | ", flush=True)
-                rows.append(row)
+        try:
+            running = {pool.submit(tried, groups[group]): (at, group) for at, group in todo}
+            for ended in as_completed(running):
+                at, group = running[ended]
+                beside = {"round": at, "loops": options.loops, "at_once": options.at_once, "group": group}
+                rows.append(beside | ended.result())
+                print(*rows[-1].values(), sep=" | ", flush=True)
                 campaign_rows.write(file, COLUMNS, rows)
+        finally:  # what cannot be run ends the campaign, not after all others
+            pool.shutdown(cancel_futures=True)
     return int(any(int(row["failed"]) for row in rows))
 
 
@@ -78,21 +88,11 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def tried(arguments: list[str]) -> dict[str, object]:
-    """Counts of one pytest."""
+    """Counts of one pytest, its time and the commit."""
     start, (commit, is_dirty) = time.monotonic(), code_version()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        ended = subprocess.run([*COMMAND, *arguments, f"--junitxml={report}"], capture_output=True, text=True)
-        if not report.exists():
-            sys.exit(ended.stdout + ended.stderr)
-        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    wrong = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    if wrong:
-        print(ended.stdout)
     return {
-        "tests": len(cases), "skipped": sum(case.find("skipped") is not None for case in cases),
-        "failed": len(wrong), "which": " ".join(case.get("name", "") for case in wrong),
-        "seconds": f"{time.monotonic() - start:.0f}", "commit": commit + ("-dirty" if is_dirty else ""),
+        **counted(arguments), "seconds": f"{time.monotonic() - start:.0f}",
+        "commit": commit + ("-dirty" if is_dirty else ""),
     }  # fmt: skip
 
 

@@ -1,0 +1,38 @@
+"""`make test-all` leaves no test out, and counts what its campaigns found."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.all import __main__ as everything
+from tests.all.parts import CAMPAIGNS, TESTS, Campaign
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_folder_of_tests_is_in_a_part() -> None:
+    apart = {"tests/unit", "tests/dist"}
+    left = {argument.removeprefix("--ignore=") for argument in TESTS["other folders"] if "ignore" in argument}
+    assert left == apart and all(TESTS[part][-1] == part for part in apart)
+    assert {TESTS[part][TESTS[part].index("-m") + 1] for part in TESTS} == {
+        "not waits and not timed", "waits and not timed", "timed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_a_campaign_is_there(name: str) -> None:
+    module = CAMPAIGNS[name].command[0].replace(".", "/")
+    options = ast.dump(ast.parse((ROOT / module / "__main__.py").read_text()))
+    assert all(f"'{word}'" in options for word in CAMPAIGNS[name].command[1:] if word.startswith("--"))
+
+
+def test_what_a_campaign_wrote_is_counted(tmp_path: Path) -> None:
+    campaign = Campaign(
+        ["platform"], "it.csv", False, "wrong", "seed", "inputs"
+    )  # a module that writes nothing
+    (tmp_path / "it.csv").write_text("seed,inputs,wrong,commit\n4,20,,now\n5,30,another loss,now\n")
+    found = everything.tried(campaign, tmp_path, "now")
+    assert (found["tests"], found["failed"], found["which"]) == (50, 1, "5")
+    found = everything.tried(campaign, tmp_path, "later")
+    assert (found["tests"], found["failed"], found["which"]) == (0, 1, "it did not begin")
