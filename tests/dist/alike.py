@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from test_parity import CONFIG, INNER, SPEC, optimizer_of, part_of_batch
+from named import CONFIG, levels_of
+from test_parity import SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
@@ -52,7 +53,7 @@ def train(
     _answer_for_all(device, is_late)
     _poison_what_is_freed()
     model = _model().to(device)
-    model = lowband.shard(model, CONFIG.scheme(scheme), lowband.Topology(INNER), Block, dtype)
+    model = lowband.shard(model, CONFIG.scheme(scheme), lowband.Topology(levels_of(scheme)), Block, dtype)
     optimizer = optimizer_of(model.parameters())
     found = []
     for step in range(STEPS):

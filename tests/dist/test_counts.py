@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, CONFIG, SCHEMES, SPEC, optimizer_of, part_of_batch
+from named import CONFIG, SCHEMES, levels_of
+from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -43,7 +44,7 @@ def count(scheme_name: str, inner: dict[str, int], dtype: str, accumulation: int
     ("scheme", "ranks", "dtype", "accumulation"), pairwise(product(SCHEMES, (1, 2, 4, 8), DTYPE, (1, 2)))
 )
 def test_counts_equal_closed_forms(scheme: str, ranks: int, dtype: str, accumulation: int) -> None:
-    inner = {"package": 2, "node": 4}
+    inner = levels_of(scheme)
     levels = Levels.fit(inner, ranks)
     given = unit_numels(SPEC, levels), CONFIG.scheme(scheme), levels, dtype, "fp32", accumulation
     for sent, held, moments, numels in on_ranks(ranks, count, scheme, inner, dtype, accumulation):

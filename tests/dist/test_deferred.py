@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_parity import CONFIG, INNER, SCHEMES, SPEC
+from named import CONFIG, INNER, SCHEMES, Topologies, levels_of
+from test_parity import SPEC
 from torch import nn
 
 import lowband
@@ -20,11 +21,11 @@ from lowband.trainers.trainer import fingerprint_of
 SEED = 7
 
 
-def state_of_deferred(schemes: list[str], inner: dict[str, int]):
+def state_of_deferred(schemes: list[str]):
     """Per scheme: the whole state, and the peak bytes of the start, counted and in closed form."""
-    topology, found = lowband.Topology(inner), {}
+    topologies, found = Topologies(), {}
     for name in schemes:
-        scheme = CONFIG.scheme(name)
+        scheme, topology = CONFIG.scheme(name), topologies.of(name)
         with torch.device("meta"):
             model = GPT(SPEC)
         before = torch.get_rng_state()
@@ -39,20 +40,20 @@ def state_of_deferred(schemes: list[str], inner: dict[str, int]):
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_the_values_are_those_of_a_real_module(ranks: int) -> None:
     expected = GPT(SPEC, seed=SEED).state_dict()
-    by_rank = on_ranks(ranks, state_of_deferred, SCHEMES, INNER)
+    by_rank = on_ranks(ranks, state_of_deferred, SCHEMES)
     for name in SCHEMES:
         state = by_rank[0][name][0]
         assert list(state) == list(expected)
         assert all(torch.equal(state[key], expected[key]) for key in expected), name
         assert [found[name][1] for found in by_rank] == [found[name][2] for found in by_rank], name
-        fullest = start_bytes(SPEC.unit_shapes(), CONFIG.scheme(name), levels(ranks), "fp32")
+        fullest = start_bytes(SPEC.unit_shapes(), CONFIG.scheme(name), levels(ranks, name), "fp32")
         assert max(found[name][1] for found in by_rank) == fullest, name
 
 
-def levels(ranks: int):
+def levels(ranks: int, scheme: str):
     from lowband.spec.mesh import Levels
 
-    return Levels.fit(INNER, ranks)
+    return Levels.fit(levels_of(scheme), ranks)
 
 
 class Odd(nn.Module):

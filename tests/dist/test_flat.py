@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from modules import INNER, Tower, inputs, is_layer, sgd
+from named import CONFIG, SCHEMES, Topologies, levels_of
 from started import begun, ended, spec_file
-from test_parity import CLIP, CONFIG, SCHEMES, optimizer_of
+from test_parity import CLIP, optimizer_of
 from torch import nn
 
 import lowband
@@ -66,8 +67,11 @@ def two_units() -> nn.Module:
 
 
 def count_all(inner: dict[str, int], pattern: str):
-    topology = Topology(inner)
-    return {scheme: train(two_units, scheme, pattern, topology, torch.float32)[:3] for scheme in SCHEMES}
+    topologies = Topologies(inner)
+    return {
+        scheme: train(two_units, scheme, pattern, topologies.of(scheme), torch.float32)[:3]
+        for scheme in SCHEMES
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,10 +79,10 @@ def count_all(inner: dict[str, int], pattern: str):
 )
 def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
     """Those of each rank, and their mean. With packages of 3 ranks it is not whole."""
-    levels = Levels.fit(inner, ranks)
     by_rank = on_ranks(ranks, count_all, inner, "flat")
     for name in SCHEMES:
         scheme, totals = CONFIG.scheme(name), Counter()
+        levels = Levels.fit(levels_of(name, inner), ranks)
         for rank, counted in enumerate(by_rank):
             sent, held, units = counted[name]
             assert sent == sent_bytes(units, scheme, levels, "fp32", "fp32", 1, True, "flat", rank)

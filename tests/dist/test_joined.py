@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from named import CONFIG, INNER, SCHEMES, levels_of
 from test_flat import count_all
-from test_parity import CONFIG, INNER, SCHEMES, Case, Trained, single, train_sharded
+from test_parity import Case, Trained, single, train_sharded
 
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
@@ -39,9 +40,9 @@ def test_bit_equal_to_hops_and_to_a_single_process(ranks: int, inner: dict[str, 
 @pytest.mark.parametrize(("ranks", "inner"), RANKS)
 def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
     """Those of each rank, which are the mean."""
-    levels = Levels.fit(inner, ranks)
     for rank, counted in enumerate(on_ranks(ranks, count_all, inner, "joined")):
         for name in SCHEMES:
+            levels = Levels.fit(levels_of(name, inner), ranks)
             sent, held, units = counted[name]
             given = units, CONFIG.scheme(name), levels, "fp32", "fp32", 1
             assert sent == sent_bytes(*given, True, "joined", rank) == sent_bytes(*given, True, "joined")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from alike import train
-from test_parity import SCHEMES
+from named import SCHEMES
 
 from lowband.run.on_ranks import on_ranks
 

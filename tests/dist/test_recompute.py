@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, CONFIG, INNER, QUANTIZED, SCHEMES, SPEC, optimizer_of, part_of_batch
+from named import CONFIG, SCHEMES, levels_of
+from test_parity import CLIP, QUANTIZED, SPEC, optimizer_of, part_of_batch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -96,7 +97,7 @@ def test_torch_keeps_what_sequence_parallelism_gathers(ranks: int) -> None:
 
 def train(scheme: str, recompute: str) -> list[float]:
     model = GPT(SPEC, seed=7, recompute=recompute)  # type: ignore[arg-type]
-    topology = lowband.Topology(INNER)
+    topology = lowband.Topology(levels_of(scheme))
     lowband.shard(model, CONFIG.scheme(scheme), topology, Block, torch.float32)
     optimizer = optimizer_of(model.parameters())
     found = []

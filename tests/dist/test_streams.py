@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from modules import INNER, Tower, inputs, is_layer
+from named import SCHEMES, levels_of
 from streams import Device, Watch
-from test_parity import SCHEMES, SPEC, optimizer_of, part_of_batch
+from test_parity import SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
@@ -34,7 +35,7 @@ def steps(module: str, scheme: str | Scheme, dtype: torch.dtype, pattern: str, c
     """Accumulated with and without no_sync, or breadth-first, clipped; an evaluation between; the whole
     weights at the end."""
     make, wrap, arguments = MODULES[module]
-    topology = lowband.Topology(INNER)
+    topology = lowband.Topology(levels_of(scheme) if isinstance(scheme, str) else INNER)
     model = lowband.shard(make(), scheme, topology, wrap, dtype, collectives=pattern)
     optimizer = optimizer_of(model.parameters())
     for step in range(STEPS):

@@ -19,7 +19,7 @@ SUITE = (
     "seq_len: 64, steps: 8, compute_dtype: bf16, reduce_dtype: bf16}\n"
 )
 RUNS = 200  # of a suite, at most: a larger one is sound but takes long
-SCHEMES = entries("config/schemes.yaml", "zero3", "hier3", "diloco")
+SCHEMES = entries("config/schemes.yaml", "zero3", "zeropp", "hier3", "diloco")
 MODELS = entries("config/models.yaml", "gpt-20b", "gpt-200k")
 
 
@@ -65,6 +65,8 @@ def _experiments(root: Path) -> None:
 
 
 def _with_experiments(root: Path) -> None:
+    small(root)
+    put(root, "config/suites/frontier.yaml", sound("config/suites/frontier.yaml"))
     put(root, "config/experiments.yaml", sound("config/experiments.yaml"))
     shutil.copytree(ROOT / "results" / "reference" / "local", root / "results" / "reference" / "local")
 

@@ -7,13 +7,15 @@ import pytest
 
 from lowband.predict.prediction import speed
 from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
 from lowband.spec.stack import Stack
 from lowband.validation import SOURCES, Setting
 from lowband.validation.frontier import RANKS, at_point
 from lowband.validation.frontier_alternatives import ALTERNATIVES, alternatives
 from lowband.validation.validate import with_facts
 
-CONFIG = Config(Path(__file__).parents[2])
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,13 @@ def test_a_row_is_what_its_values_predict(table: pd.DataFrame) -> None:
     )
     assert table.loc["one share of all links", "ratio_hier3_zero3"] == pytest.approx(hier3 / zero3, rel=5e-3)
     assert isinstance(stack, Stack)
+
+
+def test_the_shipped_table_says_what_is_found_today(table: pd.DataFrame) -> None:
+    shipped = read_table(ROOT / "results" / "reference" / "predicted" / "alternatives.csv")
+    for column in ("alternative", "values", "place", "gives", "plausibility"):
+        found = table.reset_index()[column].astype(str)
+        assert shipped[column].fillna("").astype(str).tolist() == found.tolist()
 
 
 def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:

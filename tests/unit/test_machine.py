@@ -125,6 +125,8 @@ NO_LOW = {"value": 0.5, "low": 0, "source": "made up"}
         (("levels", 1, "link", "gigabytes_per_s"), 5e-324, "greater than or equal to 0"),
         (("device", "memory_gib"), 1e300, "less than or equal to 1"),
         (("device", "peak_tflops", "bf16"), float("inf"), "finite"),
+        (("device", "peak_tflops", "bf16"), 3e8, "less than or equal to 1000000"),
+        (("levels", 0, "size"), 10**8, "less than or equal to 1048576"),
         (("device", "kernel_us"), {"value": 1e300, "source": "made up"}, "less than or equal to 1"),
     ],
 )

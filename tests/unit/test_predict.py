@@ -22,14 +22,15 @@ from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Joined, Levels
-from lowband.spec.plain_data import read_yaml
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.validation.scale_model import box_step_s
 
 ROOT = Path(__file__).parents[2]
-SCHEMES = sorted(read_yaml(ROOT / "config" / "schemes.yaml"))
 FRONTIER = Config(ROOT).machine("frontier")
+SCHEMES = sorted(
+    name for name in Config(ROOT).schemes if Config(ROOT).scheme(name).machine_levels <= set(FRONTIER.sizes)
+)
 ZERO = Config(ROOT).stack_on("deepspeed-zero", "frontier")
 
 

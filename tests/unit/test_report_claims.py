@@ -9,7 +9,7 @@ from markupsafe import escape
 from report_runs import ROOT
 
 from lowband.claims.claim import KINDS, PAPERS, read_claims
-from lowband.claims.experiments import read_experiments
+from lowband.claims.experiments import Experiment, read_experiments
 from lowband.errors import UserError
 from lowband.report.claim_views import by_kind, by_paper, read_graded, write_claims
 from lowband.report.needs import disk
@@ -18,6 +18,7 @@ from lowband.report.writers import latex_text
 from lowband.run import doctor
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from lowband.spec.files import write_whole
 from lowband.spec.plain_data import read_yaml
 from lowband.validation import SOURCES
 
@@ -132,6 +133,21 @@ def test_minutes_are_of_shipped_runs() -> None:
             runs = pd.read_csv(ROOT / "config" / experiment.measured.runs)
             took = runs.loc[runs["suite"].isin(suites_of(experiment.command)), "wall_s"].sum() / 60
             assert minutes == pytest.approx(took), experiment.id
+
+
+def test_minutes_of_what_nobody_ran_are_its_time_limits(tmp_path: Path) -> None:
+    """3 repeats of 2 schemes on 2 numbers of ranks, 90 s each."""
+    suite = (
+        "purpose: x\ncluster: local\nrepeats: 3\naxes: {scheme: [ddp, zero3], ranks: [1, 2]}\n"
+        "fixed: {model: gpt-200k, micro_batch: 1, seq_len: 64, steps: 6, time_limit_s: 90}\n"
+    )
+    write_whole(tmp_path / "config" / "suites" / "mine.yaml", suite)
+    one = {"id": "x", "title": "x", "hardware": "x", "human_minutes": 1, "time_limits": ["mine"]}
+    assert Experiment.parse(one, "file").minutes(tmp_path / "config") == 3 * 2 * 2 * 90 / 60
+    with pytest.raises(UserError, match="no suite 'mine'"):
+        Experiment.parse(one, "file").minutes(ROOT / "config")
+    with pytest.raises(UserError, match="one of measured, machine_minutes and time_limits"):
+        Experiment.parse({**one, "machine_minutes": 1}, "file")
 
 
 def test_memory_and_disk_are_of_shipped_runs() -> None:

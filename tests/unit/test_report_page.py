@@ -14,9 +14,25 @@ from lowband.report.page import write_page
 from lowband.report.page.machine import draw_machine, links
 from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
 from lowband.spec.config import Config
+from lowband.spec.files import write_whole
+from lowband.spec.plain_data import read_yaml
 
 CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id="text_1"/></svg>'
+
+
+@pytest.fixture(scope="module")
+def graded(all_tables: Path) -> Path:
+    """All tables, with graded claims among them."""
+    write_claims(ROOT / "config" / "claims.yaml", all_tables, all_tables, root=ROOT)
+    return all_tables
+
+
+def drawn(tables: Path, figures: Path) -> None:
+    """Every figure, empty, with the rows of its table."""
+    for name, entry in FIGURES.items():
+        (figures / f"{name}.svg").write_text(SVG)
+        (figures / f"{name}.csv").write_bytes((tables / f"{entry.table}.csv").read_bytes())
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -54,12 +70,9 @@ def test_wires_are_named() -> None:
     assert wires(config.scheme("zeropp")) == "forward gather int8, grad reduce int4"
 
 
-def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:
-    write_claims(ROOT / "config" / "claims.yaml", all_tables, all_tables, root=ROOT)
-    for name, entry in FIGURES.items():
-        (tmp_path / f"{name}.svg").write_text(SVG)
-        (tmp_path / f"{name}.csv").write_bytes((all_tables / f"{entry.table}.csv").read_bytes())
-    write_page(ROOT, all_tables, tmp_path, tmp_path / "page.html")
+def test_a_page_of_a_few_runs(graded: Path, tmp_path: Path) -> None:
+    drawn(graded, tmp_path)
+    write_page(ROOT, graded, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "No run of this reproduction is at the scale of the paper" in page
     # The first screen answers: findings, then each paper's claims, this run's apart from shipped ones.
@@ -68,6 +81,10 @@ def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:
     assert "neither reproduced nor refuted" in found
     assert all(paper in found for paper in PAPERS.values())
     assert "<th>this run</th><th>shipped</th><th>computed</th>" in found
+    # The constants in force stand beside the alternatives: they are those of no row.
+    shares = read_yaml(ROOT / "config" / "stacks" / "deepspeed-zero.yaml")["at"]["frontier"]["efficiency"]
+    node, world = (shares[level]["value"] for level in ("node", "world"))
+    assert f"config/stacks/deepspeed-zero.yaml</code>:\nnode {node}, world {world}.\n" in page
     # Between the measured and the predicted figure that disagree stands why.
     places = [
         page.index(f'id="{name}"')
@@ -82,8 +99,38 @@ def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:
     assert set(targets) <= set(names)
 
 
-def test_a_figure_that_was_not_drawn_is_told(all_tables: Path, tmp_path: Path) -> None:
-    write_claims(ROOT / "config" / "claims.yaml", all_tables, all_tables, root=ROOT)
+RACKS = """description: two racks of nodes
+device: {name: a GPU, source: made up}
+levels: [{name: package, size: 2}, {name: node, size: 4}, {name: rack, size: 8}, {name: world}]
+"""
+
+
+def test_schemes_whose_levels_the_drawn_machine_lacks(graded: Path, tmp_path: Path) -> None:
+    """One has them on another machine, whose racks are drawn; of the other's levels there is no machine."""
+    drawn(graded, tmp_path)
+    root = tmp_path / "root"
+    for folder in ("config", "slurm"):
+        (root / folder).mkdir(parents=True)
+        for path in (ROOT / folder).iterdir():
+            if path.name != "schemes":  # what `lowband plan --write` has left there
+                (root / folder / path.name).symlink_to(path)
+    (root / "results").symlink_to(ROOT / "results")
+    four = "secondary: package\nweights: node\ngrads: rack\noptim: world\n"
+    write_whole(root / "slurm" / "racks" / "machine.yaml", RACKS)
+    write_whole(root / "config" / "schemes" / "hier4.yaml", four)
+    write_whole(root / "config" / "schemes" / "podded.yaml", four.replace("rack", "pod"))
+    write_page(root, graded, tmp_path, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    card = page[page.index("<h3>hier4</h3>") :]
+    card = card[: card.index("Wires:")]
+    assert "this is on racks, two groups of its level rack" in card
+    assert card.count('class="cell"') == 4 * 16
+    assert "no machine in slurm/ has these levels: podded (node, package, pod)." in page
+    assert "<h3>podded</h3>" not in page
+    assert "two groups of its level" not in page[: page.index("<h3>hier4</h3>")]  # all others: as Frontier
+
+
+def test_a_figure_that_was_not_drawn_is_told(graded: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such figure"):
-        write_page(ROOT, all_tables, tmp_path, tmp_path / "page.html")
+        write_page(ROOT, graded, tmp_path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

@@ -7,6 +7,7 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, model_validator
 
 from lowband.errors import UserError
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.yaml_model import Strict, read_entries
 
@@ -31,18 +32,24 @@ class Experiment(Strict):
     machine_minutes: PositiveFloat | None = Field(
         default=None, description="an upper bound, where nothing was measured"
     )
+    time_limits: tuple[str, ...] = Field(
+        default=(), description="suites; the time limits of their runs add up to an upper bound"
+    )
 
     @model_validator(mode="after")
     def _one_source_of_minutes(self) -> "Experiment":
-        if self.measured is not None and self.machine_minutes is not None:
-            raise ValueError("minutes are measured or given as machine_minutes, not both")
+        given = (self.measured is not None, self.machine_minutes is not None, bool(self.time_limits))
+        if sum(given) > 1:
+            raise ValueError("minutes come from one of measured, machine_minutes and time_limits")
         return self
 
     def minutes(self, config: Path) -> float | None:
         """Machine minutes; None if there is no experiment. `config` is the folder of experiments.yaml.
 
-        Raises UserError for a suite without runs.
+        Raises UserError for a suite that is not there, or has no shipped runs.
         """
+        if self.time_limits:
+            return sum(run.time_limit_s for run in Config(config.parent).runs(self.time_limits)) / 60
         if self.measured is None:
             return self.machine_minutes
         return float(self._shipped_runs(self.measured, config)["wall_s"].sum()) / 60

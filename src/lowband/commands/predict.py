@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     predict = add_verb(
         commands, "predict", "time and memory of a scheme on a cluster, item by item",
         "--cluster frontier --model gpt-20b --scheme zero3 hier3 --gpus 384",
-        "Options that take several values make a grid.",
+        "Options that take several values make a grid. Exit code 1: no point fits the memory.",
     )  # fmt: skip
     _add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
@@ -149,7 +149,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
 
 
-def _predict(options: argparse.Namespace) -> None:
+def _predict(options: argparse.Namespace) -> int:
     import json
 
     from lowband.predict.render import flat, table, text
@@ -166,6 +166,7 @@ def _predict(options: argparse.Namespace) -> None:
         _print_csv([flat(record) for record in records])
     else:
         print(text(records[0]) if len(records) == 1 else table(records))
+    return int(all(record["fits"] is False for record in records))
 
 
 def _print_csv(rows: Sequence[dict[str, Any]]) -> None:

@@ -59,8 +59,8 @@ class Computer:
         if peak is None:
             raise UserError(
                 f"device.peak_tflops has no {self.dtype}",
-                where=f"slurm/{self.machine.name}/machine.yaml",
-                allowed=self.machine.device.peak_tflops or "a rate by dtype",
+                where=f"machine '{self.machine.name}'",
+                allowed=f"peak_tflops: {{{self.dtype}: 10^12 FLOP/s}}",
             )
         return peak * 1e12
 

@@ -28,7 +28,7 @@ from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
-from lowband.predict.workload import Schedule, Workload
+from lowband.predict.workload import Schedule, Workload, check_degrees, mesh_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
@@ -128,16 +128,49 @@ def plan(
             knobs = _knobs(job, KNOBS, int(b))
             found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s))
     if not found:
-        given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
-        raise UserError(
-            f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
-            f"{ranks} ranks{given}",
-            allowed=f"a multiple of the data-parallel ranks{given}",
-        )
+        raise _none_possible(machine, model, ranks, global_batch, tps, pps, micro_batches)
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
         raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
     return Plan(ranked, found)
+
+
+def _none_possible(
+    machine: Machine,
+    model: ModelSpec,
+    ranks: int,
+    global_batch: int,
+    tps: Sequence[int] | None,
+    pps: Sequence[int] | None,
+    micro_batches: Sequence[int] | None,
+) -> UserError:
+    """Why there is no candidate: no degrees are possible, or the batch cannot be divided by any that are."""
+    possible, refused = _degrees(machine, model, ranks, tps, pps)
+    if not possible:
+        first, are_alike = refused[0], len({str(error) for error in refused}) == 1
+        more = "" if are_alike else "; no other pair of tp and pp is possible either"
+        return UserError(first.what + more, where=first.where, allowed=first.allowed)
+    given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
+    return UserError(
+        f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
+        f"{ranks} ranks{given}",
+        allowed=f"a multiple of the data-parallel ranks{given}",
+    )
+
+
+def _degrees(
+    machine: Machine, model: ModelSpec, ranks: int, tps: Sequence[int] | None, pps: Sequence[int] | None
+) -> tuple[list[tuple[int, int]], list[UserError]]:
+    """The pairs of tp and pp to try that are possible, and why each of the others is not."""
+    possible, refused = [], []
+    for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
+        try:
+            check_degrees(model, ranks, tp, pp)
+            mesh_of(machine, ranks, tp, pp)
+            possible.append((tp, pp))
+        except UserError as error:
+            refused.append(error)
+    return possible, refused
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
@@ -170,8 +203,9 @@ def jobs(
     exact: bool = False,
 ) -> Iterator[Workload]:
     """The search's jobs; each has its micro-batches as an array."""
-    for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
-        if ranks % (tp * pp) or model.layers % pp or model.heads % tp or global_batch % (ranks // (tp * pp)):
+    possible, _ = _degrees(machine, model, ranks, tps, pps)
+    for tp, pp in possible:
+        if global_batch % (ranks // (tp * pp)):
             continue
         share = global_batch // (ranks // (tp * pp))
         # As floats: a step of a trillion parameters has more FLOPs than 64 bits can count.

@@ -115,6 +115,7 @@ def text(row: dict[str, Any]) -> str:
     fast, slow = row["interval"]["step_time_s"]
     step, secondary = row["step_time_s"], f"/{row['secondary']}" if row["secondary"] else ""
     lines = [
+        *([_does_not_fit(row)] if row["fits"] is False else []),
         f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
         f"stack {row['stack']}",
         f"weights {row['weights']}{secondary}, grads {row['grads']}, optim {row['optim']}",
@@ -138,6 +139,15 @@ def text(row: dict[str, Any]) -> str:
         *constant_lines(row["constants"]),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _does_not_fit(row: dict[str, Any]) -> str:
+    """The first line on a job that does not fit: its times are of no job that can run there."""
+    low, high = (-end / GIB for end in row["interval"]["headroom_bytes"])
+    return (
+        f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({high:.3g} to {low:.3g}) short of the "
+        f"{row['capacity_bytes'] / GIB:g} GiB of a rank; times below are as if it did"
+    )
 
 
 def _meeting(sync: dict[str, int]) -> str:
@@ -177,6 +187,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         for line in zip(*cells, strict=True)
     ]
     title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
+    short = sum(row["fits"] is False for row in rows)
+    title += f"; {short} of {len(rows)} do not fit" if short else ""
     return "\n".join([title, "", *lines, "", *constant_lines(first["constants"])])
 
 

@@ -11,7 +11,7 @@ from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.spec.machine import Machine
-from lowband.spec.mesh import Levels, Mesh
+from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
@@ -57,27 +57,16 @@ class Workload:
     collectives: Pattern | None = None
 
     def __post_init__(self) -> None:
-        """Raises UserError if degrees do not divide evenly, or if the levels cannot serve the scheme."""
+        """Raises UserError for impossible degrees or sizes, or if the levels cannot serve the scheme."""
         for name in ("ranks", "tp", "pp", "interleave", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
-        if self.ranks % (self.tp * self.pp):
-            raise UserError(
-                f"{self.ranks} ranks cannot be divided over tp {self.tp} x pp {self.pp}",
-                allowed=f"multiples of {self.tp * self.pp}",
-            )
-        if self.model.layers % (self.pp * self.interleave):
-            raise UserError(
-                f"{self.model.layers} layers cannot be divided over pp {self.pp} x interleave "
-                f"{self.interleave}",
-                where=f"model '{self.model.name}'",
-            )
-        if self.model.heads % self.tp:
-            raise UserError(
-                f"{self.model.heads} heads cannot be divided over tp {self.tp}",
-                where=f"model '{self.model.name}'",
-            )
-        self.scheme.check(self.levels)
+        check_degrees(self.model, self.ranks, self.tp, self.pp, self.interleave)
+        try:
+            self.scheme.check(self.levels)
+        except UserError as error:
+            where = f"{error.where} on machine '{self.machine.name}'"
+            raise UserError(error.what, where=where, allowed=error.allowed) from None
 
     @property
     def dp(self) -> int:
@@ -87,12 +76,7 @@ class Workload:
     @cached_property
     def mesh(self) -> Mesh:
         """Ranks by axis, tensor-parallel first."""
-        try:
-            return Mesh.fit(self.machine.sizes, {"tp": self.tp, "dp": self.dp, "pp": self.pp})
-        except UserError as error:
-            raise UserError(
-                error.what, where=f"machine '{self.machine.name}'", allowed=error.allowed
-            ) from None
+        return mesh_of(self.machine, self.ranks, self.tp, self.pp)
 
     @cached_property
     def levels(self) -> Levels:
@@ -113,6 +97,33 @@ class Workload:
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * self.dp
+
+
+def check_degrees(model: ModelSpec, ranks: int, tp: int, pp: int, interleave: int = 1) -> None:
+    """Raises UserError, with the reason, if ranks or model cannot be divided so; for too many ranks too."""
+    if ranks > MOST_RANKS:
+        raise UserError(
+            f"{ranks:,} ranks", allowed=f"at most {MOST_RANKS:,}: the largest jobs known have a tenth of that"
+        )
+    if ranks % (tp * pp):
+        raise UserError(
+            f"{ranks} ranks cannot be divided over tp {tp} x pp {pp}", allowed=f"multiples of {tp * pp}"
+        )
+    if model.layers % (pp * interleave):
+        raise UserError(
+            f"{model.layers} layers cannot be divided over pp {pp} x interleave {interleave}",
+            where=f"model '{model.name}'",
+        )
+    if model.heads % tp:
+        raise UserError(f"{model.heads} heads cannot be divided over tp {tp}", where=f"model '{model.name}'")
+
+
+def mesh_of(machine: Machine, ranks: int, tp: int, pp: int) -> Mesh:
+    """Ranks by axis, tensor-parallel first. Raises UserError for degrees that do not fill whole groups."""
+    try:
+        return Mesh.fit(machine.sizes, {"tp": tp, "dp": ranks // (tp * pp), "pp": pp})
+    except UserError as error:
+        raise UserError(error.what, where=f"machine '{machine.name}'", allowed=error.allowed) from None
 
 
 def workload_of(spec: RunSpec) -> Workload:

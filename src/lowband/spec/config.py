@@ -96,6 +96,19 @@ class Config:
             values = self.machine(like).model_dump(exclude_none=True) | values
         return Machine.parse(values | {"name": cluster}, path)
 
+    def machine_for(self, scheme: Scheme, preferred: str) -> Machine | None:
+        """A machine that has the levels which the scheme names; None if no cluster's has.
+
+        preferred: the cluster that is taken if its machine has them; else the one with the smallest nodes,
+                   because it is to be drawn
+        """
+        needed = scheme.machine_levels
+        first = self.machine(preferred)
+        if needed <= set(first.sizes):
+            return first
+        able = [machine for machine in map(self.machine, self.clusters) if needed <= set(machine.sizes)]
+        return min(able, key=lambda machine: machine.node_size, default=None)
+
     def stack_on(self, name: str, cluster: str) -> Stack:
         """The stack of `config/stacks/<name>.yaml`, with its constants on a cluster or its like."""
         if name == OURS.name:

@@ -1,14 +1,18 @@
 """A machine's hardware as data: levels, links, device, storage. Software is a stack (spec/stack.py)."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.sourced import Fact, Magnitude, divides, facts_of
+from lowband.spec.mesh import MOST_RANKS, SELF, WORLD
+from lowband.spec.sourced import LEAST, Fact, Magnitude, divides, facts_of
 from lowband.spec.stack import OURS
 from lowband.spec.yaml_model import Strict
+
+# A GPU of 2025 has some 15,000 in 4 bits, a whole wafer 125,000 (Cerebras WSE-3): more is a typing error.
+MOST_TFLOPS = 1e6
+Tflops = Annotated[float, Field(ge=LEAST, le=MOST_TFLOPS)]
 
 
 class Link(Strict):
@@ -36,7 +40,9 @@ class Level(Strict):
     """One step of the hierarchy. The outermost is `world` and has no size."""
 
     name: str
-    size: PositiveInt | None = Field(default=None, description="ranks in one group; none for world")
+    size: PositiveInt | None = Field(
+        default=None, le=MOST_RANKS, description="ranks in one group; none for world"
+    )
     link: Link | None = Field(default=None, description="none: this level's link has no known rate")
 
 
@@ -45,7 +51,7 @@ class Device(Strict):
 
     name: str
     memory_gib: Magnitude | None = Field(default=None, description="none: the host's memory, shared")
-    peak_tflops: dict[str, Magnitude] = Field(default={}, description="10^12 FLOP/s by dtype; {}: unknown")
+    peak_tflops: dict[str, Tflops] = Field(default={}, description="10^12 FLOP/s by dtype; {}: unknown")
     source: str = Field(min_length=1)
     memory_gigabytes_per_s: Fact | None = Field(
         default=None, description="10^9 bytes per second; none: work bound by memory takes no time"
@@ -91,7 +97,7 @@ class Box(Strict):
 
     scale: Magnitude = Field(description="one factor, for computation and for every link")
     nodes: PositiveInt = Field(description="groups of the level below world, at most")
-    tflops: Magnitude = Field(description="10^12 FLOP/s of a rank's matrix products, at full scale")
+    tflops: Tflops = Field(description="10^12 FLOP/s of a rank's matrix products, at full scale")
     source: str = Field(min_length=1, description="where tflops comes from")
 
 
@@ -175,7 +181,7 @@ class Machine(Strict):
         for known in self.levels:
             if known.name == level and known.link is not None:
                 return known.link
-        raise UserError(f"the link of level '{level}' has no rate", where=f"slurm/{self.name}/machine.yaml")
+        raise UserError(f"the link of level '{level}' has no rate", where=f"machine '{self.name}'")
 
 
 _NOT_HARDWARE = ("description", "source", "stack")

@@ -19,6 +19,9 @@ from lowband.errors import UserError
 SELF: Final = "self"  # the level of one rank
 WORLD: Final = "world"  # the level of all ranks
 
+# Of a job or a level. The largest known jobs have some 10^5 ranks; nothing here was compared with as many.
+MOST_RANKS: Final = 2**20
+
 
 @dataclass(frozen=True)
 class Hop:

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from lowband.errors import UserError
 from lowband.spec.machine import Machine
-from lowband.spec.mesh import Levels
+from lowband.spec.mesh import MOST_RANKS, Levels
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
@@ -20,7 +20,7 @@ class RunOptions(Strict):
     """The options that a suite may set for a run, one line each: type, default and meaning."""
 
     engine: Engine = "lowband"
-    ranks: PositiveInt
+    ranks: PositiveInt = Field(le=MOST_RANKS)
     accumulation: PositiveInt = Field(default=1, description="backward passes per optimizer step")
     order: Order = Field(
         default="depth", description="of accumulation; breadth: a unit computes all passes, gathered once"

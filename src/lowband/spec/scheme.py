@@ -124,9 +124,7 @@ class Scheme(_WithWires):
         inner: the machine's levels inside world, inner to outer. `node` is the outermost of them, or the one
         outside `package`; `package` is the one inside `node`. Raises UserError if there is no such level.
         """
-        states = {key: getattr(self, key) for key in ("weights", "secondary", "grads", "optim")}
-        if self.sync is not None:
-            states["beyond"] = self.sync.beyond
+        states = self._places
         missing = {level for level in states.values() if level in (PACKAGE, NODE) and level not in inner}
         if not missing:
             return self
@@ -146,6 +144,19 @@ class Scheme(_WithWires):
         if self.sync is not None and "beyond" in update:
             update["sync"] = self.sync.model_copy(update={"beyond": update.pop("beyond")})
         return self.model_copy(update=update)
+
+    @property
+    def _places(self) -> dict[str, str]:
+        """By key, the level of each state that it has, and of its replicas."""
+        places = {key: getattr(self, key) for key in ("weights", "secondary", "grads", "optim")}
+        if self.sync is not None:
+            places["beyond"] = self.sync.beyond
+        return {key: level for key, level in places.items() if level is not None}
+
+    @property
+    def machine_levels(self) -> set[str]:
+        """The levels that a machine must have for it: those it names, but for `self` and `world`."""
+        return set(self._places.values()) - {SELF, WORLD}
 
     def wire(self, collective: str) -> Wire:
         """The wire of a collective; native for one that is not part of a step."""

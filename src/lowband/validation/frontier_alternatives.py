@@ -78,7 +78,7 @@ ALTERNATIVES = (
     ),
     Alternative(
         "slow links between nodes only", {WORLD: LINK}, {NODE: 1},
-        plausibility="LUMI's RCCL reached 75 % of its cards (De Sensi et al.), not a sixth",
+        plausibility="LUMI's RCCL reached 75 % of its cards (De Sensi et al.)",
     ),
     Alternative(
         "slow links in a node only", {NODE: LINK}, {WORLD: 1},

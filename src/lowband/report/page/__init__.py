@@ -38,18 +38,18 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
     config = Config(root)
     machine = config.machine(MACHINE)
     claims = read_graded(tables / "claims.csv")
+    schemes, not_drawn = _schemes(config)
     page = HTML.get_template("page.html.j2").render(
         style=Markup(read_text(_FOLDER / "page.css")),
         figure=lambda name: _figure(name, tables, figures),
         machine=machine,
         machine_svg=Markup(draw_machine(machine)),
         links=links(machine),
-        schemes=[
-            {"scheme": scheme, "svg": Markup(draw_scheme(scheme, machine.sizes)), "wires": wires(scheme)}
-            for scheme in map(config.scheme, config.schemes)
-        ],
+        schemes=schemes,
+        not_drawn=not_drawn,
         at_scale=_at_scale(tables),
         alternatives=_alternatives(tables),
+        in_force=config.given_stack(None, machine),
         findings=findings(root),
         papers=by_paper(claims),
         kinds=by_kind(claims),
@@ -62,6 +62,26 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         commit=commit(),
     )
     write_whole(out, page)
+
+
+def _schemes(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
+    """A card per scheme, drawn on MACHINE or else on a machine that has its levels; those that none has."""
+    cards, left_out = [], []
+    for scheme in map(config.scheme, config.schemes):
+        machine = config.machine_for(scheme, MACHINE)
+        if machine is None:
+            left_out.append(f"{scheme.name} ({', '.join(sorted(scheme.machine_levels))})")
+            continue
+        cards.append(
+            {
+                "scheme": scheme,
+                "machine": machine.name,
+                "groups": list(machine.sizes)[-1],
+                "svg": Markup(draw_scheme(scheme, machine.sizes)),
+                "wires": wires(scheme),
+            }
+        )
+    return cards, left_out
 
 
 def _figure(name: str, tables: Path, figures: Path) -> Markup:

@@ -1,0 +1,141 @@
+"""`lowband predict` and `plan` on jobs that cannot be: what is said first, why, and the exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from report_runs import ROOT
+
+from lowband.__main__ import main
+
+MACHINE = """description: made up
+device: {name: a GPU, memory_gib: 80, peak_tflops: {PEAK}, source: made up}
+levels:
+  - {name: node, size: SIZE, link: {gigabytes_per_s: 200, source: made up}}
+  - {name: world, link: {gigabytes_per_s: 25, source: made up}}
+"""
+
+
+def machine(folder: Path, peak: str = "bf16: 300", size: int = 8) -> str:
+    """A machine file of a user's own."""
+    file = folder / "mine.yaml"
+    file.write_text(MACHINE.replace("PEAK", peak).replace("SIZE", str(size)))
+    return str(file)
+
+
+def refused(capsys: pytest.CaptureFixture[str], verb: str, *more: str) -> str:
+    """The one line of a command that is refused, without the program's name."""
+    scheme = ["--scheme", "zero3"] if verb == "predict" else []
+    assert main([verb, "--model", "gpt-20b", *scheme, "--root", str(ROOT), *more]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line.removeprefix("lowband: ")
+
+
+ON_64 = ("--cluster", "frontier", "--gpus", "64")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            ["--tp", "5"],
+            "64 ranks cannot be divided over tp 5 x pp 1; no other pair of tp and pp is possible",
+        ),
+        (["--tp", "5", "--pp", "1"], "64 ranks cannot be divided over tp 5 x pp 1 (allowed: multiples of 5)"),
+        (
+            ["--tp", "8", "--pp", "64"],
+            "64 ranks cannot be divided over tp 8 x pp 64 (allowed: multiples of 512)",
+        ),
+        (
+            ["--pp", "32", "--tp", "1"],
+            "model 'gpt-20b': 44 layers cannot be divided over pp 32 x interleave 1",
+        ),
+        (
+            ["--tp", "1", "--pp", "1", "--global-batch", "100"],
+            "a global batch of 100 sequences is not divisible",
+        ),
+        (
+            ["--micro-batch", "3"],
+            "a global batch of 256 sequences is not divisible by any data-parallel degree",
+        ),
+    ],
+)
+def test_a_plan_says_which_number_is_wrong(
+    given: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, "plan", *ON_64, *given).startswith(reason)
+
+
+def test_a_plan_skips_degrees_that_do_not_fill_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 1, 2 and 4 tensor-parallel ranks, 4 leave a part of a node of 6 over."""
+    asked = ["plan", "--cluster", machine(tmp_path, size=6), "--model", "gpt-2.7b", "--gpus", "12"]
+    small = [
+        "--root",
+        str(ROOT),
+        "--pp",
+        "1",
+        "--exact",
+        "--recompute",
+        "full",
+        "--micro-batch",
+        "1",
+        "--json",
+    ]
+    assert main([*asked, *small]) == 0
+    assert {row["tp"] for row in json.loads(capsys.readouterr().out)} <= {1, 2}
+    assert "machine 'mine': tp 4 does not divide level 'node' of 6" in refused(
+        capsys, "plan", "--cluster", machine(tmp_path, size=6), "--gpus", "12", "--tp", "4", "--pp", "1"
+    )
+
+
+def test_a_machine_file_without_the_rate_is_named_by_its_own_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "predict", "--cluster", machine(tmp_path, "fp32: 20"), "--gpus", "8")
+    assert line == (
+        "machine 'mine': device.peak_tflops has no bf16 (allowed: peak_tflops: {bf16: 10^12 FLOP/s})"
+    )
+
+
+def test_a_scheme_on_a_machine_without_its_levels_names_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheme = tmp_path / "hier4.yaml"
+    scheme.write_text("secondary: package\nweights: node\ngrads: rack\noptim: world\n")
+    line = refused(capsys, "predict", *ON_64, "--scheme", str(scheme))
+    assert line.startswith("scheme 'hier4' on machine 'frontier': grads: no level 'rack' (allowed: self, ")
+
+
+def test_sizes_that_no_machine_has_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("predict", "plan"):
+        line = refused(capsys, verb, "--cluster", "frontier", "--gpus", "100000000")
+        assert line.startswith("100,000,000 ranks (allowed: at most 1,048,576")
+    for peak, size, words in (
+        ("bf16: 3.0e+8", 8, "device.peak_tflops.bf16: Input should be less than or equal to 1000000, not"),
+        ("bf16: 300", 10**8, "levels.0.size: Input should be less than or equal to 1048576, not 100000000"),
+    ):
+        line = refused(capsys, "predict", "--cluster", machine(tmp_path, peak, size), "--gpus", "8")
+        assert words in line
+
+
+ASKED = ["predict", "--cluster", "frontier", "--scheme", "zero3", "--root", str(ROOT), "--gpus", "8"]
+
+
+def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """And ends with exit code 1; in a grid, if no point fits."""
+    assert main([*ASKED, "--model", "gpt-1t"]) == 1
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("does not fit: ")
+    assert "short of the 64 GiB of a rank" in first
+    assert second.startswith("predicted: gpt-1t under zero3 on 8 ranks of frontier")
+    assert main([*ASKED, "--model", "gpt-1t", "--json"]) == 1
+    row = json.loads(capsys.readouterr().out)
+    assert not row["fits"]
+    assert f"does not fit: {row['short_by_bytes'] / 2**30:.3g} GiB" in first
+    assert main([*ASKED, "--model", "gpt-1m", "gpt-1t"]) == 0
+    title, *_ = capsys.readouterr().out.splitlines()
+    assert title.endswith("64 GiB a rank; 1 of 2 do not fit")
+    assert main([*ASKED, "--model", "gpt-1m"]) == 0
+    assert capsys.readouterr().out.startswith("predicted: ")
