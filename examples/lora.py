@@ -1,8 +1,9 @@
-"""LoRA (arXiv 2106.09685): frozen blocks with small trainable adapters; only the adapters are saved.
+"""LoRA (arXiv 2106.09685) by PEFT: frozen blocks with small trainable adapters; only the adapters are saved.
 
-torchrun --nproc-per-node 2 examples/lora.py FOLDER adapters.safetensors --text FILE --steps 10
+torchrun --nproc-per-node 2 examples/lora.py FOLDER ADAPTERS --text FILE --steps 10
 
-Frozen weights are sharded and gathered as the others are; they have no gradients and no optimizer states.
+PEFT adds the adapters before `lowband.shard`. Frozen weights are sharded and gathered as the others are; they
+have no gradients and no optimizer states. `PeftModel.from_pretrained(model, "ADAPTERS")` reads what it saves.
 """
 
 import argparse
@@ -11,33 +12,28 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from finetune_llama import LENGTH, on_meta, tokens_of
-from safetensors.torch import save_file
-from torch import nn
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import lowband
 
 
-class LoRA(nn.Module):
-    """A frozen linear map plus a trainable one of low rank, which starts at zero."""
-
-    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
-        super().__init__()
-        self.base, self.scale = base, scale
-        self.down = nn.Parameter(torch.randn(rank, base.in_features) / base.in_features**0.5)
-        self.up = nn.Parameter(torch.zeros(base.out_features, rank))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.scale * (x @ self.down.T) @ self.up.T
+def adapted(model: LlamaForCausalLM, rank: int) -> PeftModel:
+    """The model with adapters, which PEFT puts on the meta device as their layers are, made real."""
+    made = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj"]))
+    for layer in made.modules():
+        if isinstance(layer, LoraLayer):
+            layer.lora_A.to_empty(device="cpu")
+            layer.lora_B.to_empty(device="cpu")
+            layer.reset_lora_parameters("default", True)
+    return made
 
 
-def add_adapters(model: nn.Module, rank: int) -> None:
-    model.requires_grad_(False)
-    for layer in model.modules():
-        if isinstance(layer, LlamaDecoderLayer):
-            attention = layer.self_attn
-            attention.q_proj = LoRA(attention.q_proj, rank, 2.0)
-            attention.v_proj = LoRA(attention.v_proj, rank, 2.0)
+def without_peft(name: str) -> str:
+    """The name of a frozen parameter before PEFT wrapped its module."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 @lowband.one_line_errors()
@@ -50,14 +46,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    if not options.adapters.parent.is_dir():
-        raise lowband.UserError("no such folder", where=options.adapters.parent)
+    if options.adapters.exists():
+        raise lowband.UserError("exists already", where=options.adapters, allowed="a new folder")
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same adapters on every rank
-    model = on_meta(options.folder)
-    add_adapters(model, options.rank)
-    base = lowband.Safetensors(options.folder, name_of=lambda name: name.replace(".base.", "."))
+    model = adapted(on_meta(options.folder), options.rank)
+    base = lowband.Safetensors(options.folder, name_of=without_peft)
     lowband.shard(model, options.scheme, lowband.Topology({}), wrap=LlamaDecoderLayer, init=base)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     text = tokens_of(options.text, model)
@@ -74,7 +69,7 @@ def main() -> None:
 
     state = lowband.full_state_dict(model)  # of rank 0; all of it, which a host's memory must hold
     if dist.get_rank() == 0:
-        save_file({name: state[name] for name in state if name.endswith((".down", ".up"))}, options.adapters)
+        model.save_pretrained(options.adapters, state_dict=state, save_embedding_layers=False)
     dist.destroy_process_group()
 
 

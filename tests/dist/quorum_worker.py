@@ -19,6 +19,7 @@ import torch.distributed as dist
 import lowband
 from lowband.engine import quorum as engine_quorum
 from lowband.engine.api import engine_of
+from lowband.engine.quorum_life import Member
 from lowband.engine.quorum_rounds import Rounds
 from lowband.engine.store import POLL_S
 from lowband.run.on_ranks import on_ranks
@@ -134,16 +135,21 @@ def waiting_until_told(self: Rounds) -> Iterator[float]:
     waited_s = 0.0
     while True:
         yield waited_s
-        what = "verdict" if self._has("record") else "record"
-        waited_s += 3600.0 * self._store.check([f"{self.key}/patience/{what}"])
+        waited_s += 3600.0 * self._store.check([f"{self.key}/patience/record"])
         self.tick()
         time.sleep(POLL_S)
+
+
+def silent_when_told(self: Rounds, _member: Member) -> bool:
+    """In place of `Rounds._is_silent`."""
+    return bool(self._store.check([f"{self.key}/patience/verdict"]))
 
 
 def main() -> None:
     options = json.loads(Path(sys.argv[1]).read_text())
     if options.get("is_told"):
         Rounds._waiting = waiting_until_told  # type: ignore[method-assign]
+        Rounds._is_silent = silent_when_told  # type: ignore[method-assign]
     if "signal_in" in options:
         signal_in(options, *options["signal_in"])
     found = on_ranks(

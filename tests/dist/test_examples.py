@@ -113,11 +113,25 @@ def losses_of(*folders: Path) -> list[float]:
 
 
 def test_adapters_learn_and_the_rest_stays(llama: Path, tmp_path: Path) -> None:
-    losses = run(2, "lora.py", llama, tmp_path / "adapters.safetensors", "--text", TEXT, "--steps", 8)
+    losses = run(2, "lora.py", llama, tmp_path / "adapters", "--text", TEXT, "--steps", 8)
     assert losses[-1] < losses[0]
-    adapters = load_file(tmp_path / "adapters.safetensors")
+    adapters = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 2 * 2  # of two layers: queries and values, down and up
     assert all(float(adapters[name].abs().sum()) > 0 for name in adapters)
+    [(before, after)] = on_ranks(1, with_adapters, llama, tmp_path / "adapters")
+    assert after < before
+
+
+def with_adapters(folder: Path, adapters: Path) -> tuple[float, float]:
+    """Losses without and with them, as PEFT computes them."""
+    from peft import PeftModel  # takes seconds
+
+    tokens = torch.tensor(list(TEXT.read_bytes()[:64])).unsqueeze(0)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), adapters)
+    with torch.no_grad():
+        after = float(model(input_ids=tokens, labels=tokens).loss)
+        with model.disable_adapter():
+            return float(model(input_ids=tokens, labels=tokens).loss), after
 
 
 def test_five_lines_lead_from_fully_shard_to_the_same_losses() -> None:
@@ -167,7 +181,7 @@ WRITTEN = " (allowed: what save_pretrained wrote)"
         ("finetune_llama.py", "FOLDER new --text NONE", "NONE: No such file or directory"),
         ("finetune_llama.py", "FOLDER new --text SHORT", "SHORT: 2 bytes (allowed: more than 64)"),
         ("lora.py", "NONE adapters --text FILE", "NONE: no config.json" + WRITTEN),
-        ("lora.py", "FOLDER NONE/adapters --text FILE", "NONE: no such folder"),
+        ("lora.py", "FOLDER FOLDER --text FILE", "FOLDER: exists already (allowed: a new folder)"),
         ("from_deepspeed.py", "", "0 arguments (allowed: a DeepSpeed configuration)"),
         ("from_deepspeed.py", "NONE", "NONE: cannot be read: No such file or directory"),
         ("from_deepspeed.py", "SHORT", "SHORT:1: is not JSON: Expecting value"),

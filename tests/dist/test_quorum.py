@@ -13,9 +13,10 @@ from quorum_jobs import EVERY, STEPS, Jobs, check, rounds
 from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
-from lowband.engine import quorum, quorum_rounds
+from lowband.engine import quorum, quorum_life, quorum_rounds
+from lowband.engine.quorum_life import Member
 from lowband.engine.quorum_link import Link
-from lowband.engine.quorum_rounds import LONGEST_PAUSE_S, Member, Record, Rounds
+from lowband.engine.quorum_rounds import LONGEST_PAUSE_S, Record, Rounds
 from lowband.engine.quorum_state import State
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
@@ -82,7 +83,7 @@ def test_one_that_dies_in_an_exchange_changes_nothing_for_the_others(jobs_of) ->
 
 def test_one_that_freezes_in_an_exchange_is_left_out_within_the_patience(jobs_of) -> None:
     """Of each message: gloo ends the wait for the one that is frozen, which still holds its connections."""
-    jobs = jobs_of(ranks=2, is_told=True, patience_s=3.0)
+    jobs = jobs_of(ranks=2, is_told=True, patience_s=10.0)
     jobs.start(0)
     jobs.start(1, signal_in=["_means", 3, "SIGSTOP"], rank=1)
     jobs.start(2)
@@ -154,6 +155,20 @@ def test_a_run_that_all_have_left_lets_nobody_join(jobs_of) -> None:
     jobs.seen(0)
     jobs.start(1)
     assert "replica 1: the run is over: all replicas left after 6 rounds" in jobs.ended(1)
+
+
+def test_the_last_two_that_died_are_told_so(jobs_of) -> None:
+    """Though both would wait for an hour."""
+    jobs = jobs_of(begins=[0, 1], join_s=3600.0)
+    for replica in range(2):
+        jobs.start(replica, dies=4)
+    for replica in range(2):
+        jobs.ended(replica)
+    for replica in range(2):
+        jobs.start(replica)
+    for replica in range(2):
+        said = jobs.ended(replica).splitlines()[-1]
+        assert f"replica {replica}: no replica is left that has the state" in said
 
 
 def test_without_a_store_all_end_in_one_line(jobs_of) -> None:
@@ -312,6 +327,33 @@ def test_the_run_is_over_though_one_died_late() -> None:
         late.offered(late.ask(), -1, time.monotonic())
 
 
+def test_nobody_is_left_when_all_that_had_the_state_are_gone() -> None:
+    """One is waited for as long as it may train, though it is the last."""
+    store = dist.HashStore()
+    asker = Rounds(store, 3, 1.0)
+    request = asker.ask()
+
+    def said() -> str:
+        with pytest.raises(UserError) as error:
+            asker.offered(request, -1, time.monotonic())
+        return str(error.value)
+
+    first, second, third = (Rounds(store, replica, 1.0) for replica in range(3))
+    for each in (first, second):
+        assert each.begins([0, 1, 2], "state")
+    first = Rounds(store, 0, 1.0)
+    assert "no replica has let it join" in said()  # the third has not begun
+    assert third.begins([0, 1, 2], "state")
+    third.wait_for_all(time.monotonic())
+    third.over(Record([third.me], []))  # without the second, which is not started again
+    assert "no replica has let it join" in said()
+    first.follow(1, [third.me], [])  # it was given the state
+    Rounds(store, 2, 1.0)
+    assert "no replica has let it join" in said()
+    Rounds(store, 0, 1.0)
+    assert "no replica is left that has the state" in said()
+
+
 def test_replicas_that_exchange_other_units_are_refused() -> None:
     store = dist.HashStore()
     first, second = Rounds(store, 0, 60.0), Rounds(store, 1, 60.0)
@@ -365,12 +407,44 @@ def test_one_that_does_not_come_is_waited_for_until_the_patience_is_over(monkeyp
     assert clock.is_just_after(PATIENCE_S)
 
 
-@pytest.mark.parametrize(("could", "limit_s"), [(True, 2 * PATIENCE_S + 2), (False, 1.5 * PATIENCE_S + 2)])
-def test_one_that_does_not_say_whether_it_could_is_left_out(monkeypatch, could: bool, limit_s: float) -> None:
+def _in_an_exchange(patch: pytest.MonkeyPatch, clock: Clock) -> tuple[Rounds, Rounds, Record]:
+    """Two replicas, when the exchange begins."""
     first, second = _two()
-    monkeypatch.setattr(quorum_rounds, "time", clock := Clock())
-    assert first.vote(Record([first.me, second.me], []), could) == (False, [first.me])
-    assert clock.is_just_after(limit_s)
+    patch.setattr(quorum_life, "time", clock)
+    with ThreadPoolExecutor() as threads:
+        [(_, record), _] = threads.map(lambda each: each.assemble("0"), (first, second))
+    patch.setattr(quorum_rounds, "time", clock)
+    return first, second, record
+
+
+SILENCE_S = PATIENCE_S + 2 * LONGEST_PAUSE_S
+
+
+@pytest.mark.parametrize("could", [True, False])
+@pytest.mark.parametrize("exchanged_s", [0, 5, int(PATIENCE_S)])
+def test_one_that_gives_no_sign_is_left_out(monkeypatch, could: bool, exchanged_s: int) -> None:
+    """So long after it stopped, however long the others needed to find out."""
+    first, _, record = _in_an_exchange(monkeypatch, clock := Clock())
+    began = clock.monotonic()
+    for _ in range(exchanged_s):
+        first.live()
+        clock.sleep(1.0)
+    assert first.vote(record, could) == (False, [first.me])
+    assert clock.is_just_after(began + SILENCE_S)
+
+
+def test_one_that_gives_signs_is_waited_for(monkeypatch) -> None:
+    """Its connection may come to nothing long after the others'."""
+    signs, last = [i * PATIENCE_S for i in range(1, 6)], 5.5 * PATIENCE_S
+
+    def live() -> None:
+        second.live()
+
+    happens: dict[float, Callable[[], object]] = dict.fromkeys(signs, live)
+    happens[last] = lambda: second._say("could", "no")
+    first, second, record = _in_an_exchange(monkeypatch, clock := Clock(happens))
+    assert first.vote(record, False) == (False, [first.me, second.me])
+    assert clock.is_just_after(last)
 
 
 @pytest.mark.parametrize("comes", [True, False])

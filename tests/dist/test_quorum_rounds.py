@@ -9,11 +9,13 @@ from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
 from lowband.engine.api import engine_of
+from lowband.engine.quorum_life import Member
 from lowband.engine.quorum_link import Link
-from lowband.engine.quorum_rounds import Member, Record, Rounds
+from lowband.engine.quorum_rounds import Record, Rounds
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.waiting import wait_for
 
 PATIENCE_S = 60.0  # none of it is used up
 
@@ -78,6 +80,37 @@ def test_an_exchange_without_one_that_left_is_tried_once_and_bytes_add_up() -> N
     assert members == [[0, 1], [0]]
     assert sent == [sum(2 * 4 * -(-numel // 16) * 8 for numel in sizes)] * 2
     assert not is_repeated
+
+
+def _late(store: dist.Store, sizes: dict[str, int]) -> bool:
+    """Replica 1, which connects once it has heard replica 0; whether the exchange holds."""
+    rounds = Rounds(store, 1, PATIENCE_S)
+    assert rounds.begins([0, 1], store.get("quorum/state").decode())
+    rounds.wait_for_all(time.monotonic() + PATIENCE_S)
+    key, record = rounds.assemble(" ".join(sizes))
+    wait_for(lambda: store.add("quorum/sign/0.1", 0))
+    link = Link(store, f"round/{key}/0", 1, 2, PATIENCE_S)
+    for numel in sizes.values():
+        link.mean(torch.zeros(numel), "native", 64)
+    return rounds.vote(record, True).holds
+
+
+def _heard_while_it_exchanges() -> bool:
+    store, scheme = dist.HashStore(), Scheme(
+        name="mine", weights="node", grads="node", optim="node", sync=Sync(beyond="node", every=1, **NESTEROV)
+    )  # fmt: skip
+    model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
+    optimizer = optimizer_of(model.parameters())
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(_late, store, {u.name: u.layout.numel for u in engine_of(model).units})
+        lowband.Quorum(model, optimizer, store, 0, [0, 1], PATIENCE_S)
+        model(batch(0, 0, 0)).square().mean().backward()
+        optimizer.step()
+        return other.result()
+
+
+def test_a_replica_gives_signs_while_it_waits_for_another() -> None:
+    assert on_ranks(1, _heard_while_it_exchanges) == [True]
 
 
 def _joined_and_left() -> list[list[int]]:

@@ -45,9 +45,11 @@ from lowband.engine.consistency import check_same_sharding, check_schemes
 from lowband.engine.division import Wrap, divide
 from lowband.engine.forward_pass import Pass
 from lowband.engine.initial import Init, Initial, Source
+from lowband.engine.kinds import check_kinds
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
 from lowband.engine.nested import requiring_grad
+from lowband.engine.places import Places
 from lowband.engine.replicas import Replicas
 from lowband.engine.saved_leaves import SavedLeaves
 from lowband.engine.shard import Unit
@@ -90,6 +92,7 @@ class Engine:
         init, seed, device: of parameters on the meta device, see engine.initial
         """
         check_unsharded(module)
+        check_kinds(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
         check_schemes(scheme, schemes, topology.levels)
@@ -140,6 +143,7 @@ class Engine:
         for owner in (*(owner for owner in self.units_of if owner is not module), module):
             self._hook(owner)
         module.register_forward_hook(self._leave_forward, always_call=True)
+        self._places = Places(module, self.units)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
@@ -420,7 +424,11 @@ class Engine:
         return everyones.sum()
 
     def put_shards(self) -> None:
-        """Register the shards in the module, where a forward without a backward leaves whole parameters."""
+        """Register the shards in the module, where a forward without a backward leaves whole parameters.
+
+        Raises UserError for parameters that came in after sharding: what follows would not know them.
+        """
+        self._places.check()
         self.leave_broken_backward()
         for unit in self.units:
             unit.put_shards()

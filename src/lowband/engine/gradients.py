@@ -9,7 +9,7 @@ reduced once.
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,6 +18,7 @@ from lowband.cost.memory import GRAD_BYTES
 from lowband.engine.call import Call
 from lowband.engine.lane import Handle, Work
 from lowband.engine.shard_grad import ShardGrad
+from lowband.errors import UserError
 from lowband.spec.partition import intersect
 from lowband.spec.step import reductions
 
@@ -53,6 +54,8 @@ class Gradients:
 
         def arrived(leaf: torch.Tensor) -> None:
             self._arrived_in.add(torch._C._current_graph_task_id())
+            if leaf.grad is not None and leaf.grad.layout is not torch.strided:
+                self._refuse_sparse(leaf)
             is_first = leaf in self._missing
             self._missing.discard(leaf)
             # See engine.engine, [Note: late gradients].
@@ -63,6 +66,14 @@ class Gradients:
             for leaf in self._unit.leaves:
                 leaf.register_hook(arrives)
                 leaf.register_post_accumulate_grad_hook(arrived)
+
+    def _refuse_sparse(self, leaf: torch.Tensor) -> NoReturn:
+        place = next(i for i, each in enumerate(self._unit.leaves) if each is leaf)
+        raise UserError(
+            "its gradient is sparse",
+            where=self._unit.shards[place].shard_of.name,
+            allowed="embeddings with sparse=False",
+        )
 
     def expect(self) -> None:
         """Prepare for a backward that begins."""

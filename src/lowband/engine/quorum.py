@@ -25,8 +25,9 @@ from lowband.engine.anchor import Anchor
 from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.meeting import Context, Meeting, Tick, as_here
 from lowband.engine.quorum_check import check_weights, checked, job_text
+from lowband.engine.quorum_life import Member
 from lowband.engine.quorum_link import Link
-from lowband.engine.quorum_rounds import Member, Record, Rounds
+from lowband.engine.quorum_rounds import Record, Rounds
 from lowband.engine.quorum_state import Received, State
 from lowband.engine.replicas import Others
 from lowband.engine.store import open_store, reaching
@@ -181,7 +182,8 @@ class Quorum:
         for _ in range(MOST_ATTEMPTS):
             key, record = self._speak("meeting", Rounds.assemble, units)
             self._check_place(record.members)
-            means = self._meeting.together("exchanging", partial(self._means, key, record, anchors, run))
+            exchange = partial(self._means, key, record, anchors, run)
+            means = self._meeting.together("exchanging", exchange, self._live)
             could = all(self._meeting.everyone(means is not None))
             verdict = self._speak("agreeing", Rounds.vote, record, could)
             if verdict.holds:
@@ -198,6 +200,10 @@ class Quorum:
             anchor.finish(mix)
         self._record = record
         self._speak("going on", Rounds.over, record)
+
+    def _live(self) -> None:
+        if self._rounds is not None:
+            self._rounds.live()
 
     def _check_place(self, members: Sequence[Member]) -> None:
         if self._me not in members:

@@ -4,8 +4,8 @@ One process per replica speaks for it. A round is an exchange between replicas. 
 
 1. each replica says that it is here. The first that sees all whom it expects, or has waited long enough,
    writes the record: who takes part, and who has asked to join. The store takes one record only;
-2. those who take part exchange, and each says whether it could. The first that sees all their words, or has
-   waited long enough, writes the verdict. If one could not, those that have spoken try again.
+2. those who take part exchange, and each says whether it could. The first that sees the words of all that
+   live (engine.quorum_life) writes the verdict. If one could not, those that have spoken try again.
 
 So all replicas that read a verdict read the same one, and nobody applies an exchange that failed for another.
 """
@@ -17,18 +17,12 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from lowband.engine.quorum_life import Holders, Member, Signs
 from lowband.engine.store import POLL_S
 from lowband.errors import UserError
 
 LEFT = "(left)"
 LONGEST_PAUSE_S = 1.0
-
-
-class Member(NamedTuple):
-    """A replica, and how often it has been started."""
-
-    replica: int
-    start: int
 
 
 class Record(NamedTuple):
@@ -56,12 +50,14 @@ class Rounds:
 
     def __init__(self, store: dist.Store, replica: int, patience_s: float) -> None:
         self._store, self._patience_s = dist.PrefixStore("quorum", store), patience_s
-        self.me = Member(replica, self._store.add(f"starts/{replica}", 1))
+        self._holders = Holders(self._store)
+        self.me = self._holders.started(replica)
         self.round, self.attempt = 0, 0
         self.expected: list[Member] = []
         self.tick: Callable[[], None] = lambda: None
         self._answered: set[int] = set()
         self._served: list[int] = []  # requests that were to be served since the last round
+        self._signs = Signs(dist.PrefixStore("quorum", store.clone()), self.me)
 
     def agree(self, what: str, mine: str) -> None:
         """Raises UserError unless this is what the first replica had."""
@@ -80,7 +76,10 @@ class Rounds:
         self.agree("state", state)
         mine = str(self.me.start)
         self.expected = [Member(replica, 0) for replica in sorted(begins)]
-        return bool(self._store.compare_set(key, "", mine).decode() == mine)
+        begins_here = self._store.compare_set(key, "", mine).decode() == mine
+        if begins_here:
+            self._holders.has(self.me, self.round)
+        return begins_here
 
     def wait_for_all(self, until: float) -> None:
         """Return when all that begin have begun. Raises UserError if one has not by then."""
@@ -118,6 +117,7 @@ class Rounds:
                 self._write("record", [here, asking])
         found, asking = self._read("record")
         members = [Member(*member) for member in found]
+        self._signs.begin(members)
         for member in members:
             if self.me in members and self._said("here", member) != units:
                 raise UserError(
@@ -126,39 +126,50 @@ class Rounds:
                 )  # fmt: skip
         return self.key, Record(members, asking)
 
+    def live(self) -> None:
+        """Say that this replica lives; to be called again and again while it exchanges."""
+        self._signs.give()
+
     def vote(self, record: Record, could: bool) -> Verdict:
         """Say whether the exchange succeeded here; whether it did everywhere."""
         self._say("could", "yes" if could else "no")
-        for waited_s in self._waiting():
+        for _ in self._waiting():
             if self._has("verdict"):
                 break
-            said = {m: self._said("could", m) for m in record.members if self._has("could", m)}
-            is_whole = len(said) == len(record.members)
-            # Where one could not, the others find out when their patience is over, which began later.
-            limit_s = (1.5 if "no" in said.values() else 2) * self._patience_s + 2 * LONGEST_PAUSE_S
-            if is_whole or waited_s > limit_s:
-                holds = is_whole and "no" not in said.values()
+            self.live()
+            missing = [member for member in record.members if not self._has("could", member)]
+            if all(self._is_silent(member) for member in missing):
+                said = {m: self._said("could", m) for m in record.members if m not in missing}
+                holds = not missing and "no" not in said.values()
                 self._write("verdict", [holds, list(said)])
         holds, others = self._read("verdict")
         return Verdict(holds, [Member(*member) for member in others])
 
+    def _is_silent(self, member: Member) -> bool:
+        """Whether it is waited for no longer. See engine.quorum_life, [Note: signs]."""
+        return self._signs.silence_s(member) > self._patience_s + 2 * LONGEST_PAUSE_S
+
     def again(self, verdict: Verdict) -> None:
         """Go on to the round's next attempt."""
+        self._holders.gone(set(self.expected) - {*verdict.others}, self.round)
         self.attempt += 1
         self.expected = verdict.others
 
     def over(self, record: Record) -> None:
         """Go on to the next round, for which those who asked to join are expected."""
+        self._holders.gone(set(self.expected) - {*record.members}, self.round)
         self.follow(self.round + 1, record.members, record.asking)
 
     def follow(self, round_: int, members: list[Member], asking: list[int]) -> None:
         """Go on to a round."""
+        self._holders.has(self.me, round_)
         self.round, self.attempt, self._served = round_, 0, asking
         self.expected = sorted({*members, *(self.asker(number) for number in asking)})
 
     def leave(self) -> None:
         """Say that this replica is not coming."""
         self._say("here", LEFT)
+        self._holders.gone([self.me], self.round)
         self._store.set("leaving", json.dumps([self.round, self.expected]))
         self._store.set(f"left/{self.me.replica}", "")
 
@@ -169,6 +180,10 @@ class Rounds:
         rounds, expected = json.loads(self._store.get("leaving"))
         others = [f"left/{replica}" for replica, _ in expected if replica != self.me.replica]
         return int(rounds) if not others or self._store.check(others) else None
+
+    def _nobody_is_left(self) -> bool:
+        has_begun = self._store.check(["begins"])
+        return has_begun and self._holders.are_all_gone(json.loads(self._store.get("begins")))
 
     def _awaited(self) -> list[Member]:
         """Those that may come: none that was started again, and none that could not be given the state."""
@@ -200,7 +215,7 @@ class Rounds:
     def offered(self, number: int, before: int, until: float) -> tuple[int, str] | None:
         """The round of the next offer after an earlier one, and what it says; None if one has to ask anew.
 
-        Raises UserError if the run is over, or nobody offers anything until then.
+        Raises UserError if the run is over, nobody is left who could, or nobody offers anything until then.
         """
         for _ in self._waiting():
             if self._store.check([f"offer/{number}"]) and self._round_of(number) > before:
@@ -210,6 +225,11 @@ class Rounds:
             where = f"replica {self.me.replica}"
             if (rounds := self._over()) is not None:
                 raise UserError(f"the run is over: all replicas left after {rounds} rounds", where=where)
+            if self._nobody_is_left():
+                raise UserError(
+                    "no replica is left that has the state: all have ended", where=where,
+                    allowed="with a new store, checkpoints of the same step on every replica",
+                )  # fmt: skip
             if time.monotonic() > until:
                 raise UserError(
                     "no replica has let it join", where=where,

@@ -15,6 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from lowband.engine.by_element import Kind, kind_of
 from lowband.engine.shard_grad import ShardValues, on_part
+from lowband.engine.shard_init import NotDrawn
 from lowband.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ShardOf:
     ranks: tuple[int, ...]
 
 
-class ShardParameter(nn.Parameter):
+class ShardParameter(NotDrawn, nn.Parameter):
     """A shard, 1D, fp32, padded, possibly empty. What would be silently wrong on a part raises UserError.
 
     shard_of:    the whole parameter
@@ -108,6 +109,14 @@ class ShardParameter(nn.Parameter):
             "a shard cannot be pickled: it is this rank's part only",
             where=self.shard_of.name,
             allowed="lowband.full_state_dict, lowband.Checkpointer; p.detach() for this rank's values",
+        )
+
+    def __create_write_items__(self, _fqn: str, _object: Any) -> NoReturn:
+        """What torch.distributed.checkpoint calls to save it."""
+        raise UserError(
+            "torch.distributed.checkpoint would keep one rank's part",
+            where=self.shard_of.name,
+            allowed="lowband.Checkpointer, lowband.save_safetensors, lowband.full_state_dict",
         )
 
     def __repr__(self) -> str:

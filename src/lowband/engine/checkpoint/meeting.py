@@ -56,16 +56,20 @@ class Meeting:
             raise first from error
         return result  # type: ignore[return-value]
 
-    def together(self, what: str, work: Callable[[Tick], T]) -> T:
+    def together(
+        self, what: str, work: Callable[[Tick], T], meanwhile: Callable[[], object] = lambda: None
+    ) -> T:
         """The result of `work`, however long it takes, once all ranks succeeded; see [Note: progress].
 
-        what: names the work in the TimeoutError that every rank raises if one makes no progress
-        work: must not communicate
+        what:      names the work in the TimeoutError that every rank raises if one makes no progress
+        work:      must not communicate
+        meanwhile: called whenever all ranks have met, about once a second; must be short
         If it failed, raises the same errors as `agree`.
         """
         running = _Running(work)
         pause = FIRST_PAUSE_S
         while self._any_is_busy(what, running):
+            meanwhile()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         result: T = self.agree(running.result)

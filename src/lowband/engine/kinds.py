@@ -1,0 +1,26 @@
+"""Which parameters can be cut into shards: plain ones of a real floating-point type."""
+
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lowband.errors import UserError
+
+
+def check_kinds(module: nn.Module) -> None:
+    """Raises UserError for a parameter that another library has divided, or whose values fp32 cannot hold."""
+    where = type(module).__name__
+    for name, parameter in module.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):  # without importing DTensor, which takes long
+            kind = type(parameter).__name__
+            by = ", divided by fully_shard or parallelize_module" if kind == "DTensor" else ""
+            raise UserError(
+                f"'{name}' is a {kind}{by}",
+                where=where,
+                allowed="plain parameters, without FSDP2 and tensor parallelism",
+            )
+        if not parameter.is_floating_point():
+            raise UserError(
+                f"'{name}' is of {parameter.dtype}, and shards are fp32",
+                where=where,
+                allowed="floating-point parameters; others as buffers, which stay whole",
+            )
