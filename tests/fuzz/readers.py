@@ -27,6 +27,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "engine/checkpoint/rank_file.py": OWN + "raw values; ranges are the manifest's, sums are checked first",
     "engine/one_byte.py": OWN + "records of workers that share weights, so trust each other",
     "engine/quorum.py": OWN + "offers of replicas that share weights, so trust each other",
+    "engine/quorum_life.py": OWN + "signs of life of replicas that share weights, so trust each other",
     "engine/quorum_rounds.py": OWN + "records of replicas that share weights, so trust each other",
     "engine/quorum_state.py": OWN + "the state of a replica that shares weights, checked to fit",
     "engine/safetensors_files.py": ("safetensors",),
