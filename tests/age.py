@@ -47,6 +47,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "random/": (_ENGINE,),
     "rejoin/": (_ENGINE,),
     "seldom-peers/": (_ENGINE, "src/lowband/trainers"),
+    "shaky/": (_PACKAGE,),
     "softmax/": tuple(
         f"src/lowband/{name}"
         for name in ("bench/softmax.py", "kernels/softmax_cpu.py", "kernels/softmax_cpu.c")
