@@ -54,6 +54,17 @@ class Map(Block):
         return y
 
 
+class Negated(Block):
+    """A view of its own weights whose sign changes when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = nn.Parameter(torch.linspace(-1, 1, 2 * WIDTH).view(WIDTH, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(x) * torch.view_as_complex(self.turns).conj().imag
+
+
 @dataclass(frozen=True)
 class Result:
     y: torch.Tensor
@@ -266,6 +277,7 @@ CHAINED: dict[str, Program] = {
     "the root's weight in side losses": (lambda: Shared(Detached), added),
     "penalties alone": (lambda: Net(Penalty), alone),
     "recomputed": (lambda: Recomputed(Block), squared),
+    "negated view": (lambda: Net(Negated), squared),
 }
 PROGRAMS: dict[str, Program] = CHAINED | {
     "gradient penalty": (lambda: Net(Block), penalized),

@@ -1,6 +1,8 @@
 """Optimizers on shards: right, refused by name, or warned of; LAMB and Adafactor against whole parameters."""
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,6 +247,32 @@ class Spam(Descent):
 
 class Prodigy(Descent):
     """Sums over all parameters."""
+
+
+def what_becomes_of_a_step() -> tuple[int, int, bool]:
+    """Calls of a user's own step, false warnings of a scheduler, whether its states live on after it."""
+    model = lowband.shard(Odd(), ZERO3, lowband.Topology(INNER), wrap=(), compute_dtype=torch.float32)
+    parameters, calls = list(model.parameters()), []
+    optimizer = torch.optim.AdamW(parameters[:1])
+    step = optimizer.step
+    optimizer.step = lambda: (calls.append(1), step())  # type: ignore[method-assign]
+    optimizer.add_param_group({"params": parameters[1:]})
+    other = torch.optim.AdamW(parameters)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(other, 0.9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.tensor(dist.get_rank())).backward()
+        optimizer.step()
+        other.step()
+        schedule.step()
+    gc.disable()
+    moment = weakref.ref(next(iter(other.state.values()))["exp_avg"])
+    del other, schedule
+    return len(calls), len(caught), moment() is not None
+
+
+def test_a_step_stays_the_users_and_an_optimizer_is_freed() -> None:
+    assert on_ranks(2, what_becomes_of_a_step) == [(1, 0, False)] * 2
 
 
 def said_of(kind: Callable[[Any], torch.optim.Optimizer]) -> tuple[str, list[str]]:

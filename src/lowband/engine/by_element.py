@@ -38,13 +38,14 @@ _FACTS = (
     "is_shared get_device result_type can_cast record_stream _is_view _typed_storage numpy tolist __array__ "
     "requires_grad_ retain_grad zeros_like ones_like empty_like full_like rand_like randn_like new_zeros "
     "new_ones new_empty new_full new_tensor _has_compatible_shallow_copy_type _use_count __set__ __delete__ "
-    "__hash__ __len__ __repr__ __format__ __dir__ _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
+    "new resize_as_ __hash__ __len__ __repr__ __format__ __dir__ "
+    "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
 )
 _MOVES = (
     "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
     "contiguous alias view view_as reshape reshape_as flatten ravel squeeze unsqueeze split chunk narrow "
     "unbind tensor_split cat concat concatenate stack hstack _foreach_detach data T mT H mH real imag "
-    "resolve_conj resolve_neg conj conj_physical"
+    "pin_memory share_memory_ resolve_conj resolve_neg conj conj_physical"
 )
 # Element by element, or the same for all of them, and not tagged so.
 _ELEMENTS = (

@@ -10,8 +10,7 @@ checksum of all of it.
 """
 
 from collections.abc import Sequence
-from functools import partial, wraps
-from types import MethodType
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +30,7 @@ SAMPLES = 64  # values compared per unit, besides the first one of each paramete
 CHUNK = 2**20  # values whose checksum is computed at once, in 16 bytes each
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
+_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class, and of its step
 
 
 class Watcher(Protocol):
@@ -224,20 +224,31 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
     if any(hasattr(parameter, _CHANGES) for parameter in optimizer.param_groups[-1]["params"]):
         check_class(optimizer)
         if is_known(optimizer):
-            optimizer.step = MethodType(_step_unchecked, optimizer)  # type: ignore[method-assign]
+            setattr(optimizer, _BY_ELEMENT, True)
+            _leave_unchecked(type(optimizer))
 
 
-def _step_unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """A step of a known class: its functions of shards need no checks, which would take a percent of a step.
+def _leave_unchecked(kind: type[Optimizer]) -> None:
+    """Steps of a known class on shards run without checks, which would take a percent of a step.
 
-    A closure and hooks are the user's, and do.
+    A closure and hooks are the user's, and are checked. The class has the step, as torch's own patch of it
+    does: an instance's may be the user's or a scheduler's, and would refer to the instance.
     """
-    step = partial(type(optimizer).step, optimizer, *args, **kwargs)
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if hooks or kwargs or any(value is not None for value in args):
-        return step()
-    with torch._C.DisableTorchFunctionSubclass():
-        return step()
+    step = kind.step
+    if hasattr(step, _BY_ELEMENT):
+        return
+
+    @wraps(step)
+    def unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        is_users = hooks or kwargs or any(value is not None for value in args)
+        if is_users or not hasattr(optimizer, _BY_ELEMENT):
+            return step(optimizer, *args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return step(optimizer, *args, **kwargs)
+
+    setattr(unchecked, _BY_ELEMENT, True)
+    kind.step = unchecked  # type: ignore[method-assign]
 
 
 Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]

@@ -90,7 +90,9 @@ class _Hooks:
             unit = self.of.unit_of.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # e.g. a sparse tensor
             unit = None
-        if unit is not None and tensor.dtype == unit.flat.dtype:
+        # A view whose sign is changed when it is read has values that its place alone does not say.
+        is_plain = not (tensor.is_neg() or tensor.is_conj())
+        if unit is not None and is_plain and tensor.dtype == unit.flat.dtype:
             place = tensor.size(), tensor.stride(), tensor.storage_offset()
             return _Leaf(unit, unit.gathered_version, *place)
         if self._outer is not None:
