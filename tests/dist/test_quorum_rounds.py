@@ -39,6 +39,25 @@ def test_who_is_here_no_longer_asks() -> None:
         assert each.result() == ("1.0", Record([Member(0, 1), Member(1, 1)], []))
 
 
+def test_a_word_that_comes_as_patience_ends_counts() -> None:
+    store = dist.HashStore()
+    first, second = (Rounds(store, replica, PATIENCE_S) for replica in (0, 1))
+    assert all(each.begins([0, 1], "state") for each in (first, second))
+    for each in (first, second):
+        each.wait_for_all(time.monotonic())
+    with ThreadPoolExecutor() as threads:
+        told = [threads.submit(each.assemble, "0") for each in (first, second)]
+    record = told[0].result()[1]
+
+    def silent_until_now(_member: Member) -> bool:
+        second._say("could", "yes")
+        return True
+
+    first._is_silent = silent_until_now  # type: ignore[method-assign]
+    verdict = first.vote(record, True)
+    assert (verdict.holds, verdict.others) == (True, [Member(0, 1), Member(1, 1)])
+
+
 def _beside(store: dist.Store, sizes: dict[str, int]) -> None:
     """Replica 1, which has not moved: takes part in one exchange, then leaves."""
     rounds = Rounds(store, 1, PATIENCE_S)

@@ -138,7 +138,8 @@ class Rounds:
                 break
             self.live()
             missing = [member for member in record.members if not self._has("could", member)]
-            if all(self._is_silent(member) for member in missing):
+            # Asked again after its silence: it may have said so since.
+            if all(self._is_silent(member) and not self._has("could", member) for member in missing):
                 said = {m: self._said("could", m) for m in record.members if m not in missing}
                 holds = not missing and "no" not in said.values()
                 self._write("verdict", [holds, list(said)])
