@@ -199,6 +199,30 @@ class Inner(Block):
         return self.down(self.up(x)) + force
 
 
+class Routed(Block):
+    """Its data choose one of its experts, another one on each rank; the others get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = int(x.detach().sum().abs() * 1000) % len(self.experts)
+        return x + self.experts[chosen](x)
+
+
+class Returning(Net):
+    """Its result, and a side loss on one of its weights, which it returns."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), self.first.weight
+
+
+def with_weight(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y, weight = model(x)
+    return y.square().mean() + weight.square().mean()
+
+
 class Forces(Net):
     """Its result is a gradient of its own energy."""
 
@@ -278,6 +302,7 @@ CHAINED: dict[str, Program] = {
     "penalties alone": (lambda: Net(Penalty), alone),
     "recomputed": (lambda: Recomputed(Block), squared),
     "negated view": (lambda: Net(Negated), squared),
+    "experts by data": (lambda: Net(Routed), squared),
 }
 PROGRAMS: dict[str, Program] = CHAINED | {
     "gradient penalty": (lambda: Net(Block), penalized),
@@ -285,4 +310,6 @@ PROGRAMS: dict[str, Program] = CHAINED | {
     "gradient penalty, recomputed": (lambda: Recomputed(Block), penalized),
     "a gradient inside of units": (lambda: Net(Inner), squared),
     "forces": (lambda: Forces(Block), squared),
+    "returns a weight": (lambda: Returning(Block), with_weight),
+    "gradient penalty, partly frozen": (Frozen, penalized),
 }

@@ -183,7 +183,7 @@ def difference_of_gradients(model: Model) -> object:
     return F.mse_loss(model.scale.grad, torch.zeros_like(model.scale))
 
 
-PART, USED = "of a shard covers this rank's part only", "parameters inside of the sharded module's forward"
+PART, USED = "of a shard covers this rank's part only", "parameters inside of their unit's forward"
 REFUSED: dict[Program, tuple[str, ...]] = {
     norm_of_all: ("scale: norm " + PART, "lowband.norms"),
     mean_by_torch: ("scale: mean " + PART,),

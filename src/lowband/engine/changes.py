@@ -23,12 +23,13 @@ from torch.optim.optimizer import (
 )
 
 from lowband.engine.known_optimizers import check_class, check_groups, is_known
-from lowband.engine.shard_parameter import ReplacedParameter
+from lowband.engine.shard_parameter import DroppedParameter, ReplacedParameter, UnusableParameter
 from lowband.errors import UserError
 
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
 CHUNK = 2**20  # values whose checksum is computed at once, in 16 bytes each
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
+_LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 _BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class, and of its step
 
@@ -130,11 +131,31 @@ class Changes:
         return total
 
 
-def mark_replaced(parameter: nn.Parameter, name: str) -> None:
+def mark_replaced(parameter: nn.Parameter, place: str) -> None:
     """Have a parameter whose place in the module a shard has taken refuse its use."""
+    _mark(parameter, ReplacedParameter, place)
+
+
+def mark_leaf(leaf: nn.Parameter, unit: str) -> None:
+    """Have optimizers refuse a parameter that a unit computes with."""
+    setattr(leaf, _LEAF, unit)
+
+
+def mark_dropped(leaf: nn.Parameter, unit: str) -> None:
+    """Have a leaf without memory refuse its use."""
+    _mark(leaf, DroppedParameter, unit)
+
+
+def mark_gathered(leaf: nn.Parameter) -> None:
+    """Take back `mark_dropped`."""
+    if type(leaf) is DroppedParameter:
+        leaf.__class__ = nn.Parameter  # type: ignore[assignment]
+
+
+def _mark(parameter: nn.Parameter, kind: type[UnusableParameter], place: str) -> None:
     if not isinstance(parameter, FakeTensor):
-        parameter.__class__ = ReplacedParameter
-        parameter.replaced = name  # type: ignore[attr-defined]
+        parameter.__class__ = kind
+        parameter.place = place  # type: ignore[attr-defined]
 
 
 def mark_whole(shards: Sequence[nn.Parameter]) -> None:
@@ -158,7 +179,7 @@ def check_unsharded(module: nn.Module) -> None:
                 allowed="hooks on modules; p.grad after the backward",
             )
         if isinstance(parameter, ReplacedParameter):
-            other = parameter.replaced
+            other = parameter.place
             raise UserError(
                 f"'{name}' is shared with a module that is already sharded, where it is '{other}'",
                 where=type(module).__name__,
@@ -173,7 +194,7 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
         for parameter in parameters:
             if isinstance(parameter, ReplacedParameter):
                 raise UserError(
-                    f"holds '{parameter.replaced}' from before lowband.shard",
+                    f"holds '{parameter.place}' from before lowband.shard",
                     where=type(optimizer).__name__,
                     allowed="an optimizer made from module.parameters() after lowband.shard",
                 )
@@ -221,6 +242,13 @@ _add_param_group = Optimizer.add_param_group
 def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
     """Check the class before it looks at shapes, as some do as soon as they have their parameters."""
     _add_param_group(optimizer, group)
+    for parameter in optimizer.param_groups[-1]["params"]:
+        if hasattr(parameter, _LEAF):
+            raise UserError(
+                f"holds a weight that '{getattr(parameter, _LEAF)}' computes with, and would not train it",
+                where=type(optimizer).__name__,
+                allowed="after an interrupted forward module.zero_grad() first, which puts the shards back",
+            )
     if any(hasattr(parameter, _CHANGES) for parameter in optimizer.param_groups[-1]["params"]):
         check_class(optimizer)
         if is_known(optimizer):

@@ -16,6 +16,8 @@ works element by element works on them.
 the optimizer's level to the weights' level.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -23,7 +25,7 @@ from torch import nn
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.call import Call
-from lowband.engine.changes import Changes, mark_replaced
+from lowband.engine.changes import Changes, mark_dropped, mark_gathered, mark_leaf, mark_replaced
 from lowband.engine.collectives import Collectives
 from lowband.engine.gradients import Gradients
 from lowband.engine.initial import Initial
@@ -144,6 +146,8 @@ class Unit:
         values = [data[start:stop].view(p.shape) for p, (start, stop) in zip(originals, ranges, strict=True)]
         self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
         self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
+        for leaf in self.leaves:
+            mark_leaf(leaf, self.name)
         self._unit_of[self.flat.untyped_storage()._cdata] = self
         if not self.is_whole:
             self.meter.hold("start", self.flat)
@@ -158,6 +162,7 @@ class Unit:
         self._unit_of.pop(self.flat.untyped_storage()._cdata, None)
         self.flat = flat
         for leaf, value in zip(self.leaves, values, strict=True):
+            mark_gathered(leaf)
             leaf.data = value
         self._leaf_versions = [leaf._version for leaf in self.leaves]
         self._unit_of[flat.untyped_storage()._cdata] = self
@@ -213,7 +218,7 @@ class Unit:
         self._check_copy(stale)
         from_secondary = backward and self.secondary is not None and self._secondary_version == version
         levels = self._levels_of_gather(stale, from_secondary)
-        with torch.inference_mode(False):  # the lane fills it outside of the caller's inference mode
+        with _outside_of_modes():
             self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
         self.state = UnitState.GATHERING
         try:
@@ -244,7 +249,8 @@ class Unit:
                 raise
         if self._arriving is not None:
             flat, self._arriving = self._arriving, None
-            self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
+            with _outside_of_modes():
+                self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
         self.state = UnitState.GATHERED
         self.put_leaves()
 
@@ -276,7 +282,10 @@ class Unit:
         if not self.is_whole and self.state is not UnitState.SHARDED:
             self.meter.release("gathered", self.flat.nbytes)
             self._arriving = None
-            self._compute_with(*self._without_memory)
+            with _outside_of_modes():
+                self._compute_with(*self._without_memory)
+            for leaf in self.leaves:
+                mark_dropped(leaf, self.name)
             self.state = UnitState.SHARDED
 
     def _check_copy(self, stale: bool) -> None:
@@ -321,3 +330,12 @@ class Unit:
             yield from self.collectives.gather(
                 call, self.master, self.weights, weights, optim, UPDATE_GATHER.name
             )
+
+
+@contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    """Outside of the caller's inference mode, because the lane fills buffers outside of it, and of
+    torch.func's transforms, which would wrap them.
+    """
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield

@@ -24,7 +24,8 @@ class ShardValues(torch.Tensor):
 
     what: ClassVar[str] = "a shard covers this rank's part only"
     allowed: ClassVar[str] = (
-        "parameters inside of the sharded module's forward, which may call its other methods; lowband.norms; "
+        "parameters inside of their unit's forward (of no unit: the sharded module's), which may call other "
+        "methods; lowband.norms; "
         "p.detach().as_subclass(torch.Tensor) for this rank's part"
     )
 

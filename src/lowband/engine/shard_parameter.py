@@ -7,7 +7,7 @@ Functions that are not computed element by element refuse it (engine.shard_grad)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import nn
@@ -125,29 +125,42 @@ class ShardParameter(NotDrawn, nn.Parameter):
         return f"Values {of.start} to {of.stop} of '{of.name}', shape {tuple(of.shape)}:\n{values}"
 
 
-class ReplacedParameter(nn.Parameter):
-    """A whole parameter from before sharding: whoever still refers to it would see its old values for ever.
+class UnusableParameter(nn.Parameter):
+    """A parameter whose values must not be used any more; facts about it may be asked for.
 
-    replaced: its name
+    place: where it belongs to
     """
 
-    replaced: str
+    what: ClassVar[str]
+    allowed: ClassVar[str]
+    place: str
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if kind_of(func) is not Kind.FACT:
-            raise UserError(
-                f"{func.__name__} of a parameter from before lowband.shard, which has kept its old values",
-                where=next((value.replaced for value in args if isinstance(value, cls)), ""),
-                allowed="the module's own attribute, read in its forward",
-            )
+            found = (value.place for value in args if isinstance(value, cls))
+            raise UserError(f"{func.__name__} of {cls.what}", where=next(found, ""), allowed=cls.allowed)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     def __hash__(self) -> int:
         return id(self)
+
+
+class ReplacedParameter(UnusableParameter):
+    """A whole parameter from before sharding: whoever still refers to it would see its old values."""
+
+    what = "a parameter from before lowband.shard, which has kept its old values"
+    allowed = "the module's own attribute, read in its forward"
+
+
+class DroppedParameter(UnusableParameter):
+    """A gathered parameter that a forward has kept and whose unit was dropped: it has no memory."""
+
+    what = "a weight that was dropped after its unit's forward"
+    allowed = "what is computed from it in that forward; a copy of it (.clone()) made there"
 
 
 # Without this torch's optimizers would loop over such parameters on a GPU, where they group plain ones.

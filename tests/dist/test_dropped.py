@@ -1,0 +1,175 @@
+"""What a program does with weights that a unit drops, and around its forward: right or refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from modules import inputs
+from side_losses import Block, Net, squared
+from torch import nn
+
+import lowband
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+
+SCHEMES = ("zero3", "ddp")
+DROPPED = "of a weight that was dropped after its unit's forward"
+CHANGED = "weights were changed in place in a forward, and the changes are dropped with them"
+
+
+class Keeping(Block):
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = [self.up.weight]
+        return super().compute(x)
+
+
+class Copying(Block):
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = [self.up.weight.clone()]
+        return super().compute(x)
+
+
+class Viewing(Block):
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = [self.up.weight.detach().t()]
+        return super().compute(x)
+
+
+class Shrinking(Block):
+    """Looks up rows whose norm is cut in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(3, 6, max_norm=0.5)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return super().compute(x) + self.rows(torch.arange(3)).sum(0)
+
+
+class Interrupted(Block):
+    is_on = False
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        if Interrupted.is_on:
+            raise KeyboardInterrupt
+        return super().compute(x)
+
+
+def with_kept(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return squared(model, x) + sum(block.kept[0].square().mean() for block in model.blocks)
+
+
+def sharded(block: type[Block], scheme: str) -> nn.Module:
+    return lowband.shard(Net(block), scheme, lowband.Topology({}), block, compute_dtype=torch.float32)
+
+
+def trained(model: nn.Module, loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The losses of three steps, all ranks with one input."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+    for step in range(3):
+        losses.append(loss_of(model, inputs(step, 0)))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack(losses).detach()
+
+
+def said_by(work: Callable[[], object]) -> str:
+    try:
+        work()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+# ---- weights
+
+
+def refusals() -> list[str]:
+    said = [said_by(lambda: trained(sharded(Keeping, "zero3"), with_kept))]
+    model = sharded(Keeping, "zero3")
+    with torch.no_grad():
+        model(inputs(0, 0))
+    said.append(said_by(lambda: model.blocks[0].kept[0].sum().item()))
+    said.append(said_by(lambda: trained(sharded(Shrinking, "zero3"), squared)))
+    return said
+
+
+def test_dropped_weights_are_refused() -> None:
+    for said in on_ranks(2, refusals):
+        kept, evaluated, changed = said
+        assert kept.startswith(f"blocks.0: square {DROPPED}")
+        assert evaluated.startswith(f"blocks.0: sum {DROPPED}")
+        assert changed.startswith(f"unit 'blocks.0': {CHANGED}")
+        assert not any("\n" in each for each in said)
+
+
+CASES = [
+    *((block, with_kept, scheme) for block in (Copying, Viewing) for scheme in SCHEMES),
+    (Keeping, with_kept, "ddp"),  # every rank holds all weights all the time
+    (Shrinking, squared, "ddp"),
+]
+
+
+def all_trained() -> list[torch.Tensor]:
+    return [trained(sharded(block, scheme), loss_of) for block, loss_of, scheme in CASES]
+
+
+def test_what_is_not_dropped_is_right() -> None:
+    for (block, loss_of, scheme), found in zip(CASES, on_ranks(2, all_trained)[0], strict=True):
+        assert torch.allclose(found, trained(Net(block), loss_of), rtol=1e-6), (block, scheme)
+
+
+# ---- an interrupted forward
+
+
+def interrupted() -> list[object]:
+    """Hooks that are open after an interrupted forward; what an optimizer says; losses of training on."""
+    found: list[object] = []
+    for scheme in SCHEMES:
+        model = sharded(Interrupted, scheme)
+        Interrupted.is_on = True
+        with pytest.raises(KeyboardInterrupt):
+            model(inputs(0, 0))
+        Interrupted.is_on = False
+        said = said_by(lambda model=model: trained(model, squared))
+        model.zero_grad()
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        found.append((said, hooks, trained(model, squared)))
+    return found
+
+
+def test_an_interrupted_forward_leaves_nothing() -> None:
+    for said, hooks, losses in on_ranks(2, interrupted)[0]:
+        assert "SGD: holds a weight that 'root' computes with" in said
+        assert hooks is None
+        assert torch.equal(losses, trained(Net(Block), squared))
+
+
+# ---- torch.func
+
+TRANSFORMS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "grad": lambda model, x: torch.func.grad(lambda x: squared(model, x))(x),
+    "vjp": lambda model, x: torch.func.vjp(model, x)[1](model(x).detach())[0],
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (torch.ones_like(x),))[1],
+    "jacrev": lambda model, x: torch.func.jacrev(model)(x),
+    "jacfwd": lambda model, x: torch.func.jacfwd(model)(x),
+    "vmap": lambda model, x: torch.func.vmap(model)(x),
+}
+
+
+def transformed() -> dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]:
+    """What each transform gives, and the losses of training after it."""
+    found = {}
+    for scheme in SCHEMES:
+        for name, transform in TRANSFORMS.items():
+            model = sharded(Block, scheme)
+            found[scheme, name] = transform(model, inputs(0, 0)).detach(), trained(model, squared)
+    return found
+
+
+def test_functional_transforms_go_around() -> None:
+    losses = trained(Net(Block), squared)
+    for (scheme, name), (value, after) in on_ranks(2, transformed)[0].items():
+        assert torch.equal(value, TRANSFORMS[name](Net(Block), inputs(0, 0)).detach()), (scheme, name)
+        assert torch.equal(after, losses), (scheme, name)
