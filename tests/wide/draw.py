@@ -46,13 +46,13 @@ def case(seed: int) -> Case:
             own=_own(random) if net == "own" else None,
             is_tied=often(0.4),
             has_dropout=often(0.25),
-            has_maps=often(0.3),
+            has_side_outputs=often(0.3),
             checkpointing=one({"none": 4, "reentrant": 1, "plain": 2}),
             frozen=random.choice((1, 2)) if often(0.2) else None,
             scheme=scheme,
             ranks=ranks,
             levels=_levels(random, ranks),
-            wrap=one({"units": 8, "linears": 1, "nothing": 1}),
+            wrap=one({"units": 16, "linears": 2, "nested": 1, "nothing": 2}),
             overlap=often(0.75),
             collectives=one({"hops": 6, "flat": 1, "joined": 1}),
             dtype=one({"fp32": 4, "bf16": 1}),
@@ -96,15 +96,17 @@ def _fitting(drawn: Case) -> Case:
         changes["generation"] = "none"
     if drawn.net == "mixtral":  # a rounded one another expert
         changes["dtype"] = "fp32"
-    if drawn.net not in ("llama", "gpt2", "bert"):
-        changes["has_maps"] = False
+    if drawn.net not in ("llama", "gpt2", "bert", "mixtral"):
+        changes["has_side_outputs"] = False
     if drawn.net in ("llama", "mixtral", "mamba") or drawn.accumulation == "breadth":
         changes["has_dropout"] = False  # the first have none; breadth-first it draws in another order
+    if drawn.net == "vit":
+        changes["is_tied"] = False
     if drawn.net.startswith("lora"):
         changes["frozen"] = None
     if drawn.own is not None:
         if drawn.own.side != "none" and drawn.checkpointing == "reentrant":
-            changes["checkpointing"] = "plain"  # the other loses what an attribute keeps, in a plain module too
+            changes["checkpointing"] = "plain"  # the other loses what an attribute keeps
         if drawn.checkpointing == "reentrant" and drawn.own.by_units != "tensor":
             changes["own"] = replace(drawn.own, by_units="tensor")  # torch takes no other
     return replace(drawn, **changes)

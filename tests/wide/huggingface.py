@@ -27,7 +27,7 @@ NO_ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def _attention(case: Case) -> dict[str, str]:
-    return {"attn_implementation": "eager"} if case.has_maps else {}  # the only one that returns maps
+    return {"attn_implementation": "eager"} if case.has_side_outputs else {}  # the only one that returns maps
 
 
 def _llama(case: Case) -> nn.Module:
@@ -37,9 +37,10 @@ def _llama(case: Case) -> nn.Module:
 
 
 def _mixtral(case: Case) -> nn.Module:
-    options = {"num_key_value_heads": 2, "num_local_experts": 3, "output_router_logits": case.is_tied}
+    options = {"num_key_value_heads": 2, "num_local_experts": 3, "initializer_range": 0.1}
+    options |= {"output_router_logits": case.has_side_outputs, "tie_word_embeddings": case.is_tied}
     return transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(**SIZES, **options, **NO_ENDS, initializer_range=0.1)
+        transformers.MixtralConfig(**SIZES, **options, **NO_ENDS, router_aux_loss_coef=0.1)
     )
 
 
@@ -57,7 +58,7 @@ def _t5(case: Case) -> nn.Module:
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=24, num_layers=2, num_heads=2, use_cache=False,
         dropout_rate=0.1 if case.has_dropout else 0.0, initializer_factor=0.3, decoder_start_token_id=0,
-        pad_token_id=0, eos_token_id=None,
+        pad_token_id=0, eos_token_id=None, tie_word_embeddings=case.is_tied,
     )  # fmt: skip
     return transformers.T5ForConditionalGeneration(config)
 
@@ -114,7 +115,7 @@ def _language(draws: torch.Generator) -> dict[str, Any]:
 
 
 def _translation(draws: torch.Generator) -> dict[str, Any]:
-    return {"input_ids": _tokens(draws), "labels": _tokens(draws)[:, :4]}
+    return {"input_ids": _tokens(draws), "labels": _tokens(draws)[:, :4].contiguous()}
 
 
 def _images(draws: torch.Generator) -> dict[str, Any]:
@@ -163,10 +164,11 @@ def module_of(case: Case) -> nn.Module:
 
 
 def loss_of(module: nn.Module, case: Case, batch: dict[str, Any]) -> torch.Tensor:
-    if case.has_maps:
+    takes_maps = case.has_side_outputs and case.net != "mixtral"  # which adds up its router's loss itself
+    if takes_maps:
         batch = batch | {"output_attentions": True}
     output = module("forward", **batch) if case.generation == "inside" else module(**batch)
-    if not case.has_maps:
+    if not takes_maps:
         return output.loss
     return output.loss + sum(each.square().mean() for each in output.attentions)
 

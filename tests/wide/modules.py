@@ -1,4 +1,4 @@
-"""A case's module, its units, its batches and its loss: the same for the sharded and for the plain process."""
+"""A case's module, its units, its batches and its loss: the same on ranks and in the plain process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +27,8 @@ def is_unit(case: Case) -> Callable[[nn.Module], bool]:
     if case.wrap == "nothing":
         return lambda module: False
     block = own.Unit if case.own is not None else huggingface.FAMILIES[case.net].unit
-    kind = block if case.wrap == "units" else nn.Linear
-    return lambda module: isinstance(module, kind)
+    kinds = {"units": (block,), "linears": (nn.Linear,), "nested": (block, nn.Linear)}[case.wrap]
+    return lambda module: isinstance(module, kinds)
 
 
 def batch_of(case: Case, step: int, micro: int, rank: int) -> Any:

@@ -4,6 +4,7 @@ Gradients are seen by the norms of each whole parameter in each step: weights al
 behind a small step.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -28,10 +29,10 @@ def largest(ranks: list[Observed], expected: list[Observed]) -> tuple[float, str
 
     def numbers(where: str, got: list[float], want: list[float], scale: float = LEAST) -> None:
         if len(got) != len(want):
-            found.append((float("inf"), f"{where}: {len(got)} in place of {len(want)}"))
+            found.append((math.inf, f"{where}: {len(got)} in place of {len(want)}"))
         for i, (a, b) in enumerate(zip(got, want, strict=False)):
             off = abs(a - b) / max(abs(b), scale)
-            found.append((off if off == off else float("inf"), f"{where} {i}"))
+            found.append((math.inf if math.isnan(off) else off, f"{where} {i}"))
 
     for rank, (got, want) in enumerate(zip(ranks, expected, strict=True)):
         numbers(f"loss of rank {rank}", [float(v) for v in got.losses], [float(v) for v in want.losses])
@@ -39,17 +40,17 @@ def largest(ranks: list[Observed], expected: list[Observed]) -> tuple[float, str
         for step, (a, b) in enumerate(zip(got.gradients, want.gradients, strict=True)):
             whole = sum(norm**2 for norm in b.values()) ** 0.5
             if a.keys() != b.keys():
-                found.append((float("inf"), f"gradients of {sorted(a.keys() ^ b.keys())[:3]}"))
+                found.append((math.inf, f"gradients of {sorted(a.keys() ^ b.keys())[:3]}"))
             else:
                 scale = max(LEAST * whole, 1e-12)
                 for name in b:
                     numbers(f"gradient of {name} in step {step}, item", [a[name]], [b[name]], scale)
         same = [torch.equal(a, b) for a, b in zip(got.tokens, want.tokens, strict=True)]
         if not all(same):
-            found.append((float("inf"), f"tokens of rank {rank}"))
+            found.append((math.inf, f"tokens of rank {rank}"))
     for number, (a, b) in enumerate(zip(ranks[0].states, expected[0].states, strict=True)):
         if a.keys() != b.keys():
-            found.append((float("inf"), f"names of state {number}: {sorted(a.keys() ^ b.keys())[:3]}"))
+            found.append((math.inf, f"names of state {number}: {sorted(a.keys() ^ b.keys())[:3]}"))
         for name in a.keys() & b.keys():
             found.append((_apart(a[name], b[name]), f"state {number}, {name}"))
     return max(found, key=lambda each: each[0])
@@ -58,9 +59,9 @@ def largest(ranks: list[Observed], expected: list[Observed]) -> tuple[float, str
 def _apart(got: torch.Tensor, want: torch.Tensor) -> float:
     """The largest difference over the largest value; infinite unless all values are finite."""
     if got.shape != want.shape:
-        return float("inf")
+        return math.inf
     if not want.numel():
         return 0.0
     got, want = got.double(), want.double()
     off = float((got - want).abs().max() / want.abs().max().clamp(min=LEAST))
-    return off if off == off else float("inf")
+    return math.inf if math.isnan(off) else off

@@ -1,4 +1,4 @@
-"""The loop of a case, once for both sides: `sharded.Sharded` trains on ranks, `plain.Plain` in one process."""
+"""The loop of a case, once for both sides: `sharded.Sharded` on ranks, `plain.Plain` in one process."""
 
 from typing import Protocol
 

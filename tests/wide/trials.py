@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def wrong(self) -> str:
-        """"" where all is well: right, or refused as it may be."""
+        """ "" where all is well: right, or refused as it may be."""
         may_be = any(each in self.said for each in self.case.may_be_refused)
         if self.outcome == "right" or (self.outcome == "refused" and may_be):
             return ""
