@@ -8,6 +8,7 @@ from typing import Literal
 
 Checkpointing = Literal["none", "reentrant", "plain"]
 Returned = Literal["tensor", "tuple", "dataclass", "namespace", "dict"]
+Mixer = Literal["mlp", "attention", "recurrent", "convolution", "statistics", "transformer"]
 Generation = Literal["none", "direct", "inside"]  # by the module's own method, or inside of a sharded forward
 
 STEPS = 3
@@ -22,12 +23,17 @@ PART = "of a shard covers this rank's part only"
 class Own:
     """A small module of ours, of what real ones do besides returning a tensor."""
 
-    mixer: Literal["mlp", "attention", "recurrent", "convolution"]
+    mixer: Mixer
     by_units: Returned
     by_root: Returned
     side: Literal["none", "before", "after", "penalty", "map"]  # what a unit keeps in an attribute, and when
     summed: Literal["loop", "root", "list"]  # who adds side losses up: the loop, the root, it from a list
     is_reused: bool  # a unit runs twice
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a unit's side loss reads its linear layers' weights."""
+        return self.side in ("penalty", "map")
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class Case:
             allowed.append("breadth-first")
         if self.generation == "direct" and (self.net == "t5" or self.net.startswith("lora")):
             allowed.append(PART)  # it uses parameters outside of the sharded module's forward
-        if self.net == "mamba" and self.wrap in ("linears", "nested"):
+        own = self.own
+        reads_inner = self.net == "mamba" if own is None else own.mixer == "transformer" or own.penalizes
+        if reads_inner and self.wrap in ("linears", "nested"):
             allowed.append(PART)  # a block reads its linear layers' weights itself
         return tuple(allowed)

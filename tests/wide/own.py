@@ -82,8 +82,24 @@ class Convolution(nn.Module):
         return self.norm(self.over_time(x.mT)).mT
 
 
+class Statistics(nn.Module):
+    """With running statistics, which are each rank's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)  # which cancels what is linear before it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.into(x).tanh().mT).mT)
+
+
 def mixer(own: Own) -> nn.Module:
     match own.mixer:
+        case "statistics":
+            return Statistics()
+        case "transformer":
+            return nn.TransformerEncoderLayer(WIDTH, 2, 9, dropout=0.0, batch_first=True)
         case "attention":
             return Attention()
         case "recurrent":

@@ -4,6 +4,8 @@ The optimizer has fp32 masters; the module computes with their values in the cas
 inputs of the module and of its units are cast to it, as docs/library.md says of `compute_dtype`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ class Plain:
         for module in self.module.modules():
             if module is self.module or is_unit(case)(module):
                 module.register_forward_pre_hook(self._cast, with_kwargs=True)
+        self.buffers = [self._buffers() for _ in self.seen]
         self.optimizer = optimizer_of(case, self.masters.values(), is_sharded=False)
         self.schedule = schedule_of(case, self.optimizer)
 
@@ -50,6 +53,17 @@ class Plain:
 
         return tree_map(cast, args), tree_map(cast, kwargs)
 
+    def _buffers(self) -> list[torch.Tensor]:
+        return [buffer.clone() for buffer in self.module.buffers()]
+
+    @contextmanager
+    def _as(self, rank: int) -> Iterator[Observed]:
+        """With this rank's buffers."""
+        for buffer, value in zip(self.module.buffers(), self.buffers[rank], strict=True):
+            buffer.copy_(value)
+        yield self.seen[rank]
+        self.buffers[rank] = self._buffers()
+
     def _take_over(self) -> None:
         for name, leaf in self.leaves.items():
             leaf.data.copy_(self.masters[name].detach())
@@ -58,12 +72,13 @@ class Plain:
         case = self.case
         for name, master in self.masters.items():
             master.grad = torch.zeros_like(master) if self.leaves[name].requires_grad else None
-        for rank, seen in enumerate(self.seen):
+        for rank in range(case.ranks):
             for micro in range(case.micro_batches):
                 torch.manual_seed(step * 1000 + micro * 100 + rank)
-                loss = loss_of(self.module, case, batch_of(case, step, micro, rank)) / case.micro_batches
-                seen.losses.append(loss.detach().clone())
-                loss.backward()
+                with self._as(rank) as seen:
+                    loss = loss_of(self.module, case, batch_of(case, step, micro, rank)) / case.micro_batches
+                    seen.losses.append(loss.detach().clone())
+                    loss.backward()
                 for name, leaf in self.leaves.items():
                     if leaf.grad is not None:
                         self.masters[name].grad += leaf.grad.float() / case.ranks
@@ -92,9 +107,10 @@ class Plain:
     def evaluate(self, step: int) -> None:
         self.module.eval()
         with torch.no_grad():
-            for rank, seen in enumerate(self.seen):
-                loss = loss_of(self.module, self.case, batch_of(self.case, step, 7, rank))
-                seen.losses.append(loss.clone())
+            for rank in range(self.case.ranks):
+                with self._as(rank) as seen:
+                    loss = loss_of(self.module, self.case, batch_of(self.case, step, 7, rank))
+                    seen.losses.append(loss.clone())
         self.module.train()
 
     def generate(self, step: int) -> None:
@@ -117,12 +133,14 @@ class Plain:
         self._take_over()
 
     def resume(self) -> None:
-        """Resuming changes nothing."""
+        """Resuming changes nothing but that all ranks have rank 0's buffers."""
+        self.buffers = [self.buffers[0]] * len(self.seen)
 
     def see_state(self) -> None:
         """By every name that a weight has; it may have several."""
         names = {leaf: name for name, leaf in self.leaves.items()}
-        state = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+        with self._as(0):
+            state = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
         for name, leaf in self.module.named_parameters(remove_duplicate=False):
             state[name] = self.masters[names[leaf]].detach().clone()
         self.seen[0].states.append(state)
