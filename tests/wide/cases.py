@@ -13,7 +13,6 @@ Generation = Literal["none", "direct", "inside"]  # by the module's own method, 
 
 STEPS = 3
 BOUND = {"fp32": 1e-5, "bf16": 0.01}  # of the largest relative difference
-# Chains of their units: what enters one and has a gradient comes from the one before.
 CHAINS = {"own", "llama", "gpt2", "bert", "vit", "mixtral", "mamba", "lora llama", "lora gpt2"}
 GENERATE = {"llama", "gpt2", "mixtral", "t5", "lora llama", "lora gpt2"}
 PART = "of a shard covers this rank's part only"
@@ -71,16 +70,27 @@ class Case:
         return BOUND[self.dtype]
 
     @property
+    def is_chain(self) -> bool:
+        """Of its units, in which each tensor with a gradient comes from the one before.
+
+        What only a hook's list keeps is not cut behind its unit, and reentrant checkpointing hides the chain.
+        """
+        is_plain = not self.has_side_outputs and self.checkpointing != "reentrant"
+        return self.net in CHAINS and self.wrap == "units" and is_plain
+
+    @property
+    def generates_outside(self) -> bool:
+        """Whether it uses parameters outside of the sharded module's forward."""
+        return self.generation == "direct" and (self.net == "t5" or self.net.startswith("lora"))
+
+    @property
     def may_be_refused(self) -> tuple[str, ...]:
         """What the one line may contain; empty where every refusal is a fault."""
         allowed = []
-        is_chain = self.net in CHAINS and self.wrap == "units" and self.checkpointing != "reentrant"
-        # What only a hook's list keeps is not cut behind its unit.
-        is_chain = is_chain and not self.has_side_outputs
-        if self.accumulation == "breadth" and not is_chain:
+        if self.accumulation == "breadth" and not self.is_chain:
             allowed.append("breadth-first")
-        if self.generation == "direct" and (self.net == "t5" or self.net.startswith("lora")):
-            allowed.append(PART)  # it uses parameters outside of the sharded module's forward
+        if self.generates_outside:
+            allowed.append(PART)
         own = self.own
         reads_inner = self.net == "mamba" if own is None else own.mixer == "transformer" or own.penalizes
         if reads_inner and self.wrap in ("linears", "nested"):

@@ -39,7 +39,9 @@ def case(seed: int) -> Case:
         return random.choices(list(weights), list(weights.values()))[0]
 
     net, scheme, ranks = one(NETS), one(SCHEMES), one(RANKS)
+    tries_refused = often(0.3)
     return _fitting(
+        tries_refused,
         Case(
             seed=seed,
             net=net,
@@ -66,7 +68,7 @@ def case(seed: int) -> Case:
             generation=one({"none": 2, "direct": 2, "inside": 1}),
             average=often(0.2),
             resumed=one(SCHEMES) if often(0.12) else None,
-        )
+        ),
     )
 
 
@@ -89,9 +91,12 @@ def _levels(random: Random, ranks: int) -> tuple[tuple[str, int], ...]:
     return ("package", package), ("node", node)
 
 
-def _fitting(drawn: Case) -> Case:
-    """Without what the net does not have, or what makes the order of draws or a choice of experts matter."""
-    changes: dict[str, Any] = {}
+def _fitting(tries_refused: bool, drawn: Case) -> Case:
+    """Without what the net does not have, or what makes the order of draws or a choice of experts matter.
+
+    tries_refused: whether it may be what is refused; such a case shows little else
+    """
+    changes: dict[str, Any] = {} if drawn.own is None else _fitting_own(drawn, drawn.own)
     if drawn.net not in GENERATE or drawn.dtype == "bf16":  # a rounded logit chooses another token
         changes["generation"] = "none"
     if drawn.net == "mixtral":  # a rounded one another expert
@@ -107,15 +112,22 @@ def _fitting(drawn: Case) -> Case:
         if drawn.wrap in ("linears", "nested") and drawn.dtype == "bf16":
             # PEFT gives dropout the dtype of a weight that is not gathered then, fp32: it rounds elsewhere.
             changes["has_dropout"] = False
-    if drawn.own is not None and drawn.own.mixer == "statistics":
+    fitting = replace(drawn, **changes)
+    if not tries_refused and fitting.accumulation == "breadth" and not fitting.is_chain:
+        fitting = replace(fitting, accumulation="no_sync")
+    if not tries_refused and fitting.generates_outside:
+        fitting = replace(fitting, generation="inside")
+    return fitting
+
+
+def _fitting_own(drawn: Case, own: Own) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if own.mixer == "statistics":
         changes["dtype"] = "fp32"  # torch takes fp32 statistics of fp32 only
-        if (
-            drawn.own.is_reused or drawn.checkpointing != "none"
-        ):  # breadth-first adds to them in another order
-            changes["accumulation"] = "no_sync"
-    if drawn.own is not None:
-        if drawn.own.side != "none" and drawn.checkpointing == "reentrant":
-            changes["checkpointing"] = "plain"  # the other loses what an attribute keeps
-        if drawn.checkpointing == "reentrant" and drawn.own.by_units != "tensor":
-            changes["own"] = replace(drawn.own, by_units="tensor")  # torch takes no other
-    return replace(drawn, **changes)
+        if own.is_reused or drawn.checkpointing != "none":
+            changes["accumulation"] = "no_sync"  # breadth-first adds to statistics in another order
+    if drawn.checkpointing == "reentrant" and own.side != "none":
+        changes["checkpointing"] = "plain"  # the other loses what an attribute keeps
+    elif drawn.checkpointing == "reentrant":
+        changes["own"] = replace(own, by_units="tensor")  # torch takes no other
+    return changes
