@@ -112,6 +112,8 @@ def _fitting(tries_refused: bool, drawn: Case) -> Case:
         if drawn.wrap in ("linears", "nested") and drawn.dtype == "bf16":
             # PEFT gives dropout the dtype of a weight that is not gathered then, fp32: it rounds elsewhere.
             changes["has_dropout"] = False
+    if drawn.average:
+        changes["resumed"] = None  # averages are sharded as weights were when they began
     fitting = replace(drawn, **changes)
     if not tries_refused and fitting.accumulation == "breadth" and not fitting.is_chain:
         fitting = replace(fitting, accumulation="no_sync")
