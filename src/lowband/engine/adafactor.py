@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from lowband.engine.shard_parameter import ShardOf, ShardParameter
-from lowband.engine.shard_sums import norms, part_of, stepped, sum_parts
+from lowband.engine.shard_sums import norms, part_of, step_begun, sum_parts
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,7 @@ class Adafactor(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step; returns what `closure` returns, which is called first, with gradients enabled."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        pairs = stepped(self)
+        loss, pairs = step_begun(self, closure)
         shards = [shard for _, shard in pairs]
         self._add_squares(pairs)
         weights = norms(shards)

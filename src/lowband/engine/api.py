@@ -13,6 +13,7 @@ from lowband.engine.division import Wrap
 from lowband.engine.engine import Engine
 from lowband.engine.initial import Init, Source
 from lowband.engine.replicas import Replicas
+from lowband.engine.shard_sums import sum_over_replica
 from lowband.engine.state_dict import own_state_dict
 from lowband.engine.topology import Topology
 from lowband.engine.whole import units_gathered
@@ -153,7 +154,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
         if part:
             squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
             mine += squares / copies
-    norm = engine.sum_over_replica(mine).sqrt()
+    norm = sum_over_replica(engine.collectives, mine).sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
         # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.

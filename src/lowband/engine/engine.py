@@ -26,8 +26,6 @@ which breaks the graph at them.
 """
 
 import threading
-import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +37,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
+from lowband.engine.backward import Backward
 from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
 from lowband.engine.consistency import check_same_sharding, check_schemes
@@ -48,7 +47,7 @@ from lowband.engine.initial import Init, Initial, Source
 from lowband.engine.kinds import check_kinds
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
-from lowband.engine.nested import requiring_grad
+from lowband.engine.nested import differentiable
 from lowband.engine.places import Places
 from lowband.engine.replicas import Replicas
 from lowband.engine.saved_leaves import SavedLeaves
@@ -57,14 +56,11 @@ from lowband.engine.state_dict import refuse_state_dicts
 from lowband.engine.states import UnitState
 from lowband.engine.topology import Topology
 from lowband.errors import UserError
-from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, Pattern
+from lowband.spec.step import Pattern
 
 if TYPE_CHECKING:
     from lowband.engine.breadth import Breadth
-
-MOST_REDUCING = 2
 
 
 class Engine:
@@ -112,21 +108,17 @@ class Engine:
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
-        self._in_backward = False
         self._thread: int | None = None  # the one that runs a forward or, on a CPU, a backward
-        self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
-        self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
-        self._ending: Callable[[], object] = lambda: None  # the call at the backward's end, while it exists
         self._pass = Pass(trains=False)  # the running forward, or the last one
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
         self._saved = SavedLeaves(self._before_use)
-        self._in_use: set[Unit] = set()  # units whose saved weights this backward has found to be right
         self.forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
         shared = topology, self.ledger, self.meter, self.device, overlap, pattern
         self.collectives = Collectives(scheme, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
+        self._backward = Backward(self.units, at_boundary=lambda: self.sync)
         self.units_of: dict[nn.Module, list[Unit]] = {}
         collectives = {scheme: self.collectives}
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -136,7 +128,7 @@ class Engine:
             named = [names[getattr(*places[0])] for places in slots]
             shared_by_units = collectives[placed], initial, self._saved.unit_of
             unit = Unit(name, slots, named, *shared_by_units, compute_dtype, reduce_dtype)
-            unit.grads.watch(self._gradient_arrives, self._grads_ready)
+            unit.grads.watch(self._gradient_arrives, self._backward.ready)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
@@ -165,6 +157,8 @@ class Engine:
     @torch._disable_dynamo
     def _before_forward(self, owner: nn.Module, args: Any, kwargs: Any) -> Any:
         units = self.units_of.get(owner, [])
+        if owner is self.module and not self._backward.runs:
+            self._saved.close()
         self._saved.enter(owner)
         if (breadth := self._breadth) is not None and breadth.runs_here:
             breadth.before_forward(owner, (args, kwargs))
@@ -172,12 +166,12 @@ class Engine:
         if owner is self.module:
             self._enter_thread()
             self.leave_broken_backward()
-        if owner is self.module and not self._in_backward:
+        if owner is self.module and not self._backward.runs:
             self._pass = Pass(trains=torch.is_grad_enabled())
             self._running.clear()
         self._running.append(owner)
-        self.gather(units, backward=self._in_backward)
-        if not self._in_backward:  # a forward inside a backward is activation checkpointing's recomputation
+        self.gather(units, backward=self._backward.runs)
+        if not self._backward.runs:  # a forward inside a backward is activation checkpointing's recomputation
             self._pass.begun.append(owner)
             self.prefetch(self._pass.after(owner, self.forward_order), backward=False)
         args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
@@ -187,16 +181,15 @@ class Engine:
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
         """Drop frozen units when their inputs have gradients, because their parameters have none."""
         frozen = [unit for unit in units if not unit.requires_grad]
-        tensors = _differentiable(inputs)
+        tensors = differentiable(inputs)
 
         def over(_: object) -> None:
             for unit in frozen:
-                # No call may be open: a side output's backward does not go through the unit's output.
-                self._open[unit] = max(0, self._open[unit] - 1)
-                if not self._open[unit]:  # in f(f(x)) the inner call's backward has begun by now
+                if self._backward.close(unit):
                     unit.drop()
 
-        if frozen and tensors:
+        # torch.autograd.grad refuses to look for leaves; then they are dropped at the backward's end.
+        if frozen and tensors and not any(tensor.is_leaf for tensor in tensors):
             register_multi_grad_hook(tensors, over, mode="all")
 
     def _cast(self, value: Any) -> Any:
@@ -215,13 +208,14 @@ class Engine:
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
         if (breadth := self._breadth) is not None and breadth.runs_here:
             return breadth.after_forward(owner, output)
-        tensors = _differentiable(output)
+        # Not leaves: a hook on a weight that is returned, or an input, would outlive this graph.
+        tensors = [tensor for tensor in differentiable(output) if not tensor.is_leaf]
         units, run = self.units_of.get(owner, []), self._pass
         if tensors:
             versions = [unit.changes.version for unit in units]
             before = lambda _: self._before_backward(owner, run, versions)  # noqa: E731
             register_multi_grad_hook(tensors, before, mode="any")
-        if self._in_backward:
+        if self._backward.runs:
             return None
         is_checkpointed = run.trains and not torch.is_grad_enabled()  # reentrantly: recomputed in backward
         run.is_reentrant |= is_checkpointed
@@ -247,8 +241,8 @@ class Engine:
         self.leave_broken_backward()
         units = self.units_of.get(owner, [])
         for unit, version in zip(units, versions, strict=True):
-            self._open[unit] += 1
-            _check_version(unit, version)
+            self._backward.open(unit)
+            unit.check_version(version)
         self._enter_backward()
         if owner is self.module:
             run.place = 0
@@ -260,10 +254,14 @@ class Engine:
 
     def _before_use(self, unit: Unit, version: int) -> None:
         """Before weights that a forward saved are used: by the unit's backward, or by a side output's."""
-        if unit in self._in_use and unit.state is UnitState.GATHERED and unit.gathered_version == version:
+        if (
+            unit in self._backward.in_use
+            and unit.state is UnitState.GATHERED
+            and unit.gathered_version == version
+        ):
             return
         self.leave_broken_backward()
-        _check_version(unit, version)
+        unit.check_version(version)
         if torch._C._current_graph_task_id() == -1:
             if unit.state is UnitState.GATHERED:
                 return
@@ -275,7 +273,7 @@ class Engine:
             if self._breadth is None and unit not in self.units_of.get(self.module, []):
                 unit.grads.expect_ready(torch._C._current_graph_task_id())
             self.gather([unit], backward=True)
-        self._in_use.add(unit)
+        self._backward.in_use.add(unit)
 
     def _gradient_arrives(self) -> None:
         self.leave_broken_backward()
@@ -283,7 +281,7 @@ class Engine:
 
     def _enter_backward(self) -> None:
         """Begin a backward, unless one is running."""
-        if self._in_backward:
+        if self._backward.runs:
             return
         if self._breadth is not None:
             raise UserError(
@@ -294,42 +292,32 @@ class Engine:
         if self.device.type == "cpu":  # on a GPU autograd uses its own threads
             self._enter_thread()
         self.begin_backward()
-        self._queue_end()
+        self._backward.queue_end(partial(self.end_backward))
 
     def begin_backward(self) -> None:
-        self._in_backward = True
-        for unit in self.units:
-            unit.grads.expect()
+        """Begin one whose end the caller calls."""
+        root = self.units_of.get(self.module, [])
+        inner = [unit for unit in reversed(self._in_order()) if unit not in root]
+        self._backward.begin([*inner, *root])
 
-    def _grads_ready(self, unit: Unit) -> None:
-        unit.drop()
-        self.reduce(unit)
+    def _in_order(self) -> list[Unit]:
+        """All units, in an order that is the same on all ranks.
+
+        It is the module's own, in which those that are gathered change places: they are in the order of the
+        last forward, as their gathers were. Ranks may compute with different ones of the others.
+        """
+        begun = (unit for owner in self.forward_order for unit in self.units_of.get(owner, []))
+        gathered = dict.fromkeys(unit for unit in (*begun, *self.units) if not unit.is_whole)
+        following = iter(gathered)
+        return [unit if unit.is_whole else next(following) for unit in self.units]
 
     def reduce(self, unit: Unit) -> None:
-        """Start a unit's reduction; at most two are pending, because each holds a unit's whole gradient."""
-        if len(self._reducing) == MOST_REDUCING:
-            self._reducing.popleft().grads.wait_reduce()
-        unit.grads.start_reduce(at_boundary=self.sync)
-        self._reducing.append(unit)
-
-    def _queue_end(self) -> None:
-        """Have autograd call `end_backward`. If the backward fails, autograd frees the callback uncalled."""
-        call = partial(self.end_backward)
-        self._ending = weakref.ref(call)
-        torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+        """Start the reduction of a unit's gradients."""
+        self._backward.reduce(unit)
 
     def end_backward(self) -> None:
-        """Reduce the units that the hooks did not: those with unused parameters or with late gradients."""
-        for unit in self.units:
-            if unit.grads.needs_reduce:
-                self.reduce(unit)
-        self._reducing.clear()
-        self._drop_all()
-        for unit in self.units:
-            unit.grads.finish_reduce()
-        self._open.clear()
-        self._in_use.clear()
-        self._in_backward, self._thread = False, None
+        self._backward.end()
+        self._thread = None
         for owner in self._running:  # a backward inside of a forward, which goes on
             self.gather(self.units_of.get(owner, []), backward=False)
         if self.sync and dist.get_backend() not in ("gloo", "fake"):
@@ -342,24 +330,8 @@ class Engine:
         gradients may already have been reduced to the optimizer's level. The gradients that the optimizer's
         parameters already have stay until `zero_grad`.
         """
-        runs = torch._C._current_graph_task_id() != -1 and self._ending() is not None
-        if self._in_backward and not runs and self._breadth is None:
-            self._discard()
-
-    def _discard(self) -> None:
-        """Drop all units and, in a backward, its gradients."""
-        self._reducing.clear()
-        self._drop_all()
-        if self._in_backward:
-            for unit in self.units:
-                unit.grads.forget()
-        self._open.clear()
-        self._in_use.clear()
-        self._in_backward = False
-
-    def _drop_all(self) -> None:
-        for unit in self.units:
-            unit.drop()
+        if self._backward.is_broken() and self._breadth is None:
+            self._backward.discard()
 
     # ---- forward and backward
 
@@ -384,7 +356,7 @@ class Engine:
         try:
             yield
         except BaseException:
-            self._discard()
+            self._backward.discard()
             raise
         finally:
             self._breadth = self._thread = None
@@ -392,7 +364,7 @@ class Engine:
     @torch._disable_dynamo
     def _leave_forward(self, *_: object) -> None:
         """Put the shards back after a forward, also after one that ended with an exception."""
-        if not self._in_backward and self._breadth is None:
+        if not self._backward.runs and self._breadth is None:
             self._thread = None
             for unit in self.units:
                 if self._pass.is_over:
@@ -403,25 +375,10 @@ class Engine:
     def _zero_grad(self, set_to_none: bool = True) -> None:
         """The module's zero_grad, which also discards gradients accumulated under `no_sync`."""
         self.put_shards()
-        if not self._in_backward:
+        if not self._backward.runs:
             for unit in self.units:
                 unit.grads.forget()
         type(self.module).zero_grad(self.module, set_to_none)
-
-    def sum_over_replica(self, mine: torch.Tensor) -> torch.Tensor:
-        """The sum of the values, of shape [1], of all ranks that average gradients with this one.
-
-        It is bit-equal on all of them, and counted as `norm_gather`.
-        """
-        messages = self.collectives
-        level = messages.scheme.level("replica")
-        everyones = mine.new_empty(self.topology.levels.size(level))
-        messages.submit(
-            "norm",
-            messages.inwards(SELF, level),
-            lambda call: messages.gather(call, mine, everyones, SELF, level, NORM_GATHER),
-        ).wait()
-        return everyones.sum()
 
     def put_shards(self) -> None:
         """Register the shards in the module, where a forward without a backward leaves whole parameters.
@@ -429,6 +386,7 @@ class Engine:
         Raises UserError for parameters that came in after sharding: what follows would not know them.
         """
         self._places.check()
+        self._saved.close()
         self.leave_broken_backward()
         for unit in self.units:
             unit.put_shards()
@@ -455,17 +413,3 @@ class Engine:
             yield
         finally:
             self.sync = True
-
-
-def _check_version(unit: Unit, version: int) -> None:
-    """Raises UserError if the unit's weights are not those that a forward computed with any more."""
-    if unit.changes.version != version:
-        raise UserError(
-            f"weights of '{unit.name}' changed between this forward and its backward",
-            allowed="the optimizer's step after the backward of every forward",
-        )
-
-
-def _differentiable(values: Any) -> list[torch.Tensor]:
-    """The tensors in nested values that require gradients; none where gradients are disabled."""
-    return requiring_grad(values) if torch.is_grad_enabled() else []

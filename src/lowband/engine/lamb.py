@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lowband.engine.shard_parameter import ShardParameter
-from lowband.engine.shard_sums import norms, part_of, stepped
+from lowband.engine.shard_sums import norms, part_of, step_begun
 
 
 class Lamb(torch.optim.Optimizer):
@@ -34,11 +34,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step; returns what `closure` returns, which is called first, with gradients enabled."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        pairs = stepped(self)
+        loss, pairs = step_begun(self, closure)
         shards = [shard for _, shard in pairs]
         for group, shard in pairs:
             self._add_moments(group, shard)

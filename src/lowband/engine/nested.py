@@ -25,6 +25,11 @@ def requiring_grad(values: Any) -> list[torch.Tensor]:
     return found
 
 
+def differentiable(values: Any) -> list[torch.Tensor]:
+    """As `requiring_grad`; none where gradients are disabled."""
+    return requiring_grad(values) if torch.is_grad_enabled() else []
+
+
 def replaced(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Nested values with each of their tensors changed; what has none changed is the same object."""
     leaves, structure = tree_flatten(values)

@@ -72,6 +72,18 @@ class SavedLeaves:
             if pushed is not None:
                 pushed.__exit__()
 
+    def close(self) -> None:
+        """Before a new forward, or outside of one: end what an interrupted forward has left in this thread.
+
+        torch runs no hook after a KeyboardInterrupt. Hooks that others have left on top of these stay.
+        """
+        stack = self._stack()
+        while stack:
+            _, pushed = stack.pop()
+            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if pushed is not None and top is not None and top[0] == pushed.pack_hook:
+                pushed.__exit__()
+
     def _stack(self) -> list[tuple[nn.Module, saved_tensors_hooks | None]]:
         if not hasattr(self._entered, "stack"):
             self._entered.stack = []

@@ -150,6 +150,7 @@ class Unit:
             self.meter.release("start", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
         self._without_memory = self.flat, values
+        self._leaf_versions = [leaf._version for leaf in self.leaves]  # of the gathered weights
         self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
 
     def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
@@ -158,6 +159,7 @@ class Unit:
         self.flat = flat
         for leaf, value in zip(self.leaves, values, strict=True):
             leaf.data = value
+        self._leaf_versions = [leaf._version for leaf in self.leaves]
         self._unit_of[flat.untyped_storage()._cdata] = self
 
     def put_shards(self) -> None:
@@ -183,6 +185,14 @@ class Unit:
                 module._parameters[attribute] = parameter
 
     # ---- weights: gather and drop
+
+    def check_version(self, version: int) -> None:
+        """Raises UserError if the weights are not those that a forward computed with any more."""
+        if self.changes.version != version:
+            raise UserError(
+                f"weights of '{self.name}' changed between this forward and its backward",
+                allowed="the optimizer's step after the backward of every forward",
+            )
 
     def start_gather(self, backward: bool) -> None:
         """Submit the gather of the whole unit, unless it is already gathered or being gathered.
@@ -251,7 +261,15 @@ class Unit:
             self.finish_gather()
         self.put_shards()
         if self.state is UnitState.GATHERED:
+            versions = [leaf._version for leaf in self.leaves]
+            is_changed = not self.is_whole and versions != self._leaf_versions
             self._free()
+            if is_changed:
+                raise UserError(
+                    "weights were changed in place in a forward, and the changes are dropped with them",
+                    where=f"unit '{self.name}'",
+                    allowed="buffers for what a forward changes; parameters changed outside of it",
+                )
 
     def _free(self) -> None:
         """Free the gathered parameters, if they are not held all the time."""

@@ -4,7 +4,7 @@ Each rank sums its part in fp64, and one all-reduce adds the sums of all paramet
 a parameter has the same bits, and but for the rounding of fp64 they do not depend on how it is sharded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from lowband.engine.lane import Work
 from lowband.engine.shard_parameter import ShardParameter
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
-from lowband.spec.step import Collective
+from lowband.spec.step import NORM_GATHER, Collective
 
 # No row of a step: a scheme has no wire of that name, so values travel unchanged.
 _SUMS = Collective("shard_sums", "all_reduce", SELF, "optim", "masters", "step", None)
@@ -79,13 +79,33 @@ def _summed(collectives: Collectives, flat: torch.Tensor) -> torch.Tensor:
     return found.pop()[: len(flat)]
 
 
-def stepped(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], ShardParameter]]:
-    """The shards that have gradients, with their groups, but for parameters without elements.
+def sum_over_replica(collectives: Collectives, mine: torch.Tensor) -> torch.Tensor:
+    """The sum of the values, of shape [1], of all ranks that average gradients with this one.
 
-    Raises UserError for a parameter that is no shard.
+    It is bit-equal on all of them, and counted as `norm_gather`.
     """
+    level = collectives.scheme.level("replica")
+    everyones = mine.new_empty(collectives.topology.levels.size(level))
+    collectives.submit(
+        "norm",
+        collectives.inwards(SELF, level),
+        lambda call: collectives.gather(call, mine, everyones, SELF, level, NORM_GATHER),
+    ).wait()
+    return everyones.sum()
+
+
+def step_begun(
+    optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None
+) -> tuple[Any, list[tuple[dict[str, Any], ShardParameter]]]:
+    """What `closure` returns, which is called with gradients enabled; then the shards that have gradients,
+    with their groups, but for parameters without elements. Raises UserError for a parameter that is no shard.
+    """
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
     pairs = [(group, _shard(p)) for group in optimizer.param_groups for p in group["params"]]
-    return [(group, p) for group, p in pairs if p.grad is not None and p.shard_of.shape.numel()]
+    return loss, [(group, p) for group, p in pairs if p.grad is not None and p.shard_of.shape.numel()]
 
 
 def _shard(parameter: nn.Parameter) -> ShardParameter:
