@@ -1,6 +1,6 @@
 # make reproduce   set up, run the suites of config/config.yaml, print which claims hold
 # make test        set up, run the tests
-# make test-all    as test, with the cases that it leaves out, 1,000 random programs, 200 faults and fuzzing: hours;
+# make test-all    as test, with the cases that it leaves out, 1,300 random programs, 200 faults and fuzzing: hours;
 #                  goes on where it was cut (build/all)
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       as reproduce, on nine small runs (what it costs: docs/benchmarks.md)

@@ -41,6 +41,7 @@ class Campaign(NamedTuple):
 
 CAMPAIGNS = {
     "random": Campaign(["tests.random", "--cases", "1000"], "random.csv", False, "wrong", "seed"),
+    "wide": Campaign(["tests.wide", "--cases", "300"], "wide.csv", False, "wrong", "seed"),
     "fuzz": Campaign(["tests.fuzz", "--inputs", "600"], "fuzz.csv", False, "defects", "parser", "inputs"),
     "faults": Campaign(["tests.faults", "--cases", "200"], "faults/injected.csv", True, "wrong", "seed"),
 }

@@ -54,6 +54,17 @@ class Map(Block):
         return y
 
 
+class Recurrent(Block):
+    """Its cell's forward binds a list of the cell's own weights to an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(WIDTH, WIDTH)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.cell(x)[0])))
+
+
 class Negated(Block):
     """A view of its own weights whose sign changes when it is read."""
 
@@ -289,6 +300,7 @@ CHAINED: dict[str, Program] = {
     "listed by the root": (lambda: Listing(Block), of_parts),
     "penalty": (lambda: Net(Penalty), added),
     "map": (lambda: Net(Map), added),
+    "recurrent": (lambda: Net(Recurrent), added),
     "units return dataclasses": (lambda: Net(AsDataclass), added),
     "units return namespaces": (lambda: Net(AsNamespace), added),
     "units return dicts": (lambda: Net(AsDict), added),

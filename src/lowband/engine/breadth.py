@@ -57,7 +57,7 @@ class _Cut:
         return replaced(values, self._leaf)
 
     def _leaf(self, output: torch.Tensor) -> torch.Tensor:
-        if not output.requires_grad:
+        if not output.requires_grad or isinstance(output, nn.Parameter):  # an RNN's forward lists its weights
             return output
         if id(output) not in self._leaf_of:
             self._leaf_of[id(output)] = output.detach().requires_grad_()
