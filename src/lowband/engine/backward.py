@@ -54,10 +54,10 @@ class Backward:
 
     # ---- calls of units
 
-    def open(self, unit: Unit) -> None:
+    def begin_call(self, unit: Unit) -> None:
         self._open[unit] += 1
 
-    def close(self, unit: Unit) -> bool:
+    def end_call(self, unit: Unit) -> bool:
         """Whether no other call of the unit is open. In f(f(x)) the inner call's backward has begun by now.
 
         No call may be open: a side output's backward does not go through the unit's output.

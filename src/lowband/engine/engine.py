@@ -185,7 +185,7 @@ class Engine:
 
         def over(_: object) -> None:
             for unit in frozen:
-                if self._backward.close(unit):
+                if self._backward.end_call(unit):
                     unit.drop()
 
         # torch.autograd.grad refuses to look for leaves; then they are dropped at the backward's end.
@@ -241,7 +241,7 @@ class Engine:
         self.leave_broken_backward()
         units = self.units_of.get(owner, [])
         for unit, version in zip(units, versions, strict=True):
-            self._backward.open(unit)
+            self._backward.begin_call(unit)
             unit.check_version(version)
         self._enter_backward()
         if owner is self.module:
