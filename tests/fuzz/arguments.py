@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lowband.__main__ import command_line
+from lowband.box.slurm import missing
 from lowband.errors import UserError
 from tests.fuzz.of_config import MODELS, SCHEMES, SUITE
 from tests.fuzz.of_peers import DEEPSPEED, LLAMA
@@ -46,7 +47,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "provenance": ("--results local --out out/crate.zip --root .",),
     "verify": ("--root .", "--write --root ."),
     "status": ("--results local --suite mine --root .",),
-    "box": ("status", "jobs results/local/runs --out jobs.csv",
+    "box": ("status", *(() if missing() else ("jobs results/local/runs --out jobs.csv",)),
         "run --cluster frontier-box -- true", "up", "down"),
     "bench-comm": ("--cluster frontier-box --ranks 16 --seconds 0.1 --repeats 2 --out out",),
     "import-log": (
