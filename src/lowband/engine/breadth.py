@@ -229,7 +229,10 @@ class Breadth(Generic[T]):
     def _check_loss(self, loss: torch.Tensor, micro_batch: _MicroBatch) -> None:
         nodes, leaves = _graph([loss])
         if not self._before_units.isdisjoint(nodes):
-            raise UserError("breadth-first: the loss uses a tensor from before the first unit", allowed=CHAIN)
+            raise UserError(
+                "breadth-first: the loss uses a tensor from before the first unit, or one that a hook collected",
+                allowed=f"{CHAIN}; side losses in attributes of modules; lowband.no_sync",
+            )
         if any(leaves & each.leaves for each in self._micro_batches if each is not micro_batch):
             raise UserError(
                 "breadth-first: the loss uses a tensor of another micro-batch",
