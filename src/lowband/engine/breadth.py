@@ -230,7 +230,7 @@ class Breadth(Generic[T]):
         nodes, leaves = _graph([loss])
         if not self._before_units.isdisjoint(nodes):
             raise UserError(
-                "breadth-first: the loss uses a tensor from before the first unit, or one that a hook collected",
+                "breadth-first: the loss uses a tensor from before the first unit, or that a hook has kept",
                 allowed=f"{CHAIN}; side losses in attributes of modules; lowband.no_sync",
             )
         if any(leaves & each.leaves for each in self._micro_batches if each is not micro_batch):
