@@ -21,7 +21,7 @@ import torch.distributed as dist
 from lowband.run.launch import RankFailure, TimeLimit
 from lowband.run.on_ranks import on_ranks
 from tests.random.cases import Case
-from tests.random.observed import Observed, differences
+from tests.random.observed import Observed, differences, exact_sum
 from tests.random.reference import run_reference
 from tests.random.sharded import run_sharded
 
@@ -37,6 +37,7 @@ class Outcome:
     wrong: str  # what is wrong, in one line; "" if nothing is
     largest: float  # difference of a loss or a weight
     seconds: float  # on the ranks
+    exact: str = ""  # sum over all bits that the ranks have shown
 
 
 def outcomes(cases: Sequence[Case], case_limit_s: float) -> Iterator[Outcome]:
@@ -63,9 +64,10 @@ def _together(ranks: int, cases: list[Case], case_limit_s: float) -> Iterator[Ou
                     left = left[done + 1 :]
                     break
                 results = [pickle.loads(file.read_bytes()) for file in files]
-                wrong, largest = differences(case, [observed for observed, _ in results], reference)
+                seen = [observed for observed, _ in results]
+                wrong, largest = differences(case, seen, reference)
                 seconds = max(seconds for _, seconds in results)
-                yield Outcome(case, "; ".join(wrong[:3]), largest, seconds)
+                yield Outcome(case, "; ".join(wrong[:3]), largest, seconds, exact_sum(seen))
             else:
                 left = []
 

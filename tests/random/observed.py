@@ -1,6 +1,8 @@
 """What a program shows, and the comparison of what the ranks show with what the one process does."""
 
+import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +31,24 @@ class Observed:
         default_factory=list
     )  # bytes by net: of each Step of a plain case, of the whole program else
     units: list[list[int]] = field(default_factory=list)  # elements of each unit, by net
+
+
+def exact_sum(ranks: list[Observed]) -> str:
+    """One sum over the bits of all losses, norms and weights, and over all bytes sent."""
+    total = hashlib.sha256()
+    for part in _exact(ranks):
+        total.update(part)
+    return total.hexdigest()[:16]
+
+
+def _exact(ranks: list[Observed]) -> Iterator[bytes]:
+    for seen in ranks:
+        yield repr([norm.hex() for norm in seen.norms]).encode()
+        yield repr([[sorted(of_net.items()) for of_net in nets] for nets in seen.sent]).encode()
+        named = [(name, value) for state in seen.states for name, value in sorted(state.items())]
+        for name, value in [("loss", loss) for loss in seen.losses] + named:
+            yield f"{name} {value.dtype} {tuple(value.shape)}".encode()
+            yield value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def differences(case: Case, ranks: list[Observed], expected: list[Observed]) -> tuple[list[str], float]:
