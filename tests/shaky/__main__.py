@@ -9,6 +9,7 @@ folder has already are kept: a campaign that was cut goes on.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,13 @@ from tests.shaky.groups import FORMERLY_FRAGILE
 COLUMNS = ["round", "loops", "at_once", "group", "tests", "skipped", "failed", "which", "seconds", "commit"]
 FAST = "the fast part"
 ONE_PROCESS = ["-m", "not timed"]
+# Ends with the campaign, however that ends.
+LOOP = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(10**6):
+        pass
+"""
 FAST_PART = [
     "-n",
     "2",
@@ -77,7 +85,7 @@ def main() -> int:
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
     """So many processes that compute without end."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    running = [subprocess.Popen([sys.executable, "-c", LOOP, str(os.getpid())]) for _ in range(loops)]
     try:
         yield
     finally:
