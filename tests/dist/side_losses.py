@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from lowband.errors import UserError
+
 WIDTH = 6
 
 
@@ -287,6 +289,15 @@ def only_penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).square().mean()
+
+
+def said_by(work: Callable[[], object]) -> str:
+    """What it is refused with; "" if it is not."""
+    try:
+        work()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 Program = tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor], torch.Tensor]]

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from modules import inputs
-from side_losses import Block, Net, squared
+from side_losses import Block, Net, said_by, squared
 from torch import nn
 
 import lowband
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 
 SCHEMES = ("zero3", "ddp")
@@ -72,14 +71,6 @@ def trained(model: nn.Module, loss_of: Callable[[nn.Module, torch.Tensor], torch
         optimizer.step()
         optimizer.zero_grad()
     return torch.stack(losses).detach()
-
-
-def said_by(work: Callable[[], object]) -> str:
-    try:
-        work()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 # ---- weights

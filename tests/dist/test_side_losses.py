@@ -7,12 +7,11 @@ import reference
 import torch
 import torch.distributed as dist
 from modules import inputs
-from side_losses import CHAINED, PROGRAMS, Block, alone
+from side_losses import CHAINED, PROGRAMS, Block, alone, said_by
 from test_parity import CONFIG
 
 import lowband
 from lowband.engine.api import engine_of
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 
@@ -112,14 +111,6 @@ def test_under_every_scheme(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_program_under_every_scheme(scheme: str) -> None:
     compare(scheme, tuple(PROGRAMS))
-
-
-def said_by(work: Callable[[], object]) -> str:
-    try:
-        work()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def refusals() -> list[str]:
