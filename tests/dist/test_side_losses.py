@@ -1,6 +1,5 @@
 """Losses that do not go through a unit's output alone: right, bit by bit, whatever the scheme."""
 
-from collections.abc import Callable
 
 import pytest
 import reference
