@@ -1,6 +1,5 @@
 """Losses that do not go through a unit's output alone: right, bit by bit, whatever the scheme."""
 
-
 import pytest
 import reference
 import torch
