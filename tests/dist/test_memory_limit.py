@@ -1,9 +1,18 @@
-"""A model whose whole fp32 weights exceed what a rank may take is trained under that limit."""
+"""A model whose whole fp32 weights exceed what a rank may take is trained under that limit.
+
+Ranks are forked from a new interpreter: what is free of the heap of a process that has run other tests is in
+pieces, too small for a unit, and how much of it there is depends on which tests these were.
+"""
 
 import ctypes
+import json
+import os
 import resource
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,12 +95,28 @@ def build_whole() -> str:
     return "built"
 
 
+# The work on ranks, by the word that runs it in a new interpreter.
+WORK = {
+    "train": lambda: on_ranks(RANKS, train_under_the_limit, time_limit_s=900),
+    "build": lambda: on_ranks(1, build_whole),
+}
+
+
+def in_a_new_interpreter(work: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, __file__, work], capture_output=True, text=True, timeout=1200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def test_it_trains_under_the_limit() -> None:
     levels = Levels.fit(INNER, RANKS)
     expected = state_bytes(unit_numels(MODEL, levels), SCHEME, levels, "fp32", "fp32", 1, "gloo")
     most = start_bytes(MODEL.unit_shapes(), SCHEME, levels, "fp32")
     assert sum(expected.values()) + most < LIMIT  # all at once, with room for activations and threads' stacks
-    by_rank = on_ranks(RANKS, train_under_the_limit, time_limit_s=900)
+    by_rank = in_a_new_interpreter("train")
     for losses, held in by_rank:
         assert losses == by_rank[0][0]
         assert losses[1] < losses[0]
@@ -100,5 +125,9 @@ def test_it_trains_under_the_limit() -> None:
 
 
 def test_the_whole_model_does_not_fit() -> None:
-    [found] = on_ranks(1, build_whole)
+    [found] = in_a_new_interpreter("build")
     assert "allocate memory" in found
+
+
+if __name__ == "__main__":
+    print(json.dumps(WORK[sys.argv[1]]()))
