@@ -45,7 +45,7 @@ _ENGINE = {
     "api": [*_dist("library", "idioms"), *EVERY_STEP],
     "adafactor": _dist("optimizers"),
     "anchor": _dist("quorum_rounds", "sync", "sync_late"),
-    "backward": [*_dist("side_losses", "library_steps", "dropped"), *EVERY_STEP],
+    "backward": [*_dist("backward_order", "side_losses", "library_steps", "dropped"), *EVERY_STEP],
     "breadth": _dist("breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"),
     "by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "call": EVERY_STEP,

@@ -37,8 +37,9 @@ class Backward:
         self._ending: Callable[[], object] = lambda: None  # the call at its end, while that exists
 
     def begin(self, order: list[Unit]) -> None:
-        """order: of the units' reductions"""
-        self.runs, self._order, self._left = True, order, deque(order)
+        """order: of the units' reductions; frozen ones have none"""
+        self.runs, self._order = True, [unit for unit in order if unit.requires_grad]
+        self._left = deque(self._order)
         for unit in self._units:
             unit.grads.expect()
 
