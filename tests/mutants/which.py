@@ -50,7 +50,7 @@ _ENGINE = {
     "by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "call": EVERY_STEP,
     "changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
-    "collectives": [*_dist("wires", "flat_collectives", "joined"), *EVERY_STEP],
+    "collectives": [*_dist("wires", "flat_collectives", "joined", "flat", "sync_partners"), *EVERY_STEP],
     "consistency": _dist("topology", "agree", "unit_placements", "misuse"),
     "coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
     "division": [*_dist("unit_placements", "library"), *EVERY_STEP],
