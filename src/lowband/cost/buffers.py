@@ -1,12 +1,14 @@
 """Bytes of gradients in flight and of collectives' send and receive buffers, per rank, in closed form.
 
-Gradients move by bucket (spec.buckets), all else by unit. Only the largest collective is counted. Those of different levels may overlap; how many do depends on
-timing. A reduction starts with the bucket's whole gradient. At a hop among n partners
+Gradients move by bucket (spec.buckets), all else by unit. Only the largest collective is counted. Those of
+different levels may overlap; how many do depends on timing. A reduction starts with the bucket's whole
+gradient. At a hop among n partners
 
     native     (NCCL, RCCL) holds its input and 1/n of it
-    exchange   (gloo, and every wire that is not plain) holds its input and the encoded messages, if any;
-               then its messages sent and received, of equal size; then those received and 1/n of the
-               input, summed in fp32 and cast to the reduce dtype
+    exchange   (gloo) holds its input and what the n - 1 partners send; an all-reduce is in place
+    encoded    (every wire that is not plain) holds its input and the encoded messages; then its messages
+               sent and received, of equal size; then those received and 1/n of the input, summed in fp32
+               and cast to the reduce dtype
 
 A swap holds what it sends and what it receives, and what is encoded besides. A gather on an encoded wire
 holds its own message and all it receives; on a plain wire it has no buffer.
@@ -83,9 +85,11 @@ class _UnitBuffers:
         return held
 
     def gather_back(self, row: Collective, dtype: str) -> int:
-        """The gather half of an all-reduce, including its input and its result."""
+        """The gather half of an all-reduce, including its input and its result; 0 if it is in place."""
         inner, outer = self._scheme.span(row)
-        if not self._levels.hops(inner, outer):
+        is_exchange = self._backend == "gloo" and self._runs_as(row, dtype) != "flat"
+        is_in_place = is_exchange and is_plain(self._scheme.wire(row.name), dtype)
+        if is_in_place or not self._levels.hops(inner, outer):
             return 0
         numels = sum(self._numel // self._levels.size(level) for level in (inner, outer))
         return DTYPE_BYTES[dtype] * numels + self.gather(row, dtype)
@@ -102,7 +106,7 @@ class _UnitBuffers:
             if is_plain(wire, dtype) and (self._backend != "gloo" or pattern == "flat"):
                 stages = [given + size * part]
             elif is_plain(wire, dtype):
-                stages = [given + given]
+                stages = [given + given - size * part]
             else:
                 sent = hop.count * self._message(part, wire, dtype)
                 stages = [given + sent, sent + sent, sent + SUM_BYTES * part]

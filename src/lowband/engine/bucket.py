@@ -28,6 +28,7 @@ class Bucket:
         self.name = first.name if first is last else f"{first.name} to {last.name}"
         self._collectives, self._meter = first.collectives, first.meter
         self._ranks = first.levels.size(first.scheme.level("replica"))
+        self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction
         self._accumulated: torch.Tensor | None = None  # 1D, shards of `grads`, fp32
@@ -55,7 +56,7 @@ class Bucket:
         taken = [unit.grads.take(self._dtype) for unit in self.units]
         self._reducing = self._collectives.submit(
             self.name,
-            self._levels_of_reduction(at_boundary),
+            self._levels[at_boundary],
             partial(self._reduce, taken=taken, at_boundary=at_boundary),
             uses=[*(tensor for each in taken for tensor in each.tensors), self._accumulated],
         )
@@ -91,17 +92,24 @@ class Bucket:
         # Reduce to the optimizer's level, and average over the replica.
         moving.append(part)
         del part
-        for row in reductions("step"):
+        *inner, last = reductions("step")
+        for row in inner:
             moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
-        part = moving.pop()
+        is_fp32 = self._dtype == torch.float32  # averages are: then each rank can take those of its sums
+        average = self._average if is_fp32 else lambda _: None
+        part = yield from self._collectives.reduce(call, moving.pop(), last, average)
         call.release(part)
-        part = part.float()
-        if self._ranks > 1:
-            part /= self._ranks
+        if not is_fp32:
+            part = part.float()
+            self._average(part)
         if self._boundary is None:
             self._boundary = meter.hold("grads", part)
         else:  # a second reduction in one backward: see Engine.end_backward
             self._boundary += part
+
+    def _average(self, summed: torch.Tensor) -> None:
+        if self._ranks > 1:
+            summed /= self._ranks
 
     def _flatten(self, taken: list[Taken]) -> torch.Tensor:
         """The units' gradients, 1D. Empties what was taken, so its tensors can be freed."""

@@ -153,10 +153,11 @@ class Gradients:
     @property
     def are_unset(self) -> bool:
         """Whether none of the optimizer's parameters has one."""
-        return all(shard.grad is None for shard in self._unit.shards)
+        with torch._C.DisableTorchFunctionSubclass():  # quicker
+            return all(shard.grad is None for shard in self._unit.shards)
 
     def hand_over(self, reduced: torch.Tensor) -> None:
-        """Set the gradients of the optimizer's parameters, or add to them. reduced: 1D, fp32, of all shards"""
+        """Set or add to the gradients of the optimizer's parameters. reduced: 1D, fp32, of all shards"""
         start, stop = self._unit.optim_range
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
             for shard, span in zip(self._unit.shards, self._unit.layout.spans(), strict=True):

@@ -1,7 +1,7 @@
 """Units whose gradients are reduced together: the only home of this rule.
 
-Where every rank ends with the whole gradient, a unit need not be one message: what belongs to whom is the same
-for any division. So small units are collected into buckets, as torch's DDP does, because a message costs time
+Where every rank ends with the whole gradient, a unit need not be one message: every rank gets all of it in
+any division. So small units are collected into buckets, as torch's DDP does, because a message costs time
 however short it is. Sums stay the same bit by bit, but for rings, whose order depends on where a value lies.
 Quantized wires are left out: their blocks, and so the bits, would be others.
 """
