@@ -122,8 +122,9 @@ class Collectives:
         between: changes this rank's sum, in place, before an all-reduce gathers the sums
         """
         inner, outer = self.scheme.span(row)
-        hops = self._hops(inner, outer, row.kind, is_plain(self.scheme.wire(row.name), full.dtype))
-        if row.kind == "all_reduce" and are_exchanges(hops):
+        plain = is_plain(self.scheme.wire(row.name), full.dtype)
+        hops = self._hops(inner, outer, row.kind, plain)
+        if row.kind == "all_reduce" and plain and are_exchanges(hops):
             yield from self._all_reduce(call, full, hops, row.name, between)
             return full
         moving = [full]
