@@ -1,8 +1,8 @@
 """Bytes of gradients in flight and of collectives' send and receive buffers, per rank, in closed form.
 
 Gradients move by bucket (spec.buckets), all else by unit. Only the largest collective is counted. Those of
-different levels may overlap; how many do depends on timing. A reduction starts with the bucket's whole
-gradient. At a hop among n partners
+different levels may overlap, and while a bucket is reduced the next one fills; how many do depends on timing.
+A reduction starts with the bucket's whole gradient. At a hop among n partners
 
     native     (NCCL, RCCL) holds its input and 1/n of it
     exchange   (gloo) holds its input and what the n - 1 partners send; an all-reduce is in place

@@ -13,8 +13,8 @@
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
                stays; 0 where the weights are not sharded
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
-    sums       4 (root + the largest block, or bucket), breadth-first and with accumulation: gradients of the
-               bucket in use and of the root, summed over micro-batches before they are reduced
+    sums       4 (root + the largest block), breadth-first and with accumulation: gradients of the unit in use
+               and of the root, summed over micro-batches before they are reduced
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
                and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
@@ -25,7 +25,7 @@ over its own level.
 
 from collections.abc import Sequence
 
-from lowband.cost.buffers import buffer_bytes, by_bucket
+from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
@@ -83,10 +83,7 @@ def state_bytes(
     is_gathered = bool(levels.hops(SELF, scheme.weights))
     keeps_grads = passes(accumulation, order) > 1
     grads = GRAD_BYTES * numel // levels.size(scheme.grads if keeps_grads else scheme.optim)
-    summed = 0
-    if accumulation > 1 and not keeps_grads:
-        *others, last = by_bucket(unit_numels, scheme, levels, reduce_dtype)
-        summed = max([sum(last), *(unit_numels[0] + sum(each) for each in others)])
+    summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
         "secondary": secondary,

@@ -80,6 +80,8 @@ class Backward:
     def ready(self, unit: Unit) -> None:
         """Its gradients are there: reduce what is next in the order."""
         unit.drop()
+        if unit.requires_grad:
+            self._bucket_of[unit].add(unit)
         self._ready.add(unit)
         while self._left and self._ready.issuperset(self._left[0].units):
             self._reduce(self._left.popleft())

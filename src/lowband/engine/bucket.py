@@ -31,6 +31,8 @@ class Bucket:
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction
+        self._filling: torch.Tensor | None = None  # 1D, in the reduce dtype, of all units
+        self._filled: set[Unit] = set()  # those whose gradients it has
         self._accumulated: torch.Tensor | None = None  # 1D, shards of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shards of `optim`, fp32
         self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
@@ -53,13 +55,36 @@ class Bucket:
         """Submit the reduction of the gradients; at the boundary, to the optimizer's level."""
         self.wait_reduce()  # there may be an earlier one in this backward
         self._is_reduced = True
-        taken = [unit.grads.take(self._dtype) for unit in self.units]
+        first, *others = self.units
+        if others:
+            for unit in self.units:
+                self.add(unit)
+            assert self._filling is not None
+            taken = Taken([], [self._filling])
+            self._filling = None
+            self._filled.clear()
+        else:
+            taken = first.grads.take(self._dtype)
         self._reducing = self._collectives.submit(
             self.name,
             self._levels[at_boundary],
             partial(self._reduce, taken=taken, at_boundary=at_boundary),
-            uses=[*(tensor for each in taken for tensor in each.tensors), self._accumulated],
+            uses=[*taken.grads, *taken.flat, self._accumulated],
         )
+
+    def add(self, unit: Unit) -> None:
+        """A unit's gradients are there: move them to where they wait for the others', so that they are freed.
+
+        Those of a bucket's only unit are moved later, behind the computation.
+        """
+        if len(self.units) == 1 or unit in self._filled:
+            return
+        numels = [each.layout.numel for each in self.units]
+        if self._filling is None:
+            self._filling = unit.master.new_empty(sum(numels), dtype=self._dtype)
+        part = self._filling.split(numels)[self.units.index(unit)]
+        unit.grads.take(self._dtype).move_to(part, unit.layout)
+        self._filled.add(unit)
 
     def wait_reduce(self) -> None:
         """Wait for the reduction. Raises, once, the error that it raised."""
@@ -71,10 +96,14 @@ class Bucket:
         rows = reductions("pass") + (reductions("step") if at_boundary else [])
         return [level for row in rows for level in self._collectives.levels_of_reduction(row, self._dtype)]
 
-    def _reduce(self, call: Call, taken: list[Taken], at_boundary: bool) -> Work:
-        meter = self._meter
+    def _reduce(self, call: Call, taken: Taken, at_boundary: bool) -> Work:
+        meter, first = self._meter, self.units[0]
         # A list, so that only the collective refers to the gradient while it is being sent.
-        moving = [call.hold(self._flatten(taken))]
+        if taken.flat:
+            moving = [call.hold(taken.flat.pop())]
+        else:
+            moving = [call.hold(first.master.new_empty(first.layout.numel, dtype=self._dtype))]
+            taken.move_to(moving[0], first.layout)
         for row in reductions("pass"):
             moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
         part = moving.pop()
@@ -111,16 +140,6 @@ class Bucket:
         if self._ranks > 1:
             summed /= self._ranks
 
-    def _flatten(self, taken: list[Taken]) -> torch.Tensor:
-        """The units' gradients, 1D. Empties what was taken, so its tensors can be freed."""
-        if len(taken) == 1 and taken[0].summed:
-            return taken[0].summed.pop()
-        numels = [unit.layout.numel for unit in self.units]
-        full = self.units[0].master.new_empty(sum(numels), dtype=self._dtype)
-        for each, unit, part in zip(taken, self.units, full.split(numels), strict=True):
-            each.move_to(part, unit.layout)
-        return full
-
     # ---- to the optimizer's parameters
 
     def finish_reduce(self) -> None:
@@ -145,7 +164,8 @@ class Bucket:
             unit.grads.forget()
         for held in (self._accumulated, self._boundary):
             self._meter.release("grads", 0 if held is None else held.nbytes)
-        self._accumulated = self._boundary = None
+        self._accumulated = self._boundary = self._filling = None
+        self._filled.clear()
 
 
 def collect(units: Sequence[Unit], reduce_dtype: torch.dtype) -> list[Bucket]:

@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 class Taken:
     """A unit's gradients that its leaves do not have any more.
 
-    grads:  per leaf
-    summed: the sum over micro-batches in their place, 1D, or empty
+    grads: per leaf
+    flat:  in their place one tensor, 1D, the whole unit: their sum over micro-batches; or none
     """
 
     grads: list[torch.Tensor | None]
-    summed: list[torch.Tensor]
-
-    @property
-    def tensors(self) -> list[torch.Tensor | None]:
-        return [*self.grads, *self.summed]
+    flat: list[torch.Tensor]
 
     def move_to(self, flat: torch.Tensor, layout: UnitLayout) -> None:
-        """Fill `flat`, 1D, the whole unit. Empties the lists, so their tensors can be freed."""
-        if self.summed:
-            flat.copy_(self.summed.pop())
+        """Fill `flat`, 1D, the whole unit. Empties the lists, so that their tensors can be freed."""
+        if self.flat:
+            flat.copy_(self.flat.pop())
             return
         into, present = [], []
         for (start, stop), span, grad in zip(layout.ranges(), layout.spans(), self.grads, strict=True):
