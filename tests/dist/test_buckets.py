@@ -1,5 +1,6 @@
 """Any division of gradients into buckets gives the same bits and bytes, in fewer submissions."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -15,11 +16,13 @@ import lowband
 from lowband.cost.memory import state_bytes
 from lowband.engine.api import engine_of
 from lowband.engine.collectives import Collectives
+from lowband.engine.gradients import Taken
 from lowband.run.on_ranks import on_ranks
 from lowband.spec import buckets
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
+from lowband.spec.partition import UnitLayout
 from lowband.spec.step import Pattern
 
 SOME = 3 * 1024  # elements: two or three units of the tower, by the number of ranks
@@ -135,6 +138,17 @@ def test_submissions_are_buckets_and_their_buffers_closed_forms() -> None:
             with patch.object(buckets, "BUCKET_NUMEL", most):
                 held = state_bytes(units, Config().scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
             assert peak["buffers"] == held["buffers"]
+
+
+def test_gradients_are_freed_as_soon_as_they_have_moved() -> None:
+    grad = torch.ones(2, 3)
+    freed, taken = weakref.ref(grad), Taken([grad, None], [])
+    del grad
+    layout = UnitLayout.of([(2, 3), (5,)], world=1)
+    flat = torch.full((layout.numel,), 7.0)
+    taken.move_to(flat, layout)
+    assert freed() is None
+    assert flat.tolist() == [1.0] * 6 + [0.0] * (layout.numel - 6)
 
 
 def mixed(most: int) -> dict[str, torch.Tensor]:

@@ -183,6 +183,12 @@ def _without(name: str):
         ),
         (lambda c: c["numbers"].update({"model.x": 1}), "'model.x' is of an unknown kind"),
         (
+            lambda c: (
+                c["numbers"].update(dict.fromkeys([b := "optimizer.exp_avg.b"], 1)) or c["tensors"].pop(b)
+            ),
+            "'optimizer.exp_avg.b' is a tensor, but a number in the checkpoint",
+        ),
+        (
             lambda c: c["tensors"].update({"hook.a": c["tensors"]["model.a"]}),
             "'hook.a' is of an unknown kind",
         ),

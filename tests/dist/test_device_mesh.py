@@ -24,6 +24,7 @@ def places() -> dict[str, list[int]]:
     [
         (1, {"world": [0]}),
         (2, {"package": [0, 1]}),
+        (4, {"node": [1, 3], "package": [0, 1]}),
         (8, {"world": [1, 5], "node": [1, 3], "package": [0, 1]}),
     ],
 )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,6 +314,14 @@ def test_a_refused_start_does_not_use_up_a_replicas_turn() -> None:
     for rounds_ in (first, again):
         rounds_.wait_for_all(time.monotonic())
         assert rounds_.expected == [Member(0, 1), Member(1, 2)]
+
+
+def test_a_state_that_one_rank_did_not_receive_is_put_on_none() -> None:
+    joining = object.__new__(quorum.Quorum)
+    joining._meeting = SimpleNamespace(
+        together=lambda _what, _receive: ("link", "state"), everyone=lambda came: [came, False]
+    )
+    assert not joining._receive(1, 0, '{"state": {}}')
 
 
 def test_the_run_is_over_though_one_died_late() -> None:
