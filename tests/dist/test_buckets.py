@@ -51,6 +51,14 @@ def accumulating(model: nn.Module, step: int) -> None:
     each(model, step + 10)
 
 
+def penalised(model: nn.Module, step: int) -> None:
+    """The graph of the gradients is kept."""
+    x = inputs(step, dist.get_rank()).requires_grad_()
+    loss = model(x)
+    [by_x] = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + by_x.square().sum()).backward(create_graph=True)
+
+
 def twice(model: nn.Module, step: int) -> None:
     """Gradients that accumulate in the optimizer's parameters."""
     each(model, step)
@@ -71,6 +79,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], No
     "plain": (Tower, each, "hops"),
     "joined": (Tower, each, "joined"),
     "no_sync": (Tower, accumulating, "hops"),
+    "penalised": (Tower, penalised, "hops"),
     "twice": (Tower, twice, "hops"),
     "breadth": (chain, breadth, "hops"),
     "late": (partial(Tower, checkpointing=True, reentrant=True), each, "hops"),

@@ -186,7 +186,7 @@ REFUSED: dict[Callable[[], None], str] = {
     of_complex_numbers: "'first.extra' is of torch.complex64",
     under_fsdp2: "Tower: 'first.weight' is a DTensor, divided by fully_shard or parallelize_module",
     in_tensor_parallel: "Tower: 'first.weight' is a DTensor, divided by",
-    tensor_parallel_afterwards: "first.weight: chunk of values of a shard",
+    tensor_parallel_afterwards: "chunk of a shard covers this rank's part only",
     replaced_submodule: "Tower: 'layers.1.2.weight' came in after lowband.shard",
     adapter_after: "Tower: 'first.down' came in after lowband.shard",
     new_parameter: "Tower: 'offset' came in after lowband.shard",

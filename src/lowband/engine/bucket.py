@@ -72,6 +72,7 @@ class Bucket:
             uses=[*taken.grads, *taken.flat, self._accumulated],
         )
 
+    @torch.no_grad()
     def add(self, unit: Unit) -> None:
         """A unit's gradients are there: move them to where they wait for the others', so that they are freed.
 
