@@ -1,4 +1,4 @@
-"""Reductions begin while a backward still computes, whether or not there are frozen units."""
+"""Reductions begin while a backward still computes, whether or not there are frozen units or buckets."""
 
 from unittest.mock import patch
 
@@ -8,18 +8,21 @@ from modules import inputs
 from side_losses import Block, Net, added
 
 import lowband
-from lowband.engine.gradients import Gradients
+from lowband.engine.bucket import Bucket
 from lowband.run.on_ranks import on_ranks
+from lowband.spec import buckets
 
 
-def reduced(is_frozen: bool, scheme: str) -> list[tuple[str, int]]:
-    """Units in the order of their reductions, each with how many blocks had no gradient at its input yet."""
+def reduced(is_frozen: bool, scheme: str, in_bucket: int) -> list[tuple[str, int]]:
+    """Buckets in the order of their reductions, with how many blocks had no gradient at their input yet."""
     model = Net(Block)
     if is_frozen:  # a frozen unit beside each block's own, as with adapters
         for block in model.blocks:
             block.up.requires_grad_(False)
-    model = lowband.shard(model, scheme, lowband.Topology({}), Block, compute_dtype=torch.float32)
-    left, found, reduce = set(model.blocks), [], Gradients.start_reduce
+    numel = 4 * 512  # of a unit: its parameters, each at a multiple of 256, and of 2 ranks
+    with patch.object(buckets, "BUCKET_NUMEL", in_bucket * numel):
+        model = lowband.shard(model, scheme, lowband.Topology({}), Block, compute_dtype=torch.float32)
+    left, found, reduce = set(model.blocks), [], Bucket.start_reduce
 
     def passed(block: torch.nn.Module, *_: object) -> None:
         left.discard(block)
@@ -27,11 +30,11 @@ def reduced(is_frozen: bool, scheme: str) -> list[tuple[str, int]]:
     for block in model.blocks:
         block.register_full_backward_hook(passed)
 
-    def note(grads: Gradients, at_boundary: bool) -> None:
-        found.append((grads._unit.name, len(left)))
-        reduce(grads, at_boundary)
+    def note(bucket: Bucket, at_boundary: bool) -> None:
+        found.append((bucket.name, len(left)))
+        reduce(bucket, at_boundary)
 
-    with patch.object(Gradients, "start_reduce", note):
+    with patch.object(Bucket, "start_reduce", note):
         added(model, inputs(0, 0)).backward()
     return found
 
@@ -39,7 +42,14 @@ def reduced(is_frozen: bool, scheme: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("scheme", ["zero3", "ddp"])
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_block_is_reduced_before_the_next_one_is_through(is_frozen: bool, scheme: str) -> None:
-    for found in on_ranks(2, reduced, is_frozen, scheme):
+    for found in on_ranks(2, reduced, is_frozen, scheme, 0):
         names, left = zip(*found, strict=True)
         assert names == ("blocks.2", "blocks.1", "blocks.0", "root")
+        assert left[0] >= 1
+
+
+def test_a_full_bucket_is_reduced_before_the_next_one_is_through() -> None:
+    for found in on_ranks(2, reduced, False, "ddp", 2):
+        names, left = zip(*found, strict=True)
+        assert names == ("blocks.2 to blocks.1", "blocks.0 to root")
         assert left[0] >= 1

@@ -192,6 +192,12 @@ def _as_number(name: str):
         (lambda c: c["numbers"].update({"model.x": 1}), "'model.x' is of an unknown kind"),
         (_as_number("optimizer.exp_avg.b"), "'optimizer.exp_avg.b' is a tensor, but a number in the"),
         (
+            lambda c: (
+                c["numbers"].update(dict.fromkeys([b := "optimizer.exp_avg.b"], 1)) or c["tensors"].pop(b)
+            ),
+            "'optimizer.exp_avg.b' is a tensor, but a number in the checkpoint",
+        ),
+        (
             lambda c: c["tensors"].update({"hook.a": c["tensors"]["model.a"]}),
             "'hook.a' is of an unknown kind",
         ),

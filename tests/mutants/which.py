@@ -48,9 +48,13 @@ _ENGINE = {
     "backward": [*_dist("backward_order", "side_losses", "library_steps", "dropped"), *EVERY_STEP],
     "breadth": _dist("breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"),
     "by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
+    "bucket": [*_dist("buckets", "backward_order", "library_steps"), *EVERY_STEP],
     "call": EVERY_STEP,
     "changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
-    "collectives": [*_dist("wires", "flat_collectives", "joined", "flat", "sync_partners"), *EVERY_STEP],
+    "collectives": [
+        *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners"),
+        *EVERY_STEP,
+    ],
     "consistency": _dist("topology", "agree", "unit_placements", "misuse"),
     "coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
     "division": [*_dist("unit_placements", "library"), *EVERY_STEP],
@@ -58,7 +62,7 @@ _ENGINE = {
     "exchange": _dist("sync", "sync_late", "sync_partners"),
     "forward_pass": [*_dist("library_steps", "breadth_modules"), *EVERY_STEP],
     "gloo": [*_dist("message_times", "groups", "flat", "engines"), *EVERY_STEP],
-    "gradients": [*_dist("library_steps", "library"), *EVERY_STEP],
+    "gradients": [*_dist("buckets", "library_steps", "library"), *EVERY_STEP],
     "hosts": [f"{UNIT}hosts.py"],
     "initial": _dist("deferred", "safetensors"),
     "known_optimizers": _dist("optimizers", "idioms", "misuse"),
@@ -72,6 +76,7 @@ _ENGINE = {
     "one_byte": _dist("quorum_rounds", "one_byte"),
     "nested": _dist("side_losses", "breadth_modules"),
     "order": _dist("misuse"),
+    "parts": [*_dist("joined", "buckets", "wires"), *EVERY_STEP],
     "pair": _dist("sync_partners"),
     "places": [*_dist("foreign_tools", "compiled_blocks"), *EVERY_STEP],
     "quorum": _dist("quorum_rounds", "quorum"),
@@ -112,6 +117,7 @@ _CHECKPOINT = {
 
 # folder or folder/file -> its tests
 _TESTS = {
+    "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],
     "spec/config": [f"{UNIT}{of}.py" for of in ("suites", "built_in", "command_line")],
     "spec/exchange": [f"{UNIT}counterparts.py"],

@@ -1,8 +1,8 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
-Under `ddp` a unit is what DDP calls a bucket, and DDP fills one up to 25 MB. A block of this model has 3 MB,
-so ours also trains the model, 20 MB, as one unit. Each engine trains its own copy in the same processes, one
-step of each after the other. So what else the machine does falls on all of them alike.
+Each engine trains its own copy in the same processes, one step of each after the other. So what else the
+machine does falls on all of them alike. Each block is a unit; under `ddp` ours also trains the model as one
+unit, which shows what units themselves cost. Peak memory is that of ranks that train by one engine alone.
 """
 
 import resource
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lowband
 from lowband.model.gpt import GPT, Block
+from lowband.run.clock import peak_memory_bytes
 from lowband.run.joining import share_one_heap
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
@@ -29,14 +30,17 @@ MACHINE, MODEL = "local", "gpt-5m"
 ONE_UNIT = "joined, one unit"
 # By scheme, the peer last.
 ENGINES = {"ddp": ("hops", "joined", ONE_UNIT, "DDP"), "zero3": ("hops", "joined", "FSDP2")}
-RANKS = (4, 8)
+RANKS = (2, 4, 8)
 GLOBAL_BATCH, SEQ_LEN = 8, 128
-WARMUP, STEPS = 2, 12
+WARMUP, STEPS, STEPS_ALONE = 2, 12, 3
 TIME_LIMIT_S = 1800
 
 
 class Step(NamedTuple):
-    """step_s: of the slowest rank; cpu_s: processor time of a rank, in the mean"""
+    """step_s: of the slowest rank; cpu_s: processor time of a rank, in the mean
+
+    held_bytes: peak resident memory over the start, in the mean over ranks; the same in all steps
+    """
 
     ranks: int
     scheme: str
@@ -44,6 +48,7 @@ class Step(NamedTuple):
     step: int
     step_s: float
     cpu_s: float
+    held_bytes: float
 
 
 def bench(root: Path) -> list[Step]:
@@ -55,9 +60,12 @@ def bench(root: Path) -> list[Step]:
             given = engines, sizes, config.scheme(name), spec
             by_rank = on_ranks(ranks, _train, *given, time_limit_s=TIME_LIMIT_S)
             for engine in engines:
+                peaks = on_ranks(ranks, _held_bytes, engine, *given[1:], time_limit_s=TIME_LIMIT_S)
                 for step, times in enumerate(zip(*(found[engine] for found in by_rank), strict=True), 1):
                     walls, used = zip(*times, strict=True)
-                    rows.append(Step(ranks, name, engine, step, max(walls), sum(used) / ranks))
+                    rows.append(
+                        Step(ranks, name, engine, step, max(walls), sum(used) / ranks, sum(peaks) / ranks)
+                    )
     return rows
 
 
@@ -67,10 +75,7 @@ def _train(
     """Per engine, this rank's seconds and processor seconds of each step after WARMUP."""
     share_one_heap()
     topology = lowband.Topology(sizes)
-    random = torch.Generator().manual_seed(dist.get_rank())
-    shape = GLOBAL_BATCH // dist.get_world_size(), SEQ_LEN
-    tokens = torch.randint(spec.vocab, shape, generator=random)
-    steps = {name: _stepper(_prepared(name, GPT(spec, seed=1), topology, scheme), tokens) for name in engines}
+    steps = {name: _stepper(_prepared(name, GPT(spec, seed=1), topology, scheme), spec) for name in engines}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for i in range(WARMUP + STEPS):
         for name, step in steps.items():
@@ -95,7 +100,21 @@ def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Schem
     return lowband.shard(model, scheme, topology, Block, torch.float32, collectives=engine)
 
 
-def _stepper(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
+def _held_bytes(engine: str, sizes: dict[str, int], scheme: Scheme, spec: ModelSpec) -> int:
+    """Peak resident memory of this rank, which trains by one engine, over what it was at the start."""
+    share_one_heap()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    step = _stepper(_prepared(engine, GPT(spec, seed=1), lowband.Topology(sizes), scheme), spec)
+    for _ in range(STEPS_ALONE):
+        step()
+    return peak_memory_bytes(torch.device("cpu")) - pages * resource.getpagesize()
+
+
+def _stepper(model: nn.Module, spec: ModelSpec) -> Callable[[], None]:
+    """One step on this rank's part of the batch."""
+    random = torch.Generator().manual_seed(dist.get_rank())
+    shape = GLOBAL_BATCH // dist.get_world_size(), SEQ_LEN
+    tokens = torch.randint(spec.vocab, shape, generator=random)
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
     def step() -> None:

@@ -1,12 +1,14 @@
 """Bytes of gradients in flight and of collectives' send and receive buffers, per rank, in closed form.
 
-Only the largest collective is counted. Those of different levels may overlap; how many do depends on
-timing. A reduction starts with the whole unit's gradient. At a hop among n partners
+Gradients move by bucket (spec.buckets), all else by unit. Only the largest collective is counted. Those of
+different levels may overlap, and while a bucket is reduced the next one fills; how many do depends on timing.
+A reduction starts with the bucket's whole gradient. At a hop among n partners
 
     native     (NCCL, RCCL) holds its input and 1/n of it
-    exchange   (gloo, and every wire that is not plain) holds its input and the encoded messages, if any;
-               then its messages sent and received, of equal size; then those received and 1/n of the
-               input, summed in fp32 and cast to the reduce dtype
+    exchange   (gloo) holds its input and what the n - 1 partners send; an all-reduce is in place
+    encoded    (every wire that is not plain) holds its input and the encoded messages; then its messages
+               sent and received, of equal size; then those received and 1/n of the input, summed in fp32
+               and cast to the reduce dtype
 
 A swap holds what it sends and what it receives, and what is encoded besides. A gather on an encoded wire
 holds its own message and all it receives; on a plain wire it has no buffer.
@@ -19,6 +21,7 @@ receives once more.
 
 from collections.abc import Sequence
 
+from lowband.spec.buckets import buckets
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, Pattern, pattern_of
@@ -38,15 +41,16 @@ def buffer_bytes(
 ) -> int:
     """Peak bytes per rank, excluding the temporaries of encoding and decoding one piece.
 
-    unit_numels: elements per unit, padding included
+    unit_numels: elements per unit, padding included, the root's first
     backend:     torch.distributed's backend
     pattern:     how collectives run
     """
     peak = 0
-    for numel in set(unit_numels):  # blocks are alike
-        unit = _UnitBuffers(scheme, levels, numel, backend, pattern)
-        for row in scheme.rows:
-            dtype = row.dtype(compute_dtype, reduce_dtype)
+    bucket_numels = [sum(each) for each in by_bucket(unit_numels, scheme, levels, reduce_dtype)]
+    for row in scheme.rows:
+        dtype = row.dtype(compute_dtype, reduce_dtype)
+        for numel in set(bucket_numels if row.carries == "gradients" else unit_numels):  # blocks are alike
+            unit = _UnitBuffers(scheme, levels, numel, backend, pattern)
             if row.kind == "swap":
                 peak = max(peak, unit.swap(row, dtype))
                 continue
@@ -56,8 +60,16 @@ def buffer_bytes(
     return peak
 
 
+def by_bucket(
+    unit_numels: Sequence[int], scheme: Scheme, levels: Levels, reduce_dtype: str
+) -> list[list[int]]:
+    """Elements per unit, by bucket. unit_numels: the root's first; its gradients are ready last"""
+    ordered = [*unit_numels[:0:-1], unit_numels[0]]
+    return [[ordered[i] for i in each] for each in buckets(ordered, scheme, levels, reduce_dtype)]
+
+
 class _UnitBuffers:
-    """Peaks of one unit's collectives, in bytes."""
+    """Peaks of the collectives of one unit, or one bucket, in bytes."""
 
     def __init__(self, scheme: Scheme, levels: Levels, numel: int, backend: str, pattern: Pattern) -> None:
         self._scheme, self._levels, self._numel, self._backend = scheme, levels, numel, backend
@@ -73,9 +85,11 @@ class _UnitBuffers:
         return held
 
     def gather_back(self, row: Collective, dtype: str) -> int:
-        """The gather half of an all-reduce, including its input and its result."""
+        """The gather half of an all-reduce, including its input and its result; 0 if it is in place."""
         inner, outer = self._scheme.span(row)
-        if not self._levels.hops(inner, outer):
+        is_exchange = self._backend == "gloo" and self._runs_as(row, dtype) != "flat"
+        is_in_place = is_exchange and is_plain(self._scheme.wire(row.name), dtype)
+        if is_in_place or not self._levels.hops(inner, outer):
             return 0
         numels = sum(self._numel // self._levels.size(level) for level in (inner, outer))
         return DTYPE_BYTES[dtype] * numels + self.gather(row, dtype)
@@ -92,7 +106,7 @@ class _UnitBuffers:
             if is_plain(wire, dtype) and (self._backend != "gloo" or pattern == "flat"):
                 stages = [given + size * part]
             elif is_plain(wire, dtype):
-                stages = [given + given]
+                stages = [given + given - size * part]
             else:
                 sent = hop.count * self._message(part, wire, dtype)
                 stages = [given + sent, sent + sent, sent + SUM_BYTES * part]

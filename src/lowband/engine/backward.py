@@ -1,9 +1,10 @@
 """A running backward: the units in use, and the reductions of their gradients in one order on all ranks.
 
-[Note: order] A unit is ready when its last parameter has its gradient. On a rank whose data do not reach all
-of a unit's parameters, as with experts that tokens choose, that is never so, and its gradients are reduced at
-the backward's end. If the others reduced that unit before, ranks would wait for each other. So a unit that is
-ready waits for those before it, in an order that is the same on all ranks (`Engine.begin_backward`).
+[Note: order] A unit is ready when its last parameter has its gradient, and a bucket when its units are. On a
+rank whose data do not reach all of a unit's parameters, as with experts that tokens choose, that is never so,
+and its gradients are reduced at the backward's end. If the others reduced its bucket before, ranks would wait
+for each other. So a bucket that is ready waits for those before it, in an order that is the same on all ranks
+(`Engine.begin_backward`).
 """
 
 import weakref
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lowband.engine.bucket import Bucket
 from lowband.engine.shard import Unit
 
 MOST_REDUCING = 2
@@ -24,24 +26,31 @@ class Backward:
     in_use: units whose saved weights it has found to be right
     """
 
-    def __init__(self, units: Sequence[Unit], at_boundary: Callable[[], bool]) -> None:
+    def __init__(
+        self, units: Sequence[Unit], buckets: Sequence[Bucket], at_boundary: Callable[[], bool]
+    ) -> None:
         """at_boundary: whether it ends an accumulation"""
-        self._units, self._at_boundary = units, at_boundary
+        self._units, self._buckets, self._at_boundary = units, buckets, at_boundary
+        self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
         self.runs = False
         self.in_use: set[Unit] = set()
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
-        self._order: list[Unit] = []  # see [Note: order]
-        self._left: deque[Unit] = deque()  # of these, units that are not being reduced
+        self._order: list[Bucket] = []  # see [Note: order]
+        self._left: deque[Bucket] = deque()  # of these, those that are not being reduced
         self._ready: set[Unit] = set()
-        self._reducing: deque[Unit] = deque()  # units whose reduction may still run, oldest first
+        self._reducing: deque[Bucket] = deque()  # those whose reduction may still run, oldest first
         self._ending: Callable[[], object] = lambda: None  # the call at its end, while that exists
 
     def begin(self, order: list[Unit]) -> None:
-        """order: of the units' reductions; frozen ones have none"""
-        self.runs, self._order = True, [unit for unit in order if unit.requires_grad]
+        """order: in which units become ready; frozen ones do not"""
+        self.runs = True
+        last_first = (self._bucket_of[unit] for unit in reversed(order) if unit.requires_grad)
+        self._order = list(dict.fromkeys(last_first))[::-1]
         self._left = deque(self._order)
         for unit in self._units:
             unit.grads.expect()
+        for bucket in self._buckets:
+            bucket.expect()
 
     def queue_end(self, call: Callable[[], None]) -> None:
         """Have autograd, which alone may hold it, call `call`. If the backward fails it is freed uncalled."""
@@ -71,26 +80,28 @@ class Backward:
     def ready(self, unit: Unit) -> None:
         """Its gradients are there: reduce what is next in the order."""
         unit.drop()
+        if unit.requires_grad:
+            self._bucket_of[unit].add(unit)
         self._ready.add(unit)
-        while self._left and self._left[0] in self._ready:
-            self.reduce(self._left.popleft())
+        while self._left and self._ready.issuperset(self._left[0].units):
+            self._reduce(self._left.popleft())
 
-    def reduce(self, unit: Unit) -> None:
-        """Start a unit's reduction; at most two are pending, because each holds a unit's whole gradient."""
+    def _reduce(self, bucket: Bucket) -> None:
+        """Start a reduction; at most two are pending, because each holds whole gradients."""
         if len(self._reducing) == MOST_REDUCING:
-            self._reducing.popleft().grads.wait_reduce()
-        unit.grads.start_reduce(at_boundary=self._at_boundary())
-        self._reducing.append(unit)
+            self._reducing.popleft().wait_reduce()
+        bucket.start_reduce(at_boundary=self._at_boundary())
+        self._reducing.append(bucket)
 
     def end(self) -> None:
-        """Reduce the units that are left: those with unused parameters or with late gradients."""
-        for unit in self._order:
-            if unit.grads.needs_reduce:
-                self.reduce(unit)
+        """Reduce the buckets that are left: those with unused parameters or with late gradients."""
+        for bucket in self._order:
+            if bucket.needs_reduce:
+                self._reduce(bucket)
         for unit in self._units:
             unit.drop()
-        for unit in self._units:
-            unit.grads.finish_reduce()
+        for bucket in self._buckets:
+            bucket.finish_reduce()
         self._forget()
 
     def discard(self) -> None:
@@ -98,9 +109,13 @@ class Backward:
         for unit in self._units:
             unit.drop()
         if self.runs:
-            for unit in self._units:
-                unit.grads.forget()
+            self.forget_gradients()
         self._forget()
+
+    def forget_gradients(self) -> None:
+        """Discard all gradients that the optimizer's parameters do not have yet."""
+        for bucket in self._buckets:
+            bucket.forget()
 
     def _forget(self) -> None:
         for each in (self.in_use, self._open, self._left, self._ready, self._reducing):

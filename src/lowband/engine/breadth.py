@@ -257,8 +257,8 @@ class Breadth(Generic[T]):
             is_over = all(self._owners[k] is not self._owners[i] for k in left)
             for unit in units:
                 unit.drop()
-                if unit.requires_grad and is_over:
-                    engine.reduce(unit)
+                if is_over:
+                    engine.ready(unit)
 
     def _sum_grads(self, units: list[Unit]) -> None:
         if len(self._micro_batches) > 1:

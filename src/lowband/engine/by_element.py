@@ -48,6 +48,7 @@ _MOVES = (
     "unbind cat concat concatenate stack hstack _foreach_detach data T mT H mH real imag "
     "pin_memory share_memory_ resolve_conj resolve_neg conj conj_physical"
 )
+# Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
 # Element by element, or the same for all of them, and not tagged so.
 _ELEMENTS = (
     "copy zero fill normal uniform random bernoulli exponential cauchy log_normal geometric masked_fill "

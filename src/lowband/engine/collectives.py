@@ -6,9 +6,6 @@ All buffers are flat, with the sizes that `spec.partition` computes. A flat coll
 ring over all partners instead (engine.ring); joined hops are one exchange between them, for a machine whose
 links are all equal. `spec.step.pattern_of` decides which ones are.
 
-[Note: joined sums] On gloo the owner of a shard receives every rank's part of it and sums in the order of
-hops: over the innermost level's partners, then those sums over the next one's. So the bits are those of hops.
-
 [Note: quantize once per hop] A gather moves the same values through all its hops: each shard is encoded once,
 by its owner, and decoded once. A reduction changes the values at every hop, so each hop encodes its own sums;
 summing is done in fp32 on decoded values (qgZ, arXiv 2306.10209, section 3.3). Between two hops one pass
@@ -28,10 +25,11 @@ from lowband.engine.call import Call
 from lowband.engine.lane import Handle, Work
 from lowband.engine.ledger import Ledger
 from lowband.engine.memory import MemoryMeter
+from lowband.engine.parts import are_exchanges, range_of, sum_rows
 from lowband.engine.ring import gather_around, in_rank_order, sum_around
 from lowband.engine.topology import BoundHop, Topology
 from lowband.engine.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.spec.mesh import SELF, Hop
+from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, Kind, Pattern, pattern_of
 from lowband.spec.wire import Wire
@@ -124,6 +122,11 @@ class Collectives:
         between: changes this rank's sum, in place, before an all-reduce gathers the sums
         """
         inner, outer = self.scheme.span(row)
+        plain = is_plain(self.scheme.wire(row.name), full.dtype)
+        hops = self._hops(inner, outer, row.kind, plain)
+        if row.kind == "all_reduce" and plain and are_exchanges(hops):
+            yield from self._all_reduce(call, full, hops, row.name, between)
+            return full
         moving = [full]
         del full
         moving.append((yield from self.reduce_scatter(call, moving.pop(), inner, outer, row.name)))
@@ -131,6 +134,23 @@ class Collectives:
         if row.kind == "all_reduce":
             moving.append((yield from self._gather_sums(call, moving.pop(), inner, outer, row.name)))
         return moving.pop()
+
+    def _all_reduce(
+        self,
+        call: Call,
+        full: torch.Tensor,
+        hops: list[BoundHop],
+        name: str,
+        between: Callable[[torch.Tensor], None],
+    ) -> Moves:
+        """Sum unencoded values in place, hop by hop, and gather the sums."""
+        part = full
+        for bound in hops:
+            yield bound.hop.level, [full]
+            part = self._add_partners(call, part.view(bound.hop.count, -1), bound, name)
+        between(part)
+        yield hops[-1].hop.level, [full]
+        yield from self._gather_hops(call, full, hops, name, "native")
 
     def gather(
         self,
@@ -152,29 +172,31 @@ class Collectives:
         if hops:
             yield hops[-1].hop.level, [shard, out]
         if is_plain(wire, out.dtype) or not hops:
-            yield from self._gather_hops(call, shard, out, hops, name, "native")
+            self._place(shard, out, hops)
+            yield from self._gather_hops(call, out, hops, name, "native")
             return
         n = shard.numel()
         message = call.hold(encode(shard.view(1, n), wire, self.scheme.block_size)[0])
         messages = call.hold(message.new_empty(out.numel() // n * message.numel()))
-        yield from self._gather_hops(call, message, messages, hops, name, wire)
+        self._place(message, messages, hops)
+        yield from self._gather_hops(call, messages, hops, name, wire)
         decode(messages.view(-1, message.numel()), out.view(-1, n), wire, self.scheme.block_size)
         call.release(message)
         call.release(messages)
 
-    def _gather_hops(
-        self, call: Call, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
-    ) -> Moves:
-        """Fill `out` from unencoded or already encoded shards; starts in the first hop's lane."""
-        length = shard.numel()
-        start, part = 0, out.numel()
-        for bound in hops:  # where this rank's shard lies: the innermost coordinate cuts first
-            part //= bound.hop.count
-            start += bound.place * part
+    def _place(self, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop]) -> None:
+        """Copy this rank's shard to where `_gather_hops` expects it."""
+        start, length = range_of(out, hops)
         out[start : start + length] = shard
+
+    def _gather_hops(
+        self, call: Call, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
+    ) -> Moves:
+        """Fill `out`, which has this rank's shard, unencoded or encoded; starts in the first hop's lane."""
+        start, length = range_of(out, hops)
         for i, bound in enumerate(reversed(hops)):
             if i > 0:
-                yield bound.hop.level, [shard, out]
+                yield bound.hop.level, [out]
             count = bound.hop.count
             first = start - bound.place * length
             self._gather_hop(call, out[first : first + count * length].view(count, length), bound, name)
@@ -237,10 +259,8 @@ class Collectives:
                 call.release(rows)
                 self._count(call, bound, name, "native", (bound.hop.count - 1) * full.nbytes)
             elif bound.back is not None:
-                received = self._exchange(call, rows, bound, name, "native")
-                del rows
-                full = self._sum(call, received, [bound.hop] if bound.joined is None else bound.joined.hops)
-                del received
+                full = call.hold(self._add_partners(call, rows, bound, name).clone())
+                call.release(rows)
             else:
                 if bound.reorders is not None:
                     ordered = call.hold(in_rank_order(rows, bound.reorders).contiguous())
@@ -314,10 +334,7 @@ class Collectives:
     def _exchange(
         self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire
     ) -> torch.Tensor:
-        """Send one message to each partner and return one from each: [partners, message length].
-
-        gloo's own reduce-scatter is an all-reduce, which sends twice the bytes of this exchange.
-        """
+        """Send one message to each partner and return one from each: [partners, message length]."""
         received = call.hold(torch.empty_like(messages))
         if bound.back is not None:
             received[bound.place] = messages[bound.place]
@@ -329,20 +346,21 @@ class Collectives:
         self._count(call, bound, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
         return received
 
-    def _sum(self, call: Call, received: torch.Tensor, hops: Sequence[Hop]) -> torch.Tensor:
-        """The sum of all rows, 1D, in the order of the hops' partners: a reference can repeat it bit by bit.
+    def _add_partners(self, call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
+        """Exchange rows, [partners, n]; leaves the sum of all partners' in this rank's row and returns it.
 
-        Overwrites `received`. See [Note: joined sums].
+        gloo's own reduce-scatter is an all-reduce, which sends twice the bytes of this exchange.
         """
-        total = received
-        for hop in hops:
-            rows = total.view(hop.count, -1)
-            total = rows[0]
-            for row in rows[1:]:
-                total += row
-        summed = call.hold(total.clone())
-        call.release(received)
-        return summed
+        own = rows[bound.place]
+        theirs = call.hold(torch.empty_like(rows[1:]))
+        free = iter(theirs)
+        into = [own if place == bound.place else next(free) for place in range(len(rows))]
+        sent, received = ([each[place] for place in bound.places] for each in (rows, into))
+        bound.exchange(sent, received, call.name(name))
+        self._count(call, bound, name, "native", theirs.nbytes)
+        sum_rows(into, [bound.hop] if bound.joined is None else bound.joined.hops, out=own)
+        call.release(theirs)
+        return own
 
     def _decode_sum(
         self, call: Call, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire

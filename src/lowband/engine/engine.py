@@ -38,6 +38,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
 from lowband.engine.backward import Backward
+from lowband.engine.bucket import collect
 from lowband.engine.changes import check_unsharded
 from lowband.engine.collectives import Collectives
 from lowband.engine.consistency import check_same_sharding, check_schemes
@@ -118,7 +119,6 @@ class Engine:
         self.collectives = Collectives(scheme, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
-        self._backward = Backward(self.units, at_boundary=lambda: self.sync)
         self.units_of: dict[nn.Module, list[Unit]] = {}
         collectives = {scheme: self.collectives}
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -127,10 +127,13 @@ class Engine:
                 collectives[placed] = Collectives(placed, *shared)
             named = [names[getattr(*places[0])] for places in slots]
             shared_by_units = collectives[placed], initial, self._saved.unit_of
-            unit = Unit(name, slots, named, *shared_by_units, compute_dtype, reduce_dtype)
-            unit.grads.watch(self._gradient_arrives, self._backward.ready)
+            unit = Unit(name, slots, named, *shared_by_units, compute_dtype)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
+        buckets = collect(self._backward_order(), reduce_dtype)
+        self._backward = Backward(self.units, buckets, at_boundary=lambda: self.sync)
+        for unit in self.units:
+            unit.grads.watch(self._gradient_arrives, self.ready)
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
         for owner in (*(owner for owner in self.units_of if owner is not module), module):
             self._hook(owner)
@@ -296,9 +299,12 @@ class Engine:
 
     def begin_backward(self) -> None:
         """Begin one whose end the caller calls."""
+        self._backward.begin(self._backward_order())
+
+    def _backward_order(self) -> list[Unit]:
+        """All units, in an order of their reductions that is the same on all ranks; the root's come last."""
         root = self.units_of.get(self.module, [])
-        inner = [unit for unit in reversed(self._in_order()) if unit not in root]
-        self._backward.begin([*inner, *root])
+        return [*(unit for unit in reversed(self._in_order()) if unit not in root), *root]
 
     def _in_order(self) -> list[Unit]:
         """All units, in an order that is the same on all ranks.
@@ -311,9 +317,9 @@ class Engine:
         following = iter(gathered)
         return [unit if unit.is_whole else next(following) for unit in self.units]
 
-    def reduce(self, unit: Unit) -> None:
-        """Start the reduction of a unit's gradients."""
-        self._backward.reduce(unit)
+    def ready(self, unit: Unit) -> None:
+        """All gradients of a unit are there."""
+        self._backward.ready(unit)
 
     def end_backward(self) -> None:
         self._backward.end()
@@ -376,8 +382,7 @@ class Engine:
         """The module's zero_grad, which also discards gradients accumulated under `no_sync`."""
         self.put_shards()
         if not self._backward.runs:
-            for unit in self.units:
-                unit.grads.forget()
+            self._backward.forget_gradients()
         type(self.module).zero_grad(self.module, set_to_none)
 
     def put_shards(self) -> None:

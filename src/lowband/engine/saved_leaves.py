@@ -103,8 +103,7 @@ class _Hooks:
         except (NotImplementedError, RuntimeError):  # e.g. a sparse tensor
             unit = None
         # A view whose sign is changed when it is read has values that its place alone does not say.
-        is_plain = not (tensor.is_neg() or tensor.is_conj())
-        if unit is not None and is_plain and tensor.dtype == unit.flat.dtype:
+        if unit is not None and tensor.dtype == unit.flat.dtype and not (tensor.is_neg() or tensor.is_conj()):
             place = tensor.size(), tensor.stride(), tensor.storage_offset()
             return _Leaf(unit, unit.gathered_version, *place)
         if self._outer is not None:

@@ -52,7 +52,6 @@ class Unit:
         initial: Initial,
         unit_of: dict[int, "Unit"],
         compute_dtype: torch.dtype,
-        reduce_dtype: torch.dtype,
     ) -> None:
         """Take over the parameters at `slots`: per parameter, all places where it is registered.
 
@@ -75,7 +74,7 @@ class Unit:
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
         self._secondary_version: int | None = None  # version of the weights in the secondary shard
-        self.grads = Gradients(self, reduce_dtype)
+        self.grads = Gradients(self)
         self._put(self.shards, instead_of=originals)
         for original, (module, attribute) in zip(originals, (places[0] for places in slots), strict=True):
             mark_replaced(original, f"{name}: {type(module).__name__}.{attribute}")

@@ -18,9 +18,14 @@ _NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 AT_ONCE = 2**24  # values; quantizing takes up to 16 bytes for each of them
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name in schemes; empty for one that no wire has."""
+    return _NAME.get(dtype, "")
+
+
 def is_plain(wire: Wire, dtype: torch.dtype) -> bool:
     """Whether a tensor of this dtype is sent unchanged."""
-    return spec.is_plain(wire, _NAME.get(dtype, ""))
+    return spec.is_plain(wire, name_of(dtype))
 
 
 def encode(values: torch.Tensor, wire: Wire, block_size: int) -> torch.Tensor:

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowband.cost.buffers import by_bucket
 from lowband.cost.bytes import Transfer, stage_numels, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, work
@@ -80,9 +81,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
-    numels = stage_numels(job.model, job.levels, job.tp, job.pp)
-    root = _lane(job, network, computer, numels[0], is_root=True)
-    block = _lane(job, network, computer, numels[1], is_root=False)
+    root, block = _lanes(job, network, computer)
     blocks, micro_batches = job.model.layers // job.pp, job.accumulation
     turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
@@ -200,8 +199,25 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) 
     return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
 
 
-def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_root: bool) -> Lane:
-    """Seconds of each collective of one unit: messages and quantization."""
+def _lanes(job: Workload, network: Network, computer: Computer) -> tuple[Lane, Lane]:
+    """Seconds of each collective of the root and of a block."""
+    numels = stage_numels(job.model, job.levels, job.tp, job.pp)
+    buckets = by_bucket(numels, job.scheme, job.levels, job.reduce_dtype)
+    reductions = len(buckets) / len(numels)
+    root, block, *_ = numels
+    return (
+        _lane(job, network, computer, root, reductions, is_root=True),
+        _lane(job, network, computer, block, reductions, is_root=False),
+    )
+
+
+def _lane(
+    job: Workload, network: Network, computer: Computer, numel: int, reductions: float, is_root: bool
+) -> Lane:
+    """Seconds of each collective of one unit: messages and quantization.
+
+    reductions: of gradients, per unit: fewer than one where units share a bucket
+    """
     parts: dict[str, list[Transfer]] = {}
     for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
         parts.setdefault(t.collective.name, []).append(t)
@@ -210,8 +226,12 @@ def _lane(job: Workload, network: Network, computer: Computer, numel: int, is_ro
         "weights": number(job.stack.gathers, network.case),
         "gradients": number(job.stack.reductions, network.case),
     }
+
+    def pieces(carries: str) -> float:
+        return (reductions if carries == "gradients" else 1) * (1 if is_root else cut[carries])
+
     return {
-        name: network.collective_s(hops, 1 if is_root else cut[hops[0].collective.carries])
+        name: network.collective_s(hops, pieces(hops[0].collective.carries))
         + computer.quantize_s(sum(hop.quantized_values for hop in hops))
         for name, hops in parts.items()
     }

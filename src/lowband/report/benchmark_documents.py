@@ -91,10 +91,14 @@ def joined(root: Path) -> list[str]:
             for column in ("step_s", "cpu_s"):
                 low, middle, high = (times[column][way] / times[column][peer]).quantile([0.2, 0.5, 0.8])
                 row[column] = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-            rows.append(row)
+            ours, theirs = (
+                found[found["engine"] == each]["held_bytes"].iloc[0] / 1e6 for each in (way, peer)
+            )
+            rows.append(row | {"held": f"{ours:.0f} / {theirs:.0f}"})
     cells = {
         "ranks": "{ranks}", "scheme": "{scheme}", "ours": "{way}", "peer": "{peer}",
         "step, ours / peer": "{step_s}", "processor time, ours / peer": "{cpu_s}",
+        "peak memory, ours / peer (MB)": "{held}",
     }  # fmt: skip
     return markdown(filled(pd.DataFrame(rows), cells))
 
