@@ -13,7 +13,9 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.step import reductions
 from lowband.spec.wire import is_plain
 
-BUCKET_NUMEL = 25 * 2**20 // 4  # elements: 25 MiB of fp32, as DDP's `bucket_cap_mb` is by default
+# Elements. Ranks receive up to as much again while they exchange a bucket: in fp32 both are at most 25 MiB, which
+# is DDP's bucket by default.
+BUCKET_NUMEL = 25 * 2**20 // 8
 
 
 def buckets(numels: Sequence[int], scheme: Scheme, levels: Levels, reduce_dtype: str) -> list[list[int]]:
