@@ -49,6 +49,24 @@ def test_where_a_peer_is_faster() -> None:
     BENCHMARKS.says(f"torch's Local SGD {torchs[0]} and {torchs[1]}, ours {ours[0]} and {ours[1]}")
 
 
+def test_ddp_beside_torchs() -> None:
+    rows = shipped("joined/steps").query("scheme == 'ddp'").set_index(["ranks", "engine", "step"])
+    theirs = rows.xs("DDP", level="engine")
+
+    def times(column: str, ranks: int, engine: str) -> str:
+        return f"{(rows[column].loc[ranks, engine] / theirs[column].loc[ranks]).median():.2f}"
+
+    step, memory = ({n: times(column, n, "hops") for n in (2, 4, 8)} for column in ("step_s", "held_bytes"))
+    assert float(memory[2]) < 1
+    BENCHMARKS.says(
+        f"`ddp` costs what DDP does on 2 and 4 ranks: {step[2]} and {step[4]} times its step and less, "
+        f"or {memory[4]} times, its memory."
+    )
+    BENCHMARKS.says(f"its step takes {step[8]} times as long (joined {times('step_s', 8, 'joined')})")
+    assert times("held_bytes", 8, "joined, one unit") > memory[8]
+    BENCHMARKS.says(f"as one unit it is {times('step_s', 8, 'joined, one unit')}, with more memory")
+
+
 def test_the_predictors_speed() -> None:
     bench = json.loads((SHIPPED / "predicted" / "bench.json").read_text())
     BENCHMARKS.says(
