@@ -13,8 +13,8 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.step import reductions
 from lowband.spec.wire import is_plain
 
-# Elements. While ranks exchange a bucket they receive up to as much again: in fp32 at most 25 MiB in all, which is
-# DDP's bucket by default.
+# Elements. While ranks exchange a bucket they receive up to as much again: in fp32 at most 25 MiB in all,
+# which is DDP's bucket by default.
 BUCKET_NUMEL = 25 * 2**20 // 8
 
 
