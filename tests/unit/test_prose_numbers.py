@@ -50,7 +50,8 @@ def test_where_a_peer_is_faster() -> None:
 
 
 def test_ddp_beside_torchs() -> None:
-    rows = shipped("joined/steps").query("scheme == 'ddp'").set_index(["ranks", "engine", "step"]).sort_index()
+    rows = shipped("joined/steps").query("scheme == 'ddp'")
+    rows = rows.set_index(["ranks", "engine", "step"]).sort_index()
     theirs = rows.xs("DDP", level="engine")
 
     def times(column: str, ranks: int, engine: str) -> str:
