@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 _SERVER = multiprocessing.get_context("forkserver")  # one per session, started by the first process
-_SERVER.set_forkserver_preload(["torch._dynamo", "lowband.run.on_ranks", "lowband.engine.quorum"])
+_SERVER.set_forkserver_preload(["torch._dynamo", "lowband.run.on_ranks", "lowband.engine.jobs.quorum"])
 
 
 def begun(words: Sequence[str | Path], output: Path) -> ForkServerProcess:

@@ -1,6 +1,5 @@
 """The types of the interface, for editors; at run time a name is imported when it is first used."""
 
-from lowband.engine.adafactor import Adafactor as Adafactor
 from lowband.engine.api import accumulate as accumulate
 from lowband.engine.api import clip_grad_norm_ as clip_grad_norm_
 from lowband.engine.api import consensus_distance as consensus_distance
@@ -9,14 +8,15 @@ from lowband.engine.api import no_sync as no_sync
 from lowband.engine.api import shard as shard
 from lowband.engine.api import sync_replicas as sync_replicas
 from lowband.engine.checkpoint.checkpointer import Checkpointer as Checkpointer
-from lowband.engine.lamb import Lamb as Lamb
-from lowband.engine.matrices import Matrices as Matrices
-from lowband.engine.one_byte import OneByte as OneByte
-from lowband.engine.quorum import Quorum as Quorum
-from lowband.engine.safetensors_files import Safetensors as Safetensors
-from lowband.engine.safetensors_files import save_safetensors as save_safetensors
-from lowband.engine.shard_sums import norms as norms
-from lowband.engine.topology import Topology as Topology
+from lowband.engine.checkpoint.safetensors_files import Safetensors as Safetensors
+from lowband.engine.checkpoint.safetensors_files import save_safetensors as save_safetensors
+from lowband.engine.jobs.one_byte import OneByte as OneByte
+from lowband.engine.jobs.quorum import Quorum as Quorum
+from lowband.engine.optimizers.adafactor import Adafactor as Adafactor
+from lowband.engine.optimizers.lamb import Lamb as Lamb
+from lowband.engine.optimizers.matrices import Matrices as Matrices
+from lowband.engine.transport.topology import Topology as Topology
+from lowband.engine.units.shard_sums import norms as norms
 from lowband.errors import UserError as UserError
 from lowband.run.ranks import one_line_errors as one_line_errors
 from lowband.spec.scheme import Scheme as Scheme

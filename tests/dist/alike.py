@@ -14,9 +14,10 @@ from test_parity import SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
-from lowband.engine import collectives, lane
-from lowband.engine.shard import Unit
-from lowband.engine.states import UnitState
+from lowband.engine.collectives import collectives
+from lowband.engine.transport import lane
+from lowband.engine.units.states import UnitState
+from lowband.engine.units.unit import Unit
 from lowband.model.gpt import GPT, Block
 
 RANKS, STEPS, CLIP = 8, 3, 5.0

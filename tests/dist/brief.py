@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from lowband.engine import gloo
+from lowband.engine.transport import gloo
 
 
 class _Brief:

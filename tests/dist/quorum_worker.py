@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 import lowband
-from lowband.engine import quorum as engine_quorum
-from lowband.engine.api import engine_of
-from lowband.engine.quorum_life import Member
-from lowband.engine.quorum_rounds import Rounds
-from lowband.engine.store import POLL_S
+from lowband.engine.jobs import quorum as engine_quorum
+from lowband.engine.jobs.life import Member
+from lowband.engine.jobs.rounds import Rounds
+from lowband.engine.jobs.store import POLL_S
+from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync

@@ -8,7 +8,7 @@ from modules import inputs
 from side_losses import Block, Net, added
 
 import lowband
-from lowband.engine.bucket import Bucket
+from lowband.engine.units.bucket import Bucket
 from lowband.run.on_ranks import on_ranks
 from lowband.spec import buckets
 

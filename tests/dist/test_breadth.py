@@ -11,7 +11,7 @@ from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, TOKENS, opt
 import lowband
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowband
 from lowband.cost.activations import kept_bytes_per_token
-from lowband.engine.api import engine_of
-from lowband.engine.coroutine import Coroutine
+from lowband.engine.passes.coroutine import Coroutine
+from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 

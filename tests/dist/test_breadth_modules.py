@@ -26,7 +26,7 @@ from modules import HIER3, Adapted, Tower, sgd
 from torch import nn
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 

@@ -12,7 +12,7 @@ from modules import HIER3, INNER, Tower, is_layer
 from torch import nn
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 
 

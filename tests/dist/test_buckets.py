@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import lowband
 from lowband.cost.memory import state_bytes
-from lowband.engine.api import engine_of
-from lowband.engine.collectives import Collectives
-from lowband.engine.gradients import Taken
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.units.gradients import Taken
 from lowband.run.on_ranks import on_ranks
 from lowband.spec import buckets
 from lowband.spec.buckets import BUCKET_NUMEL

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import lowband
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme

@@ -10,9 +10,9 @@ from torch import nn
 
 import lowband
 from lowband.cost.memory import start_bytes
-from lowband.engine.api import engine_of
-from lowband.engine.initial import fill
-from lowband.engine.whole import sha256, state_digests
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.passes.whole import sha256, state_digests
+from lowband.engine.units.initial import fill
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks

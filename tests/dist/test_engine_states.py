@@ -12,10 +12,10 @@ from test_library_steps import Fuse, Fused
 from torch import nn
 
 import lowband
-from lowband.engine.api import engine_of
-from lowband.engine.gloo import PeerLost
-from lowband.engine.states import UnitState
-from lowband.engine.topology import world_timeout
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport.gloo import PeerLost
+from lowband.engine.transport.topology import world_timeout
+from lowband.engine.units.states import UnitState
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme

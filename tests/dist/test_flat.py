@@ -15,9 +15,9 @@ from torch import nn
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
-from lowband.engine import gloo
-from lowband.engine.api import engine_of
-from lowband.engine.topology import Topology
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport import gloo
+from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.run import count_fake
 from lowband.run.count_calls import level_of

@@ -7,10 +7,11 @@ import pytest
 import torch
 from test_wires import BLOCK, GRAD_REDUCE, SHARD, values_of
 
-from lowband.engine.collectives import Collectives
-from lowband.engine.ledger import Ledger
-from lowband.engine.memory import MemoryMeter
-from lowband.engine.topology import Topology
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.options import Options
+from lowband.engine.transport.ledger import Ledger
+from lowband.engine.transport.meter import MemoryMeter
+from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
@@ -24,7 +25,8 @@ def collectives_of(topology: Topology, wire: str, pattern: str) -> Collectives:
         name="w", weights=WORLD, grads=WORLD, optim=WORLD, forward_gather=wire, grad_reduce=wire,
         block_size=BLOCK,
     )  # fmt: skip
-    return Collectives(scheme, topology, Ledger(), MemoryMeter(), torch.device("cpu"), False, pattern)
+    options = Options(overlap=False, pattern=pattern)
+    return Collectives(scheme, topology, Ledger(), MemoryMeter(), torch.device("cpu"), options)
 
 
 def gathered(messages: Collectives, shard: torch.Tensor) -> torch.Tensor:

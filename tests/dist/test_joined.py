@@ -10,7 +10,7 @@ from test_parity import Case, Trained, single, train_sharded
 
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
-from lowband.engine.topology import Topology
+from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 

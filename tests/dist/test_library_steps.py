@@ -8,8 +8,8 @@ from torch import nn
 
 import lowband
 from lowband.cost.bytes import sent_bytes
-from lowband.engine.api import engine_of
-from lowband.engine.states import UnitState
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.units.states import UnitState
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 

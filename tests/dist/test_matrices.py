@@ -12,7 +12,7 @@ from test_parity import CONFIG, INNER
 from torch import nn
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 

@@ -21,9 +21,9 @@ from test_parity import CONFIG
 import lowband
 from lowband.cost.bytes import unit_numels
 from lowband.cost.memory import start_bytes, state_bytes
-from lowband.engine.api import engine_of
-from lowband.engine.state_dict import own_state_dict
-from lowband.engine.whole import state_digests
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.passes.whole import state_digests
+from lowband.engine.units.state_dict import own_state_dict
 from lowband.model.gpt import GPT, Block
 from lowband.run.joining import M_ARENA_MAX, M_MMAP_THRESHOLD
 from lowband.run.on_ranks import on_ranks

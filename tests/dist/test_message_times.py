@@ -9,8 +9,8 @@ import torch.distributed as dist
 from started import begun, ended, spec_file
 
 from lowband import Topology
-from lowband.engine import gloo
-from lowband.engine.gloo import Message, MessageTimes
+from lowband.engine.transport import gloo
+from lowband.engine.transport.gloo import Message, MessageTimes
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.records import RunFolder
 

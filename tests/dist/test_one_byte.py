@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import lowband
-from lowband.engine.one_byte import MOST_WORKERS, Record
+from lowband.engine.jobs.one_byte import MOST_WORKERS, Record
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from tests.waiting import wait_for

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import lowband
-from lowband.engine.known_optimizers import BY_ELEMENT, INSTEAD
+from lowband.engine.units.known_optimizers import BY_ELEMENT, INSTEAD
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme

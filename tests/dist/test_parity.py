@@ -11,7 +11,7 @@ import torch.distributed as dist
 from named import CONFIG, INNER, SCHEMES, WITHOUT_SYNC, Topologies, levels_of
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks

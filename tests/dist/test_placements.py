@@ -10,7 +10,7 @@ from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels

@@ -14,11 +14,13 @@ from quorum_jobs import EVERY, STEPS, Jobs, check, rounds
 from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
-from lowband.engine import quorum, quorum_life, quorum_rounds
-from lowband.engine.quorum_life import Member
-from lowband.engine.quorum_link import Link
-from lowband.engine.quorum_rounds import LONGEST_PAUSE_S, Record, Rounds
-from lowband.engine.quorum_state import State
+from lowband.engine.jobs import life as quorum_life
+from lowband.engine.jobs import quorum
+from lowband.engine.jobs import rounds as quorum_rounds
+from lowband.engine.jobs.life import Member
+from lowband.engine.jobs.link import Link
+from lowband.engine.jobs.rounds import LONGEST_PAUSE_S, Record, Rounds
+from lowband.engine.jobs.state import State
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme

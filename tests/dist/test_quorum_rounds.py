@@ -8,10 +8,10 @@ import torch.distributed as dist
 from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
-from lowband.engine.api import engine_of
-from lowband.engine.quorum_life import Member
-from lowband.engine.quorum_link import Link
-from lowband.engine.quorum_rounds import Record, Rounds
+from lowband.engine.jobs.life import Member
+from lowband.engine.jobs.link import Link
+from lowband.engine.jobs.rounds import Record, Rounds
+from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync

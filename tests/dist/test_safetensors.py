@@ -16,7 +16,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoX
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 import lowband
-from lowband.engine import safetensors_files
+from lowband.engine.checkpoint import safetensors_files
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 

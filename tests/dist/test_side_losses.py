@@ -9,7 +9,7 @@ from side_losses import CHAINED, PROGRAMS, Block, alone, said_by
 from test_parity import CONFIG
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 

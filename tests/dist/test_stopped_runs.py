@@ -17,10 +17,10 @@ import torch.distributed as dist
 from started import SMOKE, begun, ended, spec_file
 from test_run_faults import assert_same
 
-from lowband.engine import whole as whole_state
 from lowband.engine.checkpoint import checkpointer as checkpoint
 from lowband.engine.checkpoint import folder as checkpoint_folder
-from lowband.engine.collectives import Collectives
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.passes import whole as whole_state
 from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec import records

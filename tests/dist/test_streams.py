@@ -15,7 +15,7 @@ from test_parity import SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
-from lowband.engine import lane
+from lowband.engine.transport import lane
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme

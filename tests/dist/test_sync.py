@@ -16,7 +16,7 @@ from torch import nn
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks

@@ -9,7 +9,7 @@ from test_checkpoint import train
 from test_parity import SPEC, optimizer_of
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks

@@ -12,7 +12,7 @@ from test_sync_checkpoint import build, masters
 from test_sync_late import NESTEROV, ZERO3
 
 import lowband
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT
 from lowband.run.on_ranks import on_ranks

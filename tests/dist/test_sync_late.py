@@ -19,8 +19,8 @@ from test_sync import HIER3, INNER, are_equal, replicas_of
 import lowband
 from lowband.cost.bytes import sent_bytes, transfers, unit_numels
 from lowband.cost.memory import state_bytes
-from lowband.engine import lane
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport import lane
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks

@@ -10,7 +10,7 @@ from torch import nn
 
 import lowband
 from lowband.cost.bytes import transfers
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels

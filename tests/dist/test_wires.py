@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from lowband.engine.collectives import Collectives
-from lowband.engine.ledger import Ledger
-from lowband.engine.memory import MemoryMeter
-from lowband.engine.topology import Topology
-from lowband.engine.wire import decode, decode_sum, encode, sum_encode
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.collectives.wire import decode, decode_sum, encode, sum_encode
+from lowband.engine.options import Options
+from lowband.engine.transport.ledger import Ledger
+from lowband.engine.transport.meter import MemoryMeter
+from lowband.engine.transport.topology import Topology
 from lowband.kernels.block_quant import dequantize, quantize
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -54,7 +55,7 @@ def collectives(wire: str, inner: dict[str, int]) -> tuple[Collectives, Ledger]:
     )
     ledger = Ledger()
     topology, meter = Topology(inner), MemoryMeter()
-    return Collectives(scheme, topology, ledger, meter, torch.device("cpu"), overlap=False), ledger
+    return Collectives(scheme, topology, ledger, meter, torch.device("cpu"), Options(overlap=False)), ledger
 
 
 def gather(wire: str, inner: dict[str, int]):
@@ -127,7 +128,7 @@ def test_pieces_give_the_same_bytes(monkeypatch, wire: str, block: int) -> None:
     values = torch.stack([values_of(rank, 328) for rank in range(3)])
     whole = encode(values, wire, block)
     expected = dequantize(*quantize(values, WIRE_BITS[wire], block), WIRE_BITS[wire], block)
-    monkeypatch.setattr("lowband.engine.wire.AT_ONCE", 100)
+    monkeypatch.setattr("lowband.engine.collectives.wire.AT_ONCE", 100)
     used = 328 * WIRE_BITS[wire] // 8 + 4 * -(-328 // block)  # what follows is padding
     assert torch.equal(encode(values, wire, block)[:, :used], whole[:, :used])
     out = torch.full((3, 328), torch.nan)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from lowband.engine.safetensors_files import INDEX, SINGLE, Safetensors
+from lowband.engine.checkpoint.safetensors_files import INDEX, SINGLE, Safetensors
 from lowband.importers import FORMATS, ForeignRun, import_log
 from lowband.model.data import batch, read_corpus
 from lowband.spec.config import Config

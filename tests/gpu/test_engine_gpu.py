@@ -16,8 +16,8 @@ from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, STEPS, opti
 
 import lowband
 from lowband.cost.memory import start_bytes
-from lowband.engine.api import engine_of
-from lowband.engine.whole import state_digests
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.passes.whole import state_digests
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import lowband
-from lowband.engine import gloo, topology
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport import gloo, topology
 from tests.random.cases import (
     Backward,
     BrokenBackward,

@@ -71,7 +71,7 @@ def sha256(tensors: Iterable[torch.Tensor]) -> str:
 
 def under_lowband(replica: Replica) -> None:
     import lowband
-    from lowband.engine.api import engine_of
+    from lowband.engine.passes.engine import engine_of
 
     options, every = replica.options, replica.options["every"]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowband.engine.by_element import Kind, kind_of
+from lowband.engine.units.by_element import Kind, kind_of
 
 WHOLE = torch.linspace(0.1, 0.9, 12)
 OTHER = torch.linspace(0.7, 0.2, 12)

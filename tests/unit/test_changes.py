@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lowband.engine.changes import SAMPLES, Changes
+from lowband.engine.units.changes import SAMPLES, Changes
 from lowband.errors import UserError
 
 

@@ -36,7 +36,7 @@ def test_commit_and_whether_files_differ(
 
 
 @pytest.mark.parametrize(
-    "changed", ["src/lowband/engine/lane.py", "src/lowband/new.py", "config/models.yaml"]
+    "changed", ["src/lowband/engine/transport/lane.py", "src/lowband/new.py", "config/models.yaml"]
 )
 def test_a_change_anywhere_in_the_package_or_in_config_counts(changed: str, tmp_path: Path) -> None:
     for part in ("src/lowband", "config"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowband.engine.hosts import check_hosts
+from lowband.engine.transport.hosts import check_hosts
 from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 

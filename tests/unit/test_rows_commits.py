@@ -117,6 +117,6 @@ def test_every_table_has_a_measured_part() -> None:
 
 
 def test_a_part_is_as_old_as_its_lines(history: frozenset[str]) -> None:
-    part = ("src/lowband/engine/quorum.py",)
+    part = ("src/lowband/engine/jobs/quorum.py",)
     assert share(part, git("rev-parse", "HEAD")) == 1
     assert share(part, git("rev-list", "--max-parents=0", "HEAD").split()[0]) == 0

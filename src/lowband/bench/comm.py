@@ -16,10 +16,11 @@ import torch.distributed as dist
 from lowband.box import links
 from lowband.box.layout import Layout
 from lowband.box.network import enter_place
-from lowband.engine.collectives import Collectives
-from lowband.engine.ledger import Ledger
-from lowband.engine.memory import MemoryMeter
-from lowband.engine.topology import Topology
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.options import Options
+from lowband.engine.transport.ledger import Ledger
+from lowband.engine.transport.meter import MemoryMeter
+from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.machine import Machine
 from lowband.spec.scheme import Scheme
@@ -69,7 +70,9 @@ def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
     scheme = Scheme.parse({"name": "bench", "weights": "self", "grads": "self", "optim": "self"}, "bench")
     ledger = Ledger()
     topology = Topology(layout.machine.sizes)
-    collectives = Collectives(scheme, topology, ledger, MemoryMeter(), torch.device("cpu"), overlap=False)
+    collectives = Collectives(
+        scheme, topology, ledger, MemoryMeter(), torch.device("cpu"), Options(overlap=False)
+    )
     names = layout.levels.names
     for i in range(1, len(names)):
         inner, outer = names[i - 1], names[i]

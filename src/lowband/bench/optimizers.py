@@ -1,4 +1,4 @@
-"""Steps with Muon and Shampoo on whole matrices (engine.matrices) and with AdamW on shards, in turns.
+"""Steps with Muon and Shampoo on whole matrices (optimizers.matrices) and with AdamW on shards, in turns.
 
 Shampoo, of the package pytorch-optimizer, computes the roots of its statistics anew in every step: the most
 it can cost.

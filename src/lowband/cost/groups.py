@@ -1,8 +1,8 @@
 """Process groups and connections of a job in closed form.
 
 A topology makes, for every hop between neighbouring levels, one group for each set of partners; on gloo two,
-one for each direction of messages (engine/gloo.py). torch.distributed's default group comes on top. In a gloo
-group every rank is connected to every other.
+one for each direction of messages (engine/transport/gloo.py). torch.distributed's default group comes on top.
+In a gloo group every rank is connected to every other.
 """
 
 from typing import NamedTuple

@@ -8,15 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.breadth import Breadth
-from lowband.engine.division import Wrap
-from lowband.engine.engine import Engine
-from lowband.engine.initial import Init, Source
-from lowband.engine.replicas import Replicas
-from lowband.engine.shard_sums import sum_over_replica
-from lowband.engine.state_dict import own_state_dict
-from lowband.engine.topology import Topology
-from lowband.engine.whole import units_gathered
+from lowband.engine.options import Options
+from lowband.engine.passes.breadth import Breadth
+from lowband.engine.passes.engine import Engine, engine_of
+from lowband.engine.passes.whole import units_gathered
+from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.topology import Topology
+from lowband.engine.units.division import Wrap
+from lowband.engine.units.initial import Init, Source
+from lowband.engine.units.shard_sums import sum_over_replica
+from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
@@ -80,10 +81,9 @@ def shard(
         own = placement_of(unit, owner) if placement_of is not None else None
         return placed if own is None else named(own)
 
-    module._lowband = Engine(  # type: ignore[assignment]
-        module, placed, topology, wrap, compute_dtype, reduce_dtype, overlap, collectives, scheme_of,
-        init, seed, _device(device),
-    )  # fmt: skip
+    options = Options(compute_dtype, reduce_dtype, overlap, collectives)
+    parts = module, placed, scheme_of, topology, wrap
+    module._lowband = Engine(*parts, options, init, seed, _device(device))  # type: ignore[assignment]
     return module
 
 
@@ -93,16 +93,6 @@ def _device(given: torch.device | str | None) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def engine_of(module: nn.Module) -> Engine:
-    """The engine of a sharded module. Raises UserError if it is not sharded."""
-    engine = getattr(module, "_lowband", None)
-    if not isinstance(engine, Engine):
-        raise UserError(
-            "the module is not sharded", where=type(module).__name__, allowed="after lowband.shard"
-        )
-    return engine
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:

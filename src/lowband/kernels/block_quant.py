@@ -13,8 +13,8 @@ max |x| / 2^(bits - 1), which clips the largest value by one step.) Special case
 
 Two 4-bit values share a byte, the earlier one in the low half.
 
-This is the reference. On a GPU `engine.wire` writes, reads and sums whole messages with the kernels of
-`block_quant_triton`, which produce the same bytes.
+This is the reference. On a GPU `engine.collectives.wire` writes, reads and sums whole messages with the
+kernels of `block_quant_triton`, which produce the same bytes.
 """
 
 from types import ModuleType

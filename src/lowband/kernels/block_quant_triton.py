@@ -1,7 +1,7 @@
 """Block quantization on a GPU: messages are written, read, summed and rewritten in one pass each.
 
-A message, as `engine.wire` sends it, is the codes of n values, then the fp32 scale of each of their blocks,
-then padding that is neither written nor read (`spec.wire`).
+A message, as `engine.collectives.wire` sends it, is the codes of n values, then the fp32 scale of each of
+their blocks, then padding that is neither written nor read (`spec.wire`).
 
 [Note: the same bits] The results equal those of `block_quant` on the CPU, bit by bit. So divisions round to
 nearest (Triton's `/` is approximate), products are not fused with sums (enable_fp_fusion), and a block's

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lowband.engine.initial import fill
+from lowband.engine.units.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 

@@ -1,9 +1,9 @@
 """Seconds of one optimizer step, term by term, with overlap as if all collectives shared one lane.
 
 Each unit is gathered while the previous one computes, and reduced while the backward continues. Our engine
-has a lane per level (engine/lane.py), so g and r on different levels can overlap: for it the exposed time
-below is an upper bound. With L blocks on a rank, and per block forward f, backward b (recomputation
-included), gathers G (forward) and g (backward) and reduction r, one micro-batch takes
+has a lane per level (engine/transport/lane.py), so g and r on different levels can overlap: for it the
+exposed time below is an upper bound. With L blocks on a rank, and per block forward f, backward b
+(recomputation included), gathers G (forward) and g (backward) and reduction r, one micro-batch takes
 
     forward   G_root + G + (L - 1) join(f, G) + f + head
     backward  join(head, g) + (L - 1) join(b, g + r) + b + r + r_root

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from lowband.engine.checkpoint.meeting import Meeting
-from lowband.engine.collectives import all_gather
-from lowband.engine.gloo import MessageTimes, exchange
-from lowband.engine.topology import BoundHop, Topology
+from lowband.engine.collectives.collectives import all_gather
+from lowband.engine.transport.gloo import MessageTimes, exchange
+from lowband.engine.transport.topology import BoundHop, Topology
 from lowband.spec.mesh import SELF, WORLD
 
 SECONDS = 1.0  # target duration of one level's messages

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lowband.box.network import SHAPED
 from lowband.cost.collectives import Network
 from lowband.engine.checkpoint.meeting import Meeting
-from lowband.engine.topology import Topology
+from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.workload import workload_of

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from lowband.engine.hosts import check_hosts
+from lowband.engine.transport.hosts import check_hosts
 from lowband.errors import UserError
 from lowband.preflight.facts import RankFacts
 from lowband.preflight.links import LevelRate, PairRate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lowband.engine.lane import Lanes
+from lowband.engine.transport.lane import Lanes
 
 
 @dataclass(frozen=True)

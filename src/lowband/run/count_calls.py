@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lowband.engine.lane import Lanes
+from lowband.engine.transport.lane import Lanes
 from lowband.spec.mesh import Levels
 from lowband.spec.records import CONTROL, Sent
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lowband.engine.api import engine_of
+from lowband.engine.passes.engine import engine_of
 from lowband.run.training_loop import state_peaks
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import Outcome, Sent, StateBytes, mean

@@ -2,8 +2,8 @@
 
 In a step all ranks wait for the slowest, so all take equally long. What differs is what is left of a step
 without the waits for collectives: a rank that computes slowly has the most of it. And of a message between
-two ranks the end that came later sees how long it took (engine.gloo, [Note: how long a message took]): the
-shorter of both ends' times, pair by pair, is longest where a link is slow.
+two ranks the end that came later sees how long it took (engine.transport.gloo, [Note: how long a message
+took]): the shorter of both ends' times, pair by pair, is longest where a link is slow.
 
 [Note: chance] On a busy machine some rank is the slowest in every step. If that is chance, it is another one
 each time: of n, one is the slowest in k or more of m steps with a probability of at most n P(X >= k), X

@@ -17,7 +17,7 @@ import torch._dynamo  # every optimizer's first step imports it; so import it on
 import torch.distributed as dist
 
 from lowband.box.network import OWN, SHAPED
-from lowband.engine.consistency import check_same
+from lowband.engine.transport.consistency import check_same
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.model.data import Corpus, batch, read_corpus

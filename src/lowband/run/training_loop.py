@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.box.links import sent_bytes
-from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.checkpointer import Checkpointer
 from lowband.engine.checkpoint.meeting import Meeting
-from lowband.engine.replicas import Replicas
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.replicas.replicas import Replicas
 from lowband.model.data import Corpus, batch
 from lowband.run import slow
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory

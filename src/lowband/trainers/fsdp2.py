@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lowband.engine.wire import TORCH_DTYPE
+from lowband.engine.collectives.wire import TORCH_DTYPE
 from lowband.model.gpt import GPT
 from lowband.spec.peers import peer_arguments
 from lowband.spec.run import RunSpec

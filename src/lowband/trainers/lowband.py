@@ -15,9 +15,9 @@ from lowband.engine.api import (
     sync_replicas,
 )
 from lowband.engine.checkpoint.meeting import Meeting
-from lowband.engine.topology import Topology
-from lowband.engine.whole import state_digests
-from lowband.engine.wire import TORCH_DTYPE
+from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.passes.whole import state_digests
+from lowband.engine.transport.topology import Topology
 from lowband.model.gpt import GPT, Block
 from lowband.spec.run import RunSpec
 from lowband.trainers.trainer import Trainer, adamw, fingerprint_of

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lowband.engine.checkpoint.meeting import Meeting, Tick
-from lowband.engine.whole import sha256
+from lowband.engine.passes.whole import sha256
 from lowband.spec.run import RunSpec
 
 

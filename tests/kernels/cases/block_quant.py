@@ -4,7 +4,7 @@ import pytest
 import torch
 from common import BF16
 
-from lowband.engine import wire as wires
+from lowband.engine.collectives import wire as wires
 from lowband.kernels import block_quant
 from lowband.kernels import block_quant_triton as fast
 from lowband.kernels.block_quant import dequantize, quantize

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
 from lowband.engine.checkpoint.json_values import check_json
@@ -45,7 +44,8 @@ from lowband.engine.checkpoint.manifest import (
 from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.checkpoint.rank_file import read_range, verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges
-from lowband.engine.topology import world_timeout
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport.topology import world_timeout
 from lowband.errors import UserError
 
 

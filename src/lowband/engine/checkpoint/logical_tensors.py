@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest, Number, Saved
-from lowband.engine.exchange import Exchange
-from lowband.engine.replicas import Replicas
-from lowband.engine.shard import Unit
-from lowband.engine.shard_parameter import ShardOf
-from lowband.engine.state_dict import own_state_dict
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.replicas.exchange import Exchange
+from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.state_dict import own_state_dict
+from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowband.engine.api import engine_of
 from lowband.engine.checkpoint.logical_tensors import (
     STEPS,
     Logical,
@@ -17,6 +16,7 @@ from lowband.engine.checkpoint.logical_tensors import (
     sync_pieces,
 )
 from lowband.engine.checkpoint.manifest import Manifest
+from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 
 

@@ -1,0 +1,151 @@
+"""Checkpoints of Hugging Face's layout: read by ranges into shards, and written unit by unit.
+
+A checkpoint is a folder with `model.safetensors`, or with several files and `model.safetensors.index.json`,
+whose "weight_map" names the file of each tensor (huggingface.co/docs/safetensors). The files are mapped into
+memory, so a rank reads the rows that its shards need and nothing else.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.passes.whole import units_gathered
+from lowband.engine.units.state_dict import own_state_dict
+from lowband.errors import UserError
+from lowband.spec.files import write_whole
+from lowband.spec.plain_data import parse_json, read_text
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Safetensors:
+    """The `init` of `lowband.shard` for a module on the meta device, from the files of a checkpoint.
+
+    folder:  of the checkpoint
+    name_of: maps a parameter's name in the module to its name in the files; default: the same
+    Raises UserError for a folder without a checkpoint, and in `lowband.shard` for a tensor that is missing or
+    has another shape.
+    """
+
+    def __init__(self, folder: Path | str, name_of: Callable[[str], str] = str) -> None:
+        self._folder, self._name_of = Path(folder), name_of
+        index = self._folder / INDEX
+        if index.is_file():
+            self._file_of = _weight_map(index)
+        elif (self._folder / SINGLE).is_file():
+            with _opened(self._folder / SINGLE) as file:
+                self._file_of = dict.fromkeys(file.keys(), SINGLE)
+        else:
+            raise UserError("no checkpoint", where=self._folder, allowed=f"{SINGLE} or {INDEX}")
+
+    @contextmanager
+    def flat(self, name: str, shape: torch.Size) -> Iterator["FlatTensor"]:
+        """The flattened tensor of a parameter, of which ranges can be read."""
+        stored = self._name_of(name)
+        if stored not in self._file_of:
+            raise UserError(f"no tensor '{stored}'", where=self._folder, allowed="one for every parameter")
+        path = self._folder / self._file_of[stored]
+        with _opened(path) as file:
+            rows = file.get_slice(stored)
+            if tuple(rows.get_shape()) != tuple(shape):
+                raise UserError(
+                    f"'{stored}' has shape {tuple(rows.get_shape())}", where=path, allowed=str(tuple(shape))
+                )
+            yield FlatTensor(rows, shape)
+
+
+class FlatTensor:
+    """A tensor of a file, read by ranges of its flattened values: `flat[start:stop]`."""
+
+    def __init__(self, rows: Any, shape: torch.Size) -> None:
+        self._rows, self._width = rows, max(1, shape[1:].numel())
+        self._is_scalar = not shape
+
+    def __getitem__(self, part: slice) -> torch.Tensor:
+        if self._is_scalar:
+            return self._rows[...].reshape(1)[part]
+        first, last = part.start // self._width, -(-part.stop // self._width)
+        start = first * self._width
+        return self._rows[first:last].reshape(-1)[part.start - start : part.stop - start]
+
+
+def save_safetensors(
+    module: nn.Module,
+    folder: Path | str,
+    dtype: torch.dtype = torch.float32,
+    name_of: Callable[[str], str] = str,
+) -> None:
+    """Write the whole parameters and the persistent buffers as a checkpoint, a file per unit, on rank 0.
+
+    dtype:   of the parameters in the files
+    name_of: maps a parameter's name in the module to its name in the files; default: the same
+
+    Every rank must call it; no rank holds more than a unit. A parameter with several names is written under
+    its first. Raises UserError if the folder has a checkpoint already, or if two tensors get one name.
+    """
+    from safetensors.torch import save_file
+
+    engine, folder = engine_of(module), Path(folder)
+    is_writer = dist.get_rank() == 0
+    taken = [is_writer and any((folder / name).exists() for name in (INDEX, SINGLE))]
+    dist.broadcast_object_list(taken)
+    if taken[0]:
+        raise UserError("there is a checkpoint already", where=folder, allowed="a new folder")
+    engine.put_shards()
+    names = {id(parameter): name_of(name) for name, parameter in module.named_parameters()}
+    state = own_state_dict(module)
+    buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in state}
+    stored = Counter([*names.values(), *buffers])
+    if twice := [name for name, count in stored.items() if count > 1]:
+        raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
+    weight_map: dict[str, str] = {}
+    size, files = 0, len(engine.units)
+    for i, parameters in enumerate(units_gathered(engine)):
+        if not is_writer:
+            continue
+        tensors = {names[id(shard)]: whole.to("cpu", dtype, copy=True) for shard, whole in parameters}
+        if i == 0:
+            tensors |= {name: buffer.to("cpu", copy=True).contiguous() for name, buffer in buffers.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / (SINGLE if files == 1 else f"model-{i + 1:05d}-of-{files:05d}.safetensors")
+        unfinished = path.with_suffix(".part")
+        save_file(tensors, unfinished, {"format": "pt"})
+        unfinished.replace(path)
+        weight_map |= dict.fromkeys(tensors, path.name)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if is_writer and files > 1:  # written last: without it the folder is no checkpoint
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        write_whole(folder / INDEX, json.dumps(index, indent=2))
+    dist.barrier()
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> file, from an index. Files must lie in the index's own folder."""
+    try:
+        found = parse_json(read_text(index), index)["weight_map"]
+        names = {str(name): str(file) for name, file in found.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"not an index: {error}", where=index, allowed='{"weight_map": {...}}') from None
+    for file in names.values():
+        if Path(file).name != file or "\0" in file:
+            raise UserError(f"file '{file}'", where=index, allowed="names of files in its folder")
+    return names
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot be read: {error}", where=path, allowed="a safetensors file") from None

@@ -1,0 +1,1 @@
+"""Collectives over the levels, hop by hop, in the formats of their wires."""

@@ -1,0 +1,1 @@
+"""Optimizers that need more of a parameter than this rank's shard."""

@@ -1,0 +1,23 @@
+"""How a module is trained, beside its scheme."""
+
+from dataclasses import dataclass
+
+import torch
+
+from lowband.spec.step import Pattern
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of `lowband.shard`, handed on as one.
+
+    compute_dtype: of weights and activations
+    reduce_dtype:  in which gradients are sent and summed
+    overlap:       whether collectives run behind the computation
+    pattern:       how collectives run where values travel unchanged
+    """
+
+    compute_dtype: torch.dtype = torch.bfloat16
+    reduce_dtype: torch.dtype = torch.float32
+    overlap: bool = True
+    pattern: Pattern = "hops"

@@ -1,0 +1,1 @@
+"""A module's forward and backward passes, which gather and reduce its units."""

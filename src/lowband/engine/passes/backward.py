@@ -1,0 +1,123 @@
+"""A running backward: the units in use, and the reductions of their gradients in one order on all ranks.
+
+[Note: order] A unit is ready when its last parameter has its gradient, and a bucket when its units are. On a
+rank whose data do not reach all of a unit's parameters, as with experts that tokens choose, that is never so,
+and its gradients are reduced at the backward's end. If the others reduced its bucket before, ranks would wait
+for each other. So a bucket that is ready waits for those before it, in an order that is the same on all ranks
+(`Engine.begin_backward`).
+"""
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lowband.engine.units.bucket import Bucket
+from lowband.engine.units.unit import Unit
+
+MOST_REDUCING = 2
+
+
+class Backward:
+    """The backward of one module, from its first gradient to the gradients of the shards.
+
+    runs:   whether there is one
+    in_use: units whose saved weights it has found to be right
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], buckets: Sequence[Bucket], at_boundary: Callable[[], bool]
+    ) -> None:
+        """at_boundary: whether it ends an accumulation"""
+        self._units, self._buckets, self._at_boundary = units, buckets, at_boundary
+        self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
+        self.runs = False
+        self.in_use: set[Unit] = set()
+        self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
+        self._order: list[Bucket] = []  # see [Note: order]
+        self._left: deque[Bucket] = deque()  # of these, those that are not being reduced
+        self._ready: set[Unit] = set()
+        self._reducing: deque[Bucket] = deque()  # those whose reduction may still run, oldest first
+        self._ending: Callable[[], object] = lambda: None  # the call at its end, while that exists
+
+    def begin(self, order: list[Unit]) -> None:
+        """order: in which units become ready; frozen ones do not"""
+        self.runs = True
+        last_first = (self._bucket_of[unit] for unit in reversed(order) if unit.requires_grad)
+        self._order = list(dict.fromkeys(last_first))[::-1]
+        self._left = deque(self._order)
+        for unit in self._units:
+            unit.grads.expect()
+        for bucket in self._buckets:
+            bucket.expect()
+
+    def queue_end(self, call: Callable[[], None]) -> None:
+        """Have autograd, which alone may hold it, call `call`. If the backward fails it is freed uncalled."""
+        self._ending = weakref.ref(call)
+        torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+    def is_broken(self) -> bool:
+        """Whether it has ended with an exception."""
+        is_in_it = torch._C._current_graph_task_id() != -1 and self._ending() is not None
+        return self.runs and not is_in_it
+
+    # ---- calls of units
+
+    def begin_call(self, unit: Unit) -> None:
+        self._open[unit] += 1
+
+    def end_call(self, unit: Unit) -> bool:
+        """Whether no other call of the unit is open. In f(f(x)) the inner call's backward has begun by now.
+
+        No call may be open: a side output's backward does not go through the unit's output.
+        """
+        self._open[unit] = max(0, self._open[unit] - 1)
+        return not self._open[unit]
+
+    # ---- reductions
+
+    def ready(self, unit: Unit) -> None:
+        """Its gradients are there: reduce what is next in the order."""
+        unit.drop()
+        if unit.requires_grad:
+            self._bucket_of[unit].add(unit)
+        self._ready.add(unit)
+        while self._left and self._ready.issuperset(self._left[0].units):
+            self._reduce(self._left.popleft())
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Start a reduction; at most two are pending, because each holds whole gradients."""
+        if len(self._reducing) == MOST_REDUCING:
+            self._reducing.popleft().wait_reduce()
+        bucket.start_reduce(at_boundary=self._at_boundary())
+        self._reducing.append(bucket)
+
+    def end(self) -> None:
+        """Reduce the buckets that are left: those with unused parameters or with late gradients."""
+        for bucket in self._order:
+            if bucket.needs_reduce:
+                self._reduce(bucket)
+        for unit in self._units:
+            unit.drop()
+        for bucket in self._buckets:
+            bucket.finish_reduce()
+        self._forget()
+
+    def discard(self) -> None:
+        """Drop all units and, if it runs, its gradients."""
+        for unit in self._units:
+            unit.drop()
+        if self.runs:
+            self.forget_gradients()
+        self._forget()
+
+    def forget_gradients(self) -> None:
+        """Discard all gradients that the optimizer's parameters do not have yet."""
+        for bucket in self._buckets:
+            bucket.forget()
+
+    def _forget(self) -> None:
+        for each in (self.in_use, self._open, self._left, self._ready, self._reducing):
+            each.clear()
+        self.runs = False

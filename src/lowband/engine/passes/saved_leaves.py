@@ -1,0 +1,127 @@
+"""What autograd saves while units compute: their weights by name, everything else as without the engine.
+
+A graph that referred to a gathered buffer would keep it alive from forward to backward. So of a leaf, or a
+view of one, a saved-tensor hook keeps the unit and the place in it; when autograd asks for it, whichever node
+asks first, the unit is gathered. Other tensors reach the hooks that were open outside of the module or of the
+unit (activation checkpointing, `save_on_cpu`), because torch itself calls only the innermost pair.
+
+Hooks opened inside of a unit's forward hide these. What they keep of a leaf stays valid, because a buffer is
+filled before anybody sees it and never again; but it keeps the buffer alive, or is a copy.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lowband.engine.units.unit import Unit
+
+_Pair = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+
+class _Leaf(NamedTuple):
+    """A leaf, or a view of one: its place in the unit's buffer.
+
+    version: of the weights that the forward computed with
+    """
+
+    unit: Unit
+    version: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Other(NamedTuple):
+    """Any other tensor; version: of its values when it was saved, which torch compares only without hooks."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class SavedLeaves:
+    """The saved-tensor hooks of one engine's forwards."""
+
+    def __init__(self, before_use: Callable[[Unit, int], None]) -> None:
+        """before_use: called before saved weights are used, with their unit and version; gathers the unit"""
+        self.unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
+        self.before_use = before_use
+        self._entered = threading.local()
+
+    def enter(self, owner: nn.Module) -> None:
+        """From here to `leave(owner)`, in this thread, leaves are saved by name."""
+        pushed, state = None, torch._C._autograd
+        top = state._top_saved_tensors_default_hooks(True)
+        innermost = getattr(top[0], "__self__", None) if top is not None else None
+        is_open = isinstance(innermost, _Hooks) and innermost.of is self
+        if not is_open and state._saved_tensors_hooks_is_enabled():
+            hooks = _Hooks(self, top)
+            pushed = saved_tensors_hooks(hooks.pack, hooks.unpack)
+            pushed.__enter__()
+        self._stack().append((owner, pushed))
+
+    def leave(self, owner: nn.Module) -> None:
+        """Called after every forward, also after one that raised, perhaps before `enter`."""
+        stack = self._stack()
+        if stack and stack[-1][0] is owner:
+            _, pushed = stack.pop()
+            if pushed is not None:
+                pushed.__exit__()
+
+    def close(self) -> None:
+        """Before a new forward, or outside of one: end what an interrupted forward has left in this thread.
+
+        torch runs no hook after a KeyboardInterrupt. Hooks that others have left on top of these stay.
+        """
+        stack = self._stack()
+        while stack:
+            _, pushed = stack.pop()
+            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if pushed is not None and top is not None and top[0] == pushed.pack_hook:
+                pushed.__exit__()
+
+    def _stack(self) -> list[tuple[nn.Module, saved_tensors_hooks | None]]:
+        if not hasattr(self._entered, "stack"):
+            self._entered.stack = []
+        stack: list[tuple[nn.Module, saved_tensors_hooks | None]] = self._entered.stack
+        return stack
+
+
+class _Hooks:
+    """One pair of hooks, and the pair that was open outside of it."""
+
+    def __init__(self, of: SavedLeaves, outer: _Pair | None) -> None:
+        self.of, self._outer = of, outer
+
+    def pack(self, tensor: torch.Tensor) -> object:
+        try:
+            unit = self.of.unit_of.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # e.g. a sparse tensor
+            unit = None
+        # A view whose sign is changed when it is read has values that its place alone does not say.
+        if unit is not None and tensor.dtype == unit.flat.dtype and not (tensor.is_neg() or tensor.is_conj()):
+            place = tensor.size(), tensor.stride(), tensor.storage_offset()
+            return _Leaf(unit, unit.gathered_version, *place)
+        if self._outer is not None:
+            return self._outer[0](tensor)
+        # Detached, because a node must not refer to its own output.
+        return _Other(tensor.detach() if tensor.requires_grad else tensor, tensor._version)
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, _Leaf):
+            self.of.before_use(packed.unit, packed.version)
+            return packed.unit.flat.as_strided(packed.size, packed.stride, packed.offset)
+        if not isinstance(packed, _Other):
+            assert self._outer is not None
+            return self._outer[1](packed)
+        tensor, version = packed
+        if tensor._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+                f"expected version {version} instead."
+            )
+        return tensor

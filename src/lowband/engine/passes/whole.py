@@ -1,0 +1,64 @@
+"""Whole parameters from their shards, one unit at a time, so that no rank holds the whole module."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.passes.engine import Engine
+from lowband.engine.units.state_dict import own_state_dict
+from lowband.spec.mesh import SELF
+
+
+def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Tensor]]]:
+    """Per unit, on every rank: each of its shards with the whole logical fp32 parameter.
+
+    Of replicas that meet seldom: the parameters that they agreed on last, or their mean if they never agree.
+    Every rank must take every unit. A unit's tensors share memory that the next unit does not reuse.
+    """
+    engine.put_shards()
+    replicas = engine.replicas
+    exchanges = [] if replicas is None or replicas.is_new else replicas.exchanges
+    exchange_of = {each.unit: each for each in exchanges}
+    for unit in engine.units:
+        whole = unit.master.new_empty(unit.layout.numel)
+        messages = unit.collectives
+        held, level = unit.master, unit.scheme.optim
+        if unit in exchange_of:
+            held, level = exchange_of[unit].agreed()
+        gather = partial(messages.gather, shard=held, out=whole, inner=SELF, outer=level, name="state_dict")
+        # On the lanes, because a forward that failed half-way may have left a gather there.
+        messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
+        places = zip(unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True)
+        yield [(shard, whole[start:stop].view(shape)) for shard, shape, (start, stop) in places]
+
+
+def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:
+    """The sha256 of each entry of the module's whole state, by name, on every rank.
+
+    Ranks take turns, a parameter each, so hashing takes a rank its share of the model's bytes.
+    """
+    mine: dict[int, str] = {}
+    order: dict[int, int] = {}  # id of a shard -> its place among all
+    for parameters in units_gathered(engine):
+        for shard, whole in parameters:
+            order[id(shard)] = len(order)
+            if order[id(shard)] % dist.get_world_size() == dist.get_rank():
+                mine[order[id(shard)]] = sha256(whole)
+    everybody: list[dict[int, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everybody, mine)
+    digests = {place: digest for part in everybody for place, digest in part.items()}
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return {
+        name: digests[order[id(named[name])]] if name in named else sha256(value)
+        for name, value in own_state_dict(module).items()
+    }
+
+
+def sha256(tensor: torch.Tensor) -> str:
+    """The checksum of a tensor's values, as they lie in memory."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()

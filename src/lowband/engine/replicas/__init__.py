@@ -1,0 +1,1 @@
+"""Replicas that train on their own and exchange weights every so many steps."""

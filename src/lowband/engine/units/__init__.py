@@ -1,0 +1,1 @@
+"""Parameters that are gathered and reduced together: weights, shards, gradients."""

@@ -1,0 +1,196 @@
+"""Units whose gradients are reduced together (spec.buckets; in most schemes one unit), over the levels.
+
+Within a backward pass the gradient is reduced to the grads level; at an accumulation boundary the sum is
+reduced further to the optimizer's level, where it is averaged over the replica (without sync, all ranks).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, pairwise
+
+import torch
+
+from lowband.engine.collectives.wire import name_of
+from lowband.engine.transport.call import Call
+from lowband.engine.transport.lane import Handle, Work
+from lowband.engine.units.gradients import Taken
+from lowband.engine.units.unit import Unit
+from lowband.spec.buckets import buckets
+from lowband.spec.step import reductions
+
+
+class Bucket:
+    """The gradients of its units on one rank: the shards it holds and the reduction it still waits for."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        first, last = units[0], units[-1]
+        self._dtype = first.collectives.options.reduce_dtype
+        self.name = first.name if first is last else f"{first.name} to {last.name}"
+        self._collectives, self._meter = first.collectives, first.meter
+        ends = list(accumulate((unit.layout.numel for unit in units), initial=0))
+        self._ranges, self._numel = dict(zip(units, pairwise(ends), strict=True)), ends[-1]
+        self._ranks = first.levels.size(first.scheme.level("replica"))
+        self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
+        self._reducing: Handle | None = None
+        self._is_reduced = False  # whether this backward has submitted a reduction
+        self._filling: torch.Tensor | None = None  # 1D, in the reduce dtype, of all units
+        self._filled: set[Unit] = set()  # those whose gradients it has
+        self._accumulated: torch.Tensor | None = None  # 1D, shards of `grads`, fp32
+        self._boundary: torch.Tensor | None = None  # 1D, shards of `optim`, fp32
+        self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
+
+    def expect(self) -> None:
+        """Prepare for a backward that begins."""
+        self._is_reduced = False
+        if all(unit.grads.are_unset for unit in self.units):
+            self._meter.release("grads", self._handed_bytes)
+            self._handed_bytes = 0
+
+    @property
+    def needs_reduce(self) -> bool:
+        """Whether gradients of this backward, including late ones, have not been reduced yet."""
+        return not self._is_reduced or any(unit.grads.are_waiting for unit in self.units)
+
+    # ---- over the levels
+
+    def start_reduce(self, at_boundary: bool) -> None:
+        """Submit the reduction of the gradients; at the boundary, to the optimizer's level."""
+        self.wait_reduce()  # there may be an earlier one in this backward
+        self._is_reduced = True
+        first, *others = self.units
+        if others:
+            for unit in self.units:
+                self.add(unit)
+            assert self._filling is not None
+            taken = Taken([], [self._filling])
+            self._filling = None
+            self._filled.clear()
+        else:
+            taken = first.grads.take(self._dtype)
+        self._reducing = self._collectives.submit(
+            self.name,
+            self._levels[at_boundary],
+            partial(self._reduce, taken=taken, at_boundary=at_boundary),
+            uses=[*taken.grads, *taken.flat, self._accumulated],
+        )
+
+    @torch.no_grad()
+    def add(self, unit: Unit) -> None:
+        """A unit's gradients are there: move them to where they wait for the others', so that they are freed.
+
+        Those that come late are added.
+
+        Those of a bucket's only unit are moved later, behind the computation.
+        """
+        if len(self.units) == 1:
+            return
+        if self._filling is None:
+            self._filling = unit.master.new_empty(self._numel, dtype=self._dtype)
+        start, stop = self._ranges[unit]
+        part, taken = self._filling[start:stop], unit.grads.take(self._dtype)
+        if unit in self._filled:  # see passes.engine, [Note: late gradients]
+            taken.add_to(part, unit.layout)
+        else:
+            taken.move_to(part, unit.layout)
+            self._filled.add(unit)
+
+    def wait_reduce(self) -> None:
+        """Wait for the reduction. Raises, once, the error that it raised."""
+        if self._reducing is not None:
+            reducing, self._reducing = self._reducing, None
+            reducing.wait()
+
+    def _levels_of_reduction(self, at_boundary: bool) -> list[str]:
+        rows = reductions("pass") + (reductions("step") if at_boundary else [])
+        return [level for row in rows for level in self._collectives.levels_of_reduction(row, self._dtype)]
+
+    def _reduce(self, call: Call, taken: Taken, at_boundary: bool) -> Work:
+        meter, first = self._meter, self.units[0]
+        # A list, so that only the collective refers to the gradient while it is being sent.
+        if taken.flat:
+            moving = [call.hold(taken.flat.pop())]
+        else:
+            moving = [call.hold(first.master.new_empty(first.layout.numel, dtype=self._dtype))]
+            taken.move_to(moving[0], first.layout)
+        for row in reductions("pass"):
+            moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
+        part = moving.pop()
+        if self._accumulated is not None:
+            self._accumulated += part
+        elif not at_boundary:
+            self._accumulated = meter.hold("grads", part.float())
+        if self._accumulated is not None:
+            call.release(part)
+        if not at_boundary:
+            return
+        if self._accumulated is not None:
+            meter.release("grads", self._accumulated.nbytes)
+            part, self._accumulated = call.hold(self._accumulated.to(self._dtype)), None
+        # Reduce to the optimizer's level, and average over the replica.
+        moving.append(part)
+        del part
+        *inner, last = reductions("step")
+        for row in inner:
+            moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
+        is_fp32 = self._dtype == torch.float32  # averages are: then each rank can take those of its sums
+        average = self._average if is_fp32 else lambda _: None
+        part = yield from self._collectives.reduce(call, moving.pop(), last, average)
+        call.release(part)
+        if not is_fp32:
+            part = part.float()
+            self._average(part)
+        if self._boundary is None:
+            self._boundary = meter.hold("grads", part)
+        else:  # a second reduction in one backward: see Backward.end
+            self._boundary += part
+
+    def _average(self, summed: torch.Tensor) -> None:
+        if self._ranks > 1:
+            summed /= self._ranks
+
+    # ---- to the optimizer's parameters
+
+    def finish_reduce(self) -> None:
+        """Wait for the reduction; at a boundary, set the gradients of the optimizer's parameters."""
+        self.wait_reduce()
+        if self._boundary is None:
+            return
+        boundary, self._boundary = self._boundary, None
+        if all(unit.grads.are_unset for unit in self.units):
+            self._handed_bytes = boundary.nbytes
+        else:  # gradients accumulate without no_sync
+            self._meter.release("grads", boundary.nbytes)
+        parts = boundary.split([unit.master.numel() for unit in self.units])
+        for unit, part in zip(self.units, parts, strict=True):
+            unit.grads.hand_over(part)
+
+    def forget(self) -> None:
+        """Discard all gradients that the optimizer's parameters do not have yet."""
+        with suppress(RuntimeError):  # the backward has failed already
+            self.wait_reduce()
+        for unit in self.units:
+            unit.grads.forget()
+        for held in (self._accumulated, self._boundary):
+            self._meter.release("grads", 0 if held is None else held.nbytes)
+        self._accumulated = self._boundary = self._filling = None
+        self._filled.clear()
+
+
+def collect(units: Sequence[Unit]) -> list[Bucket]:
+    """The buckets of units, which are in the order in which their gradients become ready.
+
+    Only units with one placement share a bucket.
+    """
+    by_placement: dict[object, list[Unit]] = {}
+    for unit in units:
+        if unit.requires_grad:
+            by_placement.setdefault(unit.collectives, []).append(unit)
+    found = []
+    for alike in by_placement.values():
+        numels, first = [unit.layout.numel for unit in alike], alike[0]
+        reduce_dtype = name_of(first.collectives.options.reduce_dtype)
+        for places in buckets(numels, first.scheme, first.levels, reduce_dtype):
+            found.append(Bucket([alike[place] for place in places]))
+    return found

@@ -1,0 +1,284 @@
+"""Detection of changes to the optimizer's parameters, and of parameters that the engine did not make.
+
+[Note: versions] An optimizer step changes `master` in place, which increments the shards' version counters.
+Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
+
+[Note: writes through .data] Such writes do not increment any counter. Where a copy of the weights is kept,
+the module would keep computing with the old values. So `master` is compared before the copy is used again:
+a sample of it (which also finds writes through NumPy or from C++), and once `.data` has been handed out, a
+checksum of all of it.
+"""
+
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
+from lowband.engine.units.shard_parameter import DroppedParameter, ReplacedParameter, UnusableParameter
+from lowband.errors import UserError
+
+SAMPLES = 64  # values compared per unit, besides the first one of each parameter
+CHUNK = 2**20  # values whose checksum is computed at once, in 16 bytes each
+_WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
+_LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
+_CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
+_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class, and of its step
+
+
+class Watcher(Protocol):
+    """What must know of optimizers' steps: an optimizer may have shards of several units."""
+
+    def before_step(self) -> None:
+        """An optimizer with some of the watched units' shards is about to step."""
+
+    def after_step(self, shards: list[nn.Parameter]) -> None:
+        """An optimizer has stepped these shards."""
+
+
+class Changes:
+    """Changes to one unit's shards since they were made."""
+
+    def __init__(self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter]) -> None:
+        """master: 1D, fp32; shards: views that cover it"""
+        self._unit, self._master, self._shards = unit, master, shards
+        self._trains = shards[0].requires_grad
+        self._steps = 0
+        self._places: torch.Tensor | None = None
+        self._sample: torch.Tensor | None = None
+        self._compares_all = False
+        self.watcher: Watcher | None = None
+        for shard in shards:
+            setattr(shard, _CHANGES, self)
+            shard.hand_data = self.compare_all  # type: ignore[attr-defined]
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every optimizer step and every in-place change."""
+        return self._steps + self._master._version  # its views, the shards, share its counter
+
+    def count_step(self) -> None:
+        self._steps += 1
+
+    def check_shards(self) -> None:
+        """Raises UserError if a shard has been moved, cast, frozen or unfrozen since it was made."""
+        storage = self._master.untyped_storage()._cdata
+        with torch._C.DisableTorchFunctionSubclass():  # quicker, and these facts need no check
+            is_changed = any(s.requires_grad != self._trains for s in self._shards)
+            is_moved = any(s.numel() and s.untyped_storage()._cdata != storage for s in self._shards)
+        if is_changed:
+            raise UserError(
+                f"requires_grad of '{self._unit}' was changed after lowband.shard",
+                allowed="freezing before lowband.shard; torch.no_grad() for single passes",
+            )
+        if is_moved:
+            raise UserError(
+                f"parameters of '{self._unit}' were moved or cast after lowband.shard",
+                allowed="module.to(...) before lowband.shard; its compute_dtype",
+            )
+
+    def take_sample(self) -> None:
+        """Remember some values of `master`. See [Note: writes through .data]."""
+        if isinstance(self._master, FakeTensor):
+            return
+        if self._places is None:
+            starts = [s.storage_offset() for s in self._shards if s.numel()]
+            last, count = len(self._master) - 1, min(SAMPLES, len(self._master))
+            spread = [i * last // max(1, count - 1) for i in range(count)]
+            self._places = torch.tensor(starts + spread, dtype=torch.long, device=self._master.device)
+        self._sample = self._bits()
+
+    def compare_all(self) -> None:
+        """Compare all values of `master` from now on. Called before a shard's `.data` is handed out."""
+        if not self._compares_all:
+            self._compares_all = True
+            if self._sample is not None:
+                self._sample = torch.cat([self._sample, self._checksum()])
+
+    def check_sample(self) -> None:
+        """Raises UserError if `master` was written through `.data`; on a GPU a device assert fails later."""
+        if self._sample is None:
+            return
+        same = (self._bits() == self._sample).all()
+        what = f"parameters of '{self._unit}' were written through .data"
+        if same.is_cuda:
+            torch._assert_async(same, what)
+        elif not same:
+            raise UserError(what, allowed="writes to the parameters themselves, under torch.no_grad()")
+
+    def _bits(self) -> torch.Tensor:
+        """The bits of the sample, and the checksum where all values are compared; 1D, int64."""
+        assert self._places is not None
+        sample = self._master.detach().view(torch.int32)[self._places].long()
+        return torch.cat([sample, self._checksum()]) if self._compares_all else sample
+
+    def _checksum(self) -> torch.Tensor:
+        bits = self._master.detach().view(torch.int32)
+        total = bits.new_zeros(1, dtype=torch.int64)
+        for part in bits.split(
+            CHUNK
+        ):  # weighted by place, so that no single write and no swap goes unnoticed
+            total *= CHUNK + 1
+            total += (part.long() * torch.arange(1, len(part) + 1, device=part.device)).sum()
+        return total
+
+
+def mark_replaced(parameter: nn.Parameter, place: str) -> None:
+    """Have a parameter whose place in the module a shard has taken refuse its use."""
+    _mark(parameter, ReplacedParameter, place)
+
+
+def mark_leaf(leaf: nn.Parameter, unit: str) -> None:
+    """Have optimizers refuse a parameter that a unit computes with."""
+    setattr(leaf, _LEAF, unit)
+
+
+def mark_dropped(leaf: nn.Parameter, unit: str) -> None:
+    """Have a leaf without memory refuse its use."""
+    _mark(leaf, DroppedParameter, unit)
+
+
+def mark_gathered(leaf: nn.Parameter) -> None:
+    """Take back `mark_dropped`."""
+    if type(leaf) is DroppedParameter:
+        leaf.__class__ = nn.Parameter  # type: ignore[assignment]
+
+
+def _mark(parameter: nn.Parameter, kind: type[UnusableParameter], place: str) -> None:
+    if not isinstance(parameter, FakeTensor):
+        parameter.__class__ = kind
+        parameter.place = place  # type: ignore[attr-defined]
+
+
+def mark_whole(shards: Sequence[nn.Parameter]) -> None:
+    """Mark shards that lowband.Matrices updates. Raises UserError if another one updates some already."""
+    for shard in shards:
+        if hasattr(shard, _WHOLE):
+            raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
+    for shard in shards:
+        setattr(shard, _WHOLE, True)
+
+
+def check_unsharded(module: nn.Module) -> None:
+    """Raises UserError if some of the module's parameters are already sharded."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if hasattr(parameter, _CHANGES):
+            raise UserError(f"'{name}' is already a shard", where=type(module).__name__)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UserError(
+                f"a hook on '{name}' would not run any more",
+                where=type(module).__name__,
+                allowed="hooks on modules; p.grad after the backward",
+            )
+        if isinstance(parameter, ReplacedParameter):
+            other = parameter.place
+            raise UserError(
+                f"'{name}' is shared with a module that is already sharded, where it is '{other}'",
+                where=type(module).__name__,
+                allowed="one lowband.shard around all modules that share a parameter",
+            )
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    """Refuse what would otherwise train wrongly without an error, and notify watchers."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    for parameters in groups:
+        for parameter in parameters:
+            if isinstance(parameter, ReplacedParameter):
+                raise UserError(
+                    f"holds '{parameter.place}' from before lowband.shard",
+                    where=type(optimizer).__name__,
+                    allowed="an optimizer made from module.parameters() after lowband.shard",
+                )
+            if hasattr(parameter, _WHOLE):
+                raise UserError(
+                    f"holds '{parameter.shard_of.name}', which lowband.Matrices updates",
+                    where=type(optimizer).__name__,
+                    allowed="matrices.others()",
+                )
+    by_unit = _by_unit(optimizer)
+    if by_unit:
+        check_class(optimizer)
+        check_groups(optimizer)
+    for watcher in {changes.watcher: None for changes in by_unit}:
+        if watcher is not None:
+            watcher.before_step()
+
+
+def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
+    """The optimizer's shards by their unit's Changes, in its order."""
+    found: dict[Changes, list[nn.Parameter]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if hasattr(parameter, _CHANGES):
+                found.setdefault(getattr(parameter, _CHANGES), []).append(parameter)
+    return found
+
+
+def _after_step(optimizer: Optimizer, *_: object) -> None:
+    """Count the step for every unit in it, and notify their watchers. See [Note: versions]."""
+    stepped = _by_unit(optimizer)
+    watchers: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in stepped.items():
+        changes.count_step()
+        if changes.watcher is not None:
+            watchers.setdefault(changes.watcher, []).extend(shards)
+    for watcher, shards in watchers.items():
+        watcher.after_step(shards)
+
+
+_add_param_group = Optimizer.add_param_group
+
+
+@wraps(_add_param_group)
+def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Check the class before it looks at shapes, as some do as soon as they have their parameters."""
+    _add_param_group(optimizer, group)
+    for parameter in optimizer.param_groups[-1]["params"]:
+        if hasattr(parameter, _LEAF):
+            raise UserError(
+                f"holds a weight that '{getattr(parameter, _LEAF)}' computes with, and would not train it",
+                where=type(optimizer).__name__,
+                allowed="after an interrupted forward module.zero_grad() first, which puts the shards back",
+            )
+    if any(hasattr(parameter, _CHANGES) for parameter in optimizer.param_groups[-1]["params"]):
+        check_class(optimizer)
+        if is_known(optimizer):
+            setattr(optimizer, _BY_ELEMENT, True)
+            _leave_unchecked(type(optimizer))
+
+
+def _leave_unchecked(kind: type[Optimizer]) -> None:
+    """Steps of a known class on shards run without checks, which would take a percent of a step.
+
+    A closure and hooks are the user's, and are checked. The class has the step, as torch's own patch of it
+    does: an instance's may be the user's or a scheduler's, and would refer to the instance.
+    """
+    step = kind.step
+    if hasattr(step, _BY_ELEMENT):
+        return
+
+    @wraps(step)
+    def unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        is_users = hooks or kwargs or any(value is not None for value in args)
+        if is_users or not hasattr(optimizer, _BY_ELEMENT):
+            return step(optimizer, *args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return step(optimizer, *args, **kwargs)
+
+    setattr(unchecked, _BY_ELEMENT, True)
+    kind.step = unchecked  # type: ignore[method-assign]
+
+
+Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)

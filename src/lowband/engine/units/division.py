@@ -1,0 +1,39 @@
+"""Division of a module's parameters into units, each owned by a module."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from lowband.engine.units.unit import Slot
+
+Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
+
+
+def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[list[Slot]]]]:
+    """Units as (owner, name, slots), the root's first. A parameter belongs to the innermost wrapped module
+    that contains all of its places, or else to the root. Frozen parameters form separate units."""
+    is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
+    owners: dict[nn.Module, str] = {module: ""}
+    owner_of: dict[nn.Module, nn.Module] = {}
+    for name, child in module.named_modules():
+        parent = module.get_submodule(name.rpartition(".")[0]) if name else module
+        owner_of[child] = child if child is module or is_wrapped(child) else owner_of[parent]
+        owners.setdefault(owner_of[child], name)
+
+    places: dict[nn.Parameter, list[Slot]] = {}
+    for child in module.modules():
+        for attribute, parameter in child._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, []).append((child, attribute))
+
+    groups: dict[tuple[nn.Module, bool], list[list[Slot]]] = {}
+    for parameter, slots in places.items():
+        around = {owner_of[child] for child, _ in slots}
+        owner = around.pop() if len(around) == 1 else module
+        groups.setdefault((owner, parameter.requires_grad), []).append(slots)
+    order = list(owners)
+    units = []
+    for owner, trains in sorted(groups, key=lambda group: (order.index(group[0]), not group[1])):
+        name = owners[owner] or "root"
+        units.append((owner, name if trains else f"{name} (frozen)", groups[owner, trains]))
+    return units

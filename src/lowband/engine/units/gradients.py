@@ -1,0 +1,180 @@
+"""A unit's gradients: from the leaves, and to the optimizer's shards. units.bucket reduces them in between.
+
+Breadth-first (engine.breadth), the leaves' gradients of a step's micro-batches are summed first, in fp32, and
+reduced once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowband.cost.memory import GRAD_BYTES
+from lowband.engine.transport.meter import MemoryMeter
+from lowband.engine.units.shard_grad import ShardGrad
+from lowband.errors import UserError
+from lowband.spec.partition import UnitLayout, intersect
+
+
+@dataclass
+class Taken:
+    """A unit's gradients that its leaves do not have any more.
+
+    grads: per leaf
+    flat:  in their place one tensor, 1D, the whole unit: their sum over micro-batches; or none
+    """
+
+    grads: list[torch.Tensor | None]
+    flat: list[torch.Tensor]
+
+    def move_to(self, flat: torch.Tensor, layout: UnitLayout) -> None:
+        """Fill `flat`, 1D, the whole unit. Empties the lists, so that their tensors can be freed."""
+        if self.flat:
+            flat.copy_(self.flat.pop())
+            return
+        into, present = [], []
+        for (start, stop), span, grad in zip(layout.ranges(), layout.spans(), self.grads, strict=True):
+            if grad is not None:
+                into.append(flat[start:stop].view(grad.shape))
+                present.append(grad)
+            unfilled = start if grad is None else stop
+            if unfilled < span[1]:
+                flat[unfilled : span[1]] = 0
+        self.grads.clear()
+        if present:
+            torch._foreach_copy_(into, present)
+
+    def add_to(self, flat: torch.Tensor, layout: UnitLayout) -> None:
+        """Add to `flat`, as `move_to` fills it."""
+        if self.flat:
+            flat += self.flat.pop()
+            return
+        ranges = zip(layout.ranges(), self.grads, strict=True)
+        pairs = [(flat[a:b].view(grad.shape), grad) for (a, b), grad in ranges if grad is not None]
+        self.grads.clear()
+        if pairs:
+            sums, parts = zip(*pairs, strict=True)
+            torch._foreach_add_(sums, parts)
+
+
+class Gradients:
+    """One unit's gradients on one rank."""
+
+    def __init__(
+        self,
+        leaves: Sequence[nn.Parameter],
+        shards: Sequence[nn.Parameter],
+        layout: UnitLayout,
+        optim_range: tuple[int, int],
+        meter: MemoryMeter,
+    ) -> None:
+        """leaves, shards: autograd's parameters; the optimizer's, which cover `optim_range` of the layout"""
+        self._leaves, self._shards, self._layout, self._range = leaves, shards, layout, optim_range
+        self._meter = meter
+        self._missing: set[torch.Tensor] = set()  # leaves still without a gradient in this backward
+        self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
+        self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
+        self._sum: torch.Tensor | None = None  # 1D, the whole unit, fp32: over micro-batches, breadth-first
+
+    # ---- from autograd
+
+    def watch(self, begins: Callable[[], None], ready: Callable[[], None]) -> None:
+        """Call `begins` before each gradient of a leaf; call `ready` once every leaf has its gradient of this
+        backward, if that can be known in time.
+        """
+
+        def arrives(_grad: torch.Tensor) -> None:
+            begins()
+
+        def arrived(leaf: torch.Tensor) -> None:
+            self._arrived_in.add(torch._C._current_graph_task_id())
+            if leaf.grad is not None and leaf.grad.layout is not torch.strided:
+                self._refuse_sparse(leaf)
+            is_first = leaf in self._missing
+            self._missing.discard(leaf)
+            # See passes.engine, [Note: late gradients].
+            if is_first and not self._missing and self._arrived_in == {self._ready_in}:
+                ready()
+
+        for leaf in self._leaves:
+            if leaf.requires_grad:
+                leaf.register_hook(arrives)
+                leaf.register_post_accumulate_grad_hook(arrived)
+
+    def _refuse_sparse(self, leaf: torch.Tensor) -> NoReturn:
+        place = next(i for i, each in enumerate(self._leaves) if each is leaf)
+        raise UserError(
+            "its gradient is sparse",
+            where=self._shards[place].shard_of.name,
+            allowed="embeddings with sparse=False",
+        )
+
+    def expect(self) -> None:
+        """Prepare for a backward that begins."""
+        self._missing, self._ready_in = set(self._leaves), None
+        self._arrived_in.clear()
+
+    def expect_ready(self, graph_task: int) -> None:
+        """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task."""
+        if self._arrived_in <= {graph_task}:
+            self._ready_in = graph_task
+
+    # ---- to the reduction
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether leaves have gradients that nobody has taken."""
+        return any(leaf.grad is not None for leaf in self._leaves)
+
+    def add_to_sum(self) -> None:
+        """Move the leaves' gradients, those of one micro-batch, to their sum over the micro-batches."""
+        taken = Taken(self._take_grads(), [])
+        if self._sum is None and any(grad is not None for grad in taken.grads):
+            empty = torch.empty(self._layout.numel, dtype=torch.float32, device=self._leaves[0].device)
+            self._sum = self._meter.hold("sums", empty)
+            taken.move_to(self._sum, self._layout)
+        elif self._sum is not None:
+            taken.add_to(self._sum, self._layout)
+
+    def take(self, dtype: torch.dtype) -> Taken:
+        """The gradients, or their sum in this dtype, which the unit then does not have any more."""
+        summed = []
+        if self._sum is not None:
+            whole, self._sum = self._sum.to(dtype), None
+            self._meter.release("sums", whole.numel() * GRAD_BYTES)
+            summed.append(whole)
+        return Taken(self._take_grads(), summed)
+
+    def _take_grads(self) -> list[torch.Tensor | None]:
+        grads = [leaf.grad for leaf in self._leaves]
+        for leaf in self._leaves:
+            leaf.grad = None
+        return grads
+
+    def forget(self) -> None:
+        """Discard those that nobody has taken."""
+        self._take_grads()
+        self._meter.release("sums", 0 if self._sum is None else self._sum.nbytes)
+        self._sum = None
+
+    # ---- to the optimizer's parameters
+
+    @property
+    def are_unset(self) -> bool:
+        """Whether none of the optimizer's parameters has one."""
+        with torch._C.DisableTorchFunctionSubclass():  # quicker
+            return all(shard.grad is None for shard in self._shards)
+
+    def hand_over(self, reduced: torch.Tensor) -> None:
+        """Set or add to the gradients of the optimizer's parameters. reduced: 1D, fp32, of all shards"""
+        start, stop = self._range
+        with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
+            for shard, span in zip(self._shards, self._layout.spans(), strict=True):
+                a, b = intersect(span, (start, stop))
+                part = reduced[a - start : b - start]
+                if not isinstance(reduced, FakeTensor):
+                    part = part.as_subclass(ShardGrad)
+                shard.grad = part if shard.grad is None else shard.grad.add_(part)

@@ -1,0 +1,121 @@
+"""Values of a shard or of its gradient: tensors that refuse what is right only on the whole.
+
+torch.nn.utils.clip_grad_norm_ would give each rank the norm of its own shards, and each rank would scale by a
+different factor. A GradScaler would find infinities on some ranks only, and only those would skip their step.
+A parameter that is used outside of the module's forward would compute with a part, and its gradient would be
+this rank's. So whatever is not computed element by element (units.by_element) raises UserError, on shards,
+on their gradients, and on what was computed from them. A copy is a plain tensor of this rank's part.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from lowband.engine.units.by_element import Kind, kind_of
+from lowband.errors import UserError
+
+# Each access of an optimizer to a shard comes by here: globals are found sooner than members of an Enum.
+FACT, ELEMENT = Kind.FACT, Kind.ELEMENT
+
+
+class ShardValues(torch.Tensor):
+    """Values of a shard, or computed from them element by element; of any shape and dtype."""
+
+    what: ClassVar[str] = "a shard covers this rank's part only"
+    allowed: ClassVar[str] = (
+        "parameters inside of their unit's forward (of no unit: the sharded module's), which may call other "
+        "methods; lowband.norms; "
+        "p.detach().as_subclass(torch.Tensor) for this rank's part"
+    )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return on_part(cls, func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+
+class ShardGrad(ShardValues):
+    """The gradient of a shard, or what was computed from it element by element."""
+
+    what = "a shard's gradient covers this rank's part only"
+    allowed = (
+        "lowband.clip_grad_norm_(module, max_norm), which returns the norm over all ranks; "
+        "p.grad.as_subclass(torch.Tensor) for this rank's part"
+    )
+
+
+def on_part(
+    part: type[ShardValues], func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The function's result, in which values of the shard are marked as `part`.
+
+    Raises UserError if the function mixes elements, if a part meets an activation, or if autograd would
+    differentiate with respect to a part.
+    """
+    kind = kind_of(func)
+    with torch._C.DisableTorchFunctionSubclass():
+        if kind is FACT:
+            return func(*args, **kwargs)
+        if (
+            kind is Kind.MIX
+            or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
+            or (kind is Kind.INDEX and not _keeps_places(args))
+        ):
+            _refuse(part, func, (*args, *kwargs.values()))
+        result = func(*args, **kwargs)
+        if args and result is args[0]:  # computed in place
+            return result
+        if not isinstance(result, torch.Tensor):
+            return type(result)(map(_marker(part), result)) if isinstance(result, list | tuple) else result
+        if kind is ELEMENT and result.requires_grad:
+            _refuse(part, func, (*args, *kwargs.values()))
+        is_plain = kind is Kind.COPY and not result.requires_grad
+        return result.as_subclass(torch.Tensor if is_plain else part)
+
+
+def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
+    of = next((value.shard_of for value in values if hasattr(value, "shard_of")), None)
+    name = getattr(func, "__name__", repr(func))
+    raise UserError(f"{name} of {part.what}", where="" if of is None else of.name, allowed=part.allowed)
+
+
+def _marker(part: type[ShardValues]) -> Callable[[Any], Any]:
+    return lambda value: value.as_subclass(part) if isinstance(value, torch.Tensor) else value
+
+
+def _meets_another_shape(values: tuple[Any, ...]) -> bool:
+    """Whether tensors differ in shape, but for single numbers that are no part: one is an activation."""
+    shape = None
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            own = value.shape
+            if own == shape or (value.numel() == 1 and not isinstance(value, ShardValues)):
+                continue
+            if shape is not None:
+                return True
+            shape = own
+    return False
+
+
+def _keeps_places(args: tuple[Any, ...]) -> bool:
+    """Whether an index reads or writes the same on a part as on the whole, or a part is what was asked for.
+
+    args: what is indexed, the index and, to be written, values
+    """
+    indexed, index = args[0], args[1]
+    if isinstance(index, torch.Tensor):
+        return index.dtype == torch.bool and index.shape == indexed.shape
+    if index is Ellipsis or index == slice(None):
+        return True
+    if hasattr(indexed, "shard_of"):  # a row of the whole is none of the part; a slice leaves out the padding
+        return isinstance(index, slice) and len(args) == 2
+    return isinstance(index, int | slice)

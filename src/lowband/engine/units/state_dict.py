@@ -1,0 +1,83 @@
+"""`state_dict()` and `load_state_dict()` of a sharded module are refused: they would move one rank's part.
+
+[Note: optimizers] An optimizer's `state_dict()` is this rank's part, and is allowed: each rank may save its
+own. torch.distributed.checkpoint would take it for a copy that all ranks have, and keep one rank's. It gives
+nothing else to tell its calls by, so they are found on the stack.
+"""
+
+import sys
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from lowband.engine.units.shard_parameter import ShardParameter
+from lowband.errors import UserError
+
+_is_own = ContextVar("_is_own", default=False)  # whether the engine itself reads the state
+
+
+def refuse_state_dicts(modules: Iterable[nn.Module]) -> None:
+    """Make both calls raise UserError on these modules, and on every module around them."""
+    for module in modules:
+        module.register_state_dict_pre_hook(_refuse_save)
+        module.register_load_state_dict_pre_hook(_refuse_load)
+
+
+def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The module's state_dict with this rank's shards in the place of parameters."""
+    token = _is_own.set(True)
+    try:
+        return module.state_dict()
+    finally:
+        _is_own.reset(token)
+
+
+def _refuse_save(module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    if not _is_own.get():
+        raise UserError(
+            "state_dict() of a sharded module would hold this rank's part only",
+            where=type(module).__name__,
+            allowed="lowband.full_state_dict(module), lowband.save_safetensors, lowband.Checkpointer",
+        )
+
+
+def _refuse_load(module: nn.Module, *_: Any) -> NoReturn:
+    raise UserError(
+        "load_state_dict() of a sharded module would have to fit whole parameters into shards",
+        where=type(module).__name__,
+        allowed="before lowband.shard; its init=lowband.Safetensors(folder); lowband.Checkpointer.load",
+    )
+
+
+_watched: WeakSet[Optimizer] = WeakSet()  # those with shards that have made a step
+
+
+def _watch(optimizer: Optimizer, *_: Any) -> None:
+    if optimizer not in _watched and any(
+        isinstance(parameter, ShardParameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ):
+        _watched.add(optimizer)
+        optimizer.register_state_dict_pre_hook(_refuse_distributed)
+
+
+def _refuse_distributed(optimizer: Optimizer) -> None:
+    """See [Note: optimizers]."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint"):
+            raise UserError(
+                "torch.distributed.checkpoint would keep one rank's part of its states",
+                where=type(optimizer).__name__,
+                allowed="lowband.Checkpointer; on each rank a file of its optimizer.state_dict()",
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+register_optimizer_step_pre_hook(_watch)

@@ -1,0 +1,340 @@
+"""One unit: the parameters that are gathered together, their shards and their transitions.
+
+[Note: leaves] The module computes with `leaves`: parameters that live as long as the unit, so that autograd's
+graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into
+it, by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
+graph holds no buffer (passes.saved_leaves), so it is freed when the unit is dropped; a view that a program
+keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers different
+wires: then the backward intentionally uses its own wire's values.
+
+[Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
+shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
+into `master`, and each includes the padding behind it: zeros, whose gradients are zero. Any optimizer that
+works element by element works on them.
+
+[Note: stale] When the shards have changed (units.changes), the next gather first moves the new weights from
+the optimizer's level to the weights' level.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+
+from lowband.cost.memory import keeps_secondary, keeps_weights_copy
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.transport.call import Call
+from lowband.engine.transport.lane import Handle, Work
+from lowband.engine.units.changes import Changes, mark_dropped, mark_gathered, mark_leaf, mark_replaced
+from lowband.engine.units.gradients import Gradients
+from lowband.engine.units.initial import Initial
+from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.shard_parameter import ShardParameter
+from lowband.engine.units.states import UnitState
+from lowband.errors import UserError
+from lowband.spec.mesh import SELF
+from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
+
+Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
+
+
+class Unit:
+    """Parameters that are gathered together, and this rank's shards of them."""
+
+    def __init__(
+        self,
+        name: str,
+        slots: list[list[Slot]],
+        names: list[str],
+        collectives: Collectives,
+        initial: Initial,
+        unit_of: dict[int, "Unit"],
+    ) -> None:
+        """Take over the parameters at `slots`: per parameter, all places where it is registered.
+
+        names:   the parameters' names in the sharded module
+        initial: the parameters' values
+        unit_of: where each unit is found by the storage of its gathered weights, see passes.saved_leaves
+        """
+        self.name, self.slots = name, slots
+        self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
+        self.levels, self.rank = collectives.topology.levels, collectives.topology.rank
+        self.compute_dtype = collectives.options.compute_dtype
+
+        originals = [getattr(*places[0]) for places in slots]
+        self.requires_grad = originals[0].requires_grad
+        self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
+        self._hold_shards(originals, names)
+        self._take_values(originals, names, initial)
+        self._unit_of = unit_of
+        self._make_leaves(originals)
+        self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
+        self._gathering: Handle | None = None
+        self._secondary_version: int | None = None  # version of the weights in the secondary shard
+        self.grads = Gradients(self.leaves, self.shards, self.layout, self.optim_range, self.meter)
+        self._put(self.shards, instead_of=originals)
+        for original, (module, attribute) in zip(originals, (places[0] for places in slots), strict=True):
+            mark_replaced(original, f"{name}: {type(module).__name__}.{attribute}")
+
+    # ---- this rank's shards
+
+    def range_of(self, level: str) -> tuple[int, int]:
+        """This rank's range of the unit's elements over `level`, as (start, stop)."""
+        return shard_range(self.layout.numel, self.levels, level, self.rank)
+
+    @property
+    def optim_range(self) -> tuple[int, int]:
+        """The range of the unit's elements that `master` covers, as (start, stop)."""
+        return self.range_of(self.scheme.optim)
+
+    def _shard(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros for this rank's shard over `level`, 1D."""
+        start, stop = self.range_of(level)
+        return self.meter.hold(kind, torch.zeros(stop - start, dtype=dtype, device=self.collectives.device))
+
+    def _hold_shards(self, originals: list[nn.Parameter], names: list[str]) -> None:
+        start, stop = self.optim_range
+        self.master = self._shard("optim", self.scheme.optim, torch.float32)
+        self.shards: list[nn.Parameter] = []
+        ranks = tuple(shard_ranks(self.levels, self.scheme.optim, self.rank))
+        places = zip(self.layout.spans(), self.layout.ranges(), originals, names, strict=True)
+        for span, place, original, name in places:
+            a, b = intersect(span, (start, stop))
+            shard = ShardParameter(self.master[a - start : b - start], self.requires_grad)
+            first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
+            shard.shard_of = ShardOf(name, original.shape, first, last, ranks)
+            shard.collectives = self.collectives
+            self.shards.append(shard)
+        self.changes = Changes(self.name, self.master, self.shards)
+
+        # Whether each rank always holds the whole unit, so that computing needs no gather.
+        self.is_whole = not self.levels.hops(SELF, self.scheme.weights)
+        self.weights: torch.Tensor | None = None  # shard of `weights`, compute dtype
+        if keeps_weights_copy(self.scheme, self.levels, self.compute_dtype == torch.float32):
+            self.weights = self._shard("weights", self.scheme.weights, self.compute_dtype)
+        self.secondary: torch.Tensor | None = None  # shard of `secondary`, compute dtype
+        if keeps_secondary(self.scheme, self.levels):
+            self.secondary = self._shard("secondary", self.scheme.backward_level, self.compute_dtype)
+
+    def _take_values(self, originals: list[nn.Parameter], names: list[str], initial: Initial) -> None:
+        """Copy this rank's part of the initial values into its shards."""
+        shards = [(self.optim_range, self.master)]
+        if self.weights is not None:
+            shards.append((self.range_of(self.scheme.weights), self.weights))
+        for original, name, place in zip(originals, names, self.layout.ranges(), strict=True):
+            parts = [(intersect(place, held), held[0], shard) for held, shard in shards]
+            if all(a == b for (a, b), _, _ in parts):
+                continue
+            with initial.values(name, original) as values, torch.no_grad():
+                for (a, b), start, shard in parts:
+                    shard[a - start : b - start] = values[a - place[0] : b - place[0]]
+        self.gathered_version = self.changes.version  # of the weights that were gathered last
+        if self.weights is not None:
+            self.changes.take_sample()
+
+    def _make_leaves(self, originals: list[nn.Parameter]) -> None:
+        """Make the leaves, without memory if the unit is to be gathered. See [Note: leaves]."""
+        if self.is_whole:
+            self.flat = self.master if self.weights is None else self.weights
+        else:
+            self.flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
+        data, ranges = self.flat.data, self.layout.ranges()
+        values = [data[start:stop].view(p.shape) for p, (start, stop) in zip(originals, ranges, strict=True)]
+        self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
+        self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
+        for leaf in self.leaves:
+            mark_leaf(leaf, self.name)
+        self._unit_of[self.flat.untyped_storage()._cdata] = self
+        if not self.is_whole:
+            self.meter.hold("start", self.flat)
+            self.meter.release("start", self.flat.nbytes)
+            self.flat.untyped_storage().resize_(0)
+        self._without_memory = self.flat, values
+        self._leaf_versions = [leaf._version for leaf in self.leaves]  # of the gathered weights
+        self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
+
+    def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
+        """Let the leaves have these values, views into `flat`."""
+        self._unit_of.pop(self.flat.untyped_storage()._cdata, None)
+        self.flat = flat
+        for leaf, value in zip(self.leaves, values, strict=True):
+            mark_gathered(leaf)
+            leaf.data = value
+        self._leaf_versions = [leaf._version for leaf in self.leaves]
+        self._unit_of[flat.untyped_storage()._cdata] = self
+
+    def put_shards(self) -> None:
+        """Register this rank's shards in the module. See [Note: shards]."""
+        self._put(self.shards, instead_of=self.leaves)
+
+    def put_leaves(self) -> None:
+        """Register the whole parameters in the module."""
+        self._put(self.leaves, instead_of=self.shards)
+
+    def _put(self, parameters: list[nn.Parameter], instead_of: list[nn.Parameter]) -> None:
+        """Register `parameters`. Raises UserError if other code has changed the registration."""
+        for places, parameter, before in zip(self.slots, parameters, instead_of, strict=True):
+            for module, attribute in places:
+                found = module._parameters.get(attribute)
+                if found is not before and found is not parameter:
+                    where = f"{type(module).__name__}.{attribute} of '{self.name}'"
+                    raise UserError(
+                        "the parameter was replaced or removed after lowband.shard",
+                        where=where,
+                        allowed="changes before lowband.shard",
+                    )
+                module._parameters[attribute] = parameter
+
+    # ---- weights: gather and drop
+
+    def check_version(self, version: int) -> None:
+        """Raises UserError if the weights are not those that a forward computed with any more."""
+        if self.changes.version != version:
+            raise UserError(
+                f"weights of '{self.name}' changed between this forward and its backward",
+                allowed="the optimizer's step after the backward of every forward",
+            )
+
+    def start_gather(self, backward: bool) -> None:
+        """Submit the gather of the whole unit, unless it is already gathered or being gathered.
+
+        Raises UserError if the shards were replaced, moved, cast, frozen, or written through `.data`.
+        """
+        version = self.changes.version
+        stale = version != self.gathered_version
+        self.changes.check_shards()
+        if self.is_whole:
+            self._refresh_whole(stale)
+            self.gathered_version = version
+            return
+        if stale:  # there was an optimizer step between a forward without a backward and this one
+            self.drop()
+        if self.state is not UnitState.SHARDED:
+            return
+        self._check_copy(stale)
+        from_secondary = backward and self.secondary is not None and self._secondary_version == version
+        levels = self._levels_of_gather(stale, from_secondary)
+        with _outside_of_modes():
+            self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
+        self.state = UnitState.GATHERING
+        try:
+            self._gathering = self.collectives.submit(
+                self.name,
+                levels,
+                partial(
+                    self._gather,
+                    into=self._arriving,
+                    stale=stale,
+                    backward=backward,
+                    from_secondary=from_secondary,
+                ),
+            )
+        except BaseException:
+            self._free()
+            raise
+        self.gathered_version = version
+
+    def finish_gather(self) -> None:
+        """Wait for the gather and register the whole parameters in the module."""
+        if self._gathering is not None:
+            gathering, self._gathering = self._gathering, None
+            try:
+                gathering.wait()
+            except BaseException:
+                self._free()
+                raise
+        if self._arriving is not None:
+            flat, self._arriving = self._arriving, None
+            with _outside_of_modes():
+                self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
+        self.state = UnitState.GATHERED
+        self.put_leaves()
+
+    def keep_secondary(self) -> None:
+        """Copy this rank's part of the gathered unit into the secondary shard."""
+        if self.secondary is not None and self.state is UnitState.GATHERED:
+            start, stop = self.range_of(self.scheme.backward_level)
+            self.secondary.copy_(self.flat[start:stop])
+            self._secondary_version = self.gathered_version
+
+    def drop(self) -> None:
+        """Register the shards again, and free the unit's buffer unless it is held all the time."""
+        if self._gathering is not None:  # prefetched but not used
+            self.finish_gather()
+        self.put_shards()
+        if self.state is UnitState.GATHERED:
+            versions = [leaf._version for leaf in self.leaves]
+            is_changed = not self.is_whole and versions != self._leaf_versions
+            self._free()
+            if is_changed:
+                raise UserError(
+                    "weights were changed in place in a forward, and the changes are dropped with them",
+                    where=f"unit '{self.name}'",
+                    allowed="buffers for what a forward changes; parameters changed outside of it",
+                )
+
+    def _free(self) -> None:
+        """Free the gathered parameters, if they are not held all the time."""
+        if not self.is_whole and self.state is not UnitState.SHARDED:
+            self.meter.release("gathered", self.flat.nbytes)
+            self._arriving = None
+            with _outside_of_modes():
+                self._compute_with(*self._without_memory)
+            for leaf in self.leaves:
+                mark_dropped(leaf, self.name)
+            self.state = UnitState.SHARDED
+
+    def _check_copy(self, stale: bool) -> None:
+        """Before the copy of the weights is used, check for changes that no version counter shows."""
+        if self.weights is None:
+            return
+        if stale:
+            self.changes.take_sample()
+        else:
+            self.changes.check_sample()
+
+    def _refresh_whole(self, stale: bool) -> None:
+        self._check_copy(stale)
+        if stale and self.weights is not None:
+            levels = self.collectives.inwards(self.scheme.weights, self.scheme.optim)
+            self._gathering = self.collectives.submit(self.name, levels, self._refresh)
+
+    def _levels_of_gather(self, stale: bool, from_secondary: bool) -> list[str]:
+        inwards = self.collectives.inwards
+        if from_secondary:
+            return inwards(SELF, self.scheme.backward_level)
+        refreshed = stale and self.weights is not None
+        first = inwards(self.scheme.weights, self.scheme.optim) if refreshed else []
+        return [*first, *inwards(SELF, self.scheme.weights)]
+
+    def _gather(
+        self, call: Call, into: torch.Tensor, stale: bool, backward: bool, from_secondary: bool
+    ) -> Work:
+        source, level = (self.secondary, self.scheme.backward_level) if from_secondary else (None, "")
+        if source is None:
+            if stale:
+                yield from self._refresh(call)
+            # Without a copy of the weights, the master shard itself is gathered.
+            source, level = (self.master if self.weights is None else self.weights), self.scheme.weights
+        row = BACKWARD_GATHER if backward else FORWARD_GATHER
+        yield from self.collectives.gather(call, source, into, SELF, level, row.name)
+
+    def _refresh(self, call: Call) -> Work:
+        """Gather the master weights from the optimizer's level to the weights' level. [Note: stale]"""
+        if self.weights is not None:
+            weights, optim = self.scheme.weights, self.scheme.optim
+            yield from self.collectives.gather(
+                call, self.master, self.weights, weights, optim, UPDATE_GATHER.name
+            )
+
+
+@contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    """Outside of the caller's inference mode, because the lane fills buffers outside of it, and of
+    torch.func's transforms, which would wrap them.
+    """
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield
