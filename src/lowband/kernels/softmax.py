@@ -13,15 +13,11 @@ scales the other mantissa by a power of two, which is exact. Rows with numbers b
 exact in fp32, are computed by `recompute` instead.
 """
 
-from typing import Literal, get_args
-
 import torch
 
+from lowband.cost.softmax import GPU_ALGORITHMS
 from lowband.errors import UserError
 from lowband.kernels.device import runs_triton
-
-Algorithm = Literal["recompute", "reload", "online", "two_pass"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 
 def inputs(
@@ -39,14 +35,14 @@ def reference(x: torch.Tensor) -> torch.Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def softmax(x: torch.Tensor, algorithm: Algorithm = "two_pass") -> torch.Tensor:
+def softmax(x: torch.Tensor, algorithm: str = "two_pass") -> torch.Tensor:
     """Softmax along the last dim of [..., columns], differentiable, in x's dtype (fp16, bf16, fp32).
 
     Sums are fp32. A row with an infinity or a NaN gives the same result as torch.softmax.
     Raises UserError without a GPU, for an empty tensor, and for an unknown algorithm.
     """
-    if algorithm not in ALGORITHMS:
-        raise UserError(f"unknown algorithm '{algorithm}'", where="softmax", allowed=ALGORITHMS)
+    if algorithm not in GPU_ALGORITHMS:
+        raise UserError(f"unknown algorithm '{algorithm}'", where="softmax", allowed=GPU_ALGORITHMS)
     if x.numel() == 0 or x.ndim == 0:
         raise UserError(f"shape {tuple(x.shape)}", where="softmax", allowed="[..., columns], not empty")
     if not runs_triton(x.device):

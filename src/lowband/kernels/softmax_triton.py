@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lowband.kernels.softmax import ALGORITHMS, Algorithm
+from lowband.cost.softmax import GPU_ALGORITHMS
 from lowband.kernels.variant import Variant
 
 TILE = 8192  # most values that a program handles at a time
@@ -24,14 +24,14 @@ _NOTHING = tl.constexpr(-3.0e38)  # the exponent of an empty sum
 _EXACT = tl.constexpr(65536.0)  # below it n is the nearest integer to x log2 e, and n ln 2 exact enough
 
 
-def forward(x: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
+def forward(x: torch.Tensor, algorithm: str) -> torch.Tensor:
     """Softmax of the rows of x [rows, columns], contiguous."""
     y = torch.empty_like(x)
     launch_forward(x, y, algorithm)
     return y
 
 
-def launch_forward(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm) -> None:
+def launch_forward(x: torch.Tensor, y: torch.Tensor, algorithm: str) -> None:
     rows, columns = x.shape
     constants = tile(columns)
     function, more = kernel(algorithm)
@@ -53,7 +53,7 @@ def launch_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None
     _backward[(triton.cdiv(rows, constants["ROWS"]),)](y, dy, dx, rows, columns, **constants, num_warps=WARPS)
 
 
-def kernel(algorithm: Algorithm) -> tuple[triton.JITFunction, dict[str, bool]]:
+def kernel(algorithm: str) -> tuple[triton.JITFunction, dict[str, bool]]:
     """An algorithm's kernel, and its constants in addition to the tile's."""
     if algorithm in ("recompute", "reload"):
         return _three_pass, {"IS_RELOADED": algorithm == "reload"}
@@ -70,7 +70,7 @@ def variants(_device: str) -> Iterator[Variant]:
     """Every kernel, for rows as long as a large vocabulary."""
     columns = 65536
     options, constants = {"num_warps": WARPS}, tile(columns)
-    for algorithm in ALGORITHMS:
+    for algorithm in GPU_ALGORITHMS:
         function, more = kernel(algorithm)
         yield Variant(
             f"softmax.{algorithm}", f"{columns} columns", function, {"x": "*fp32", "y": "*fp32"},

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from lowband.bench.kernels.measure import KernelCase
-from lowband.cost.softmax import BACKWARD_TRAFFIC, FP32_BYTES, LEAST_TRAFFIC, traffic_bytes
+from lowband.cost.softmax import BACKWARD_TRAFFIC, FP32_BYTES, GPU_ALGORITHMS, LEAST_TRAFFIC, traffic_bytes
 from lowband.kernels.softmax import (
-    ALGORITHMS,
     inputs,
     reference,
     softmax,
@@ -29,7 +28,7 @@ def groups(device: torch.device) -> Iterator[list[KernelCase]]:
     for columns in lengths:
         rows = values // columns
         yield [
-            *(_forward(device, rows, columns, algorithm, algorithm) for algorithm in ALGORITHMS),
+            *(_forward(device, rows, columns, algorithm, algorithm) for algorithm in GPU_ALGORITHMS),
             _forward(device, rows, columns, "torch", None),
             # On a CPU, torch's C++ compiler takes minutes.
             *([_forward(device, rows, columns, "torch.compile", None)] if device.type == "cuda" else []),
