@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lowband.report.figures import FIGURES
-from lowband.report.figures.style import ONE_COLUMN, TWO_COLUMNS
+from lowband.evidence.report.figures import FIGURES
+from lowband.evidence.report.figures.style import ONE_COLUMN, TWO_COLUMNS
 from lowband.spec.csv_tables import read_table
 
 

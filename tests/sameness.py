@@ -19,10 +19,10 @@ import numpy as np
 from lowband.cost.bytes import sent_bytes, stage_numels
 from lowband.cost.memory import state_bytes
 from lowband.errors import UserError
+from lowband.evidence.report.figures import FIGURES, write_figure
+from lowband.evidence.report.shipped import write_shipped_tables
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
-from lowband.report.figures import FIGURES, write_figure
-from lowband.report.shipped import write_shipped_tables
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.plain_data import read_yaml

@@ -19,13 +19,13 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport import gloo
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
+from lowband.evidence.tables.collect import collect
 from lowband.run import count_fake
 from lowband.run.count_calls import level_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.records import Outcome, RunFolder, mean
-from lowband.tables.collect import collect
 
 ROOT = Path(__file__).parents[2]
 

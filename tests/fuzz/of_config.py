@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from lowband.claims.claim import read_claims
-from lowband.claims.experiments import read_experiments
-from lowband.predict.render import text
+from lowband.evidence.claims.claim import read_claims
+from lowband.evidence.claims.experiments import read_experiments
 from lowband.predict.request import Grid
+from lowband.predict.show.render import text
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from tests.fuzz.target import ROOT, Target, entries, put, run, sound

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from lowband.engine.checkpoint.safetensors_files import INDEX, SINGLE, Safetensors
-from lowband.importers import FORMATS, ForeignRun, import_log
+from lowband.evidence.importers import FORMATS, ForeignRun, import_log
 from lowband.model.data import batch, read_corpus
 from lowband.spec.config import Config
 from lowband.spec.exchange import import_scheme

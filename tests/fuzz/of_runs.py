@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from lowband.engine.checkpoint.manifest import MANIFEST, Manifest
 from lowband.engine.checkpoint.manifest import _sum as checksum
+from lowband.evidence.tables.collect import collect
 from lowband.run.ranks import from_environment, is_first_process, job_id
 from lowband.spec.lock import job_of
 from lowband.spec.records import RunFolder
 from lowband.spec.slurm_task import is_slurm_task
-from lowband.tables.collect import collect
 from tests.fuzz.target import Target, put, run, sound
 
 KINDS = {".json": "json", ".jsonl": "lines"}

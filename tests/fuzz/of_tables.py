@@ -9,10 +9,10 @@ from pathlib import Path
 
 from lowband.bench.gpu.folder import Entry, Folder
 from lowband.bench.kernels.rows import kept_rows
-from lowband.report.claim_views import write_claims
-from lowband.report.verify import FOLDERS, SUMS, verify
+from lowband.evidence.report.claim_views import write_claims
+from lowband.evidence.report.verify import FOLDERS, SUMS, verify
+from lowband.evidence.tables.build import REPORTED, SHIPPED, TABLES, raw_dir, source_paths, write_table
 from lowband.spec.kernel_rows import KernelRow
-from lowband.tables.build import REPORTED, SHIPPED, TABLES, raw_dir, source_paths, write_table
 from tests.fuzz.target import ROOT, Target, put, sound, table
 
 ROWS = {"softmax_times.csv": 20}  # those of one size

@@ -10,8 +10,8 @@ import pytest
 
 from lowband.__main__ import command_line
 from lowband.errors import UserError
-from lowband.importers import FORMATS
-from lowband.tables.build import TABLES
+from lowband.evidence.importers import FORMATS
+from lowband.evidence.tables.build import TABLES
 from tests.fuzz import arguments, campaign, judge, of_config, of_peers, of_tables
 from tests.fuzz.readers import OWN, READERS
 from tests.fuzz.target import Target

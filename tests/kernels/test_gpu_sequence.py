@@ -18,8 +18,8 @@ import torch
 from inner import CASES
 
 from lowband.bench.kernels.measure import RUNS
+from lowband.evidence.tables.build import write_table
 from lowband.spec.csv_tables import read_table
-from lowband.tables.build import write_table
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```\n(export PYTHONPATH=.*?)```", re.DOTALL)

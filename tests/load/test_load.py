@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.derived.load import build
 from lowband.spec.csv_tables import read_table
-from lowband.tables.collect import collect
-from lowband.tables.derived.load import build
 from tests.load import made
 from tests.load.__main__ import Job, import_log, measured
 
@@ -39,7 +39,7 @@ def test_steps_of_one_run_at_a_time_are_held(runs: list[Path], tmp_path: Path) -
 
 
 def test_a_command_is_measured(tmp_path: Path) -> None:
-    imports = Job(["timeit", "-n1", "-r1", "import lowband.importers, pandas"], tmp_path, 0)
+    imports = Job(["timeit", "-n1", "-r1", "import lowband.evidence.importers, pandas"], tmp_path, 0)
     idle = int(measured("idle", 0, imports)["peak_bytes"])
     held = b"x" * (3 * idle)  # by this process, whose peak is not the command's
     row = measured("import-log", 50, import_log(50, tmp_path))

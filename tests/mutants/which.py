@@ -9,10 +9,10 @@ from pathlib import Path
 UNIT, DIST = "tests/unit/test_", "tests/dist/test_"
 
 # Mutants that are drawn of each folder.
-COUNTS = {"spec": 60, "cost": 35, "predict": 30, "tables": 20, "claims": 35, "engine": 60}
+COUNTS = {"spec": 60, "cost": 35, "predict": 30, "evidence/tables": 20, "evidence/claims": 35, "engine": 60}
 
 # Of this folder only these files: what tables mean; the rest renders and sorts.
-_ONLY = {"tables": ("points", "collect")}
+_ONLY = {"evidence/tables": ("points", "collect")}
 
 
 def files(root: Path, folder: str) -> list[Path]:
@@ -49,8 +49,8 @@ _ENGINE = {
     "collectives/parts": [*_dist("joined", "buckets", "wires"), *EVERY_STEP],
     "collectives/ring": _dist("flat_collectives", "flat", "flat_breadth"),
     "collectives/wire": [*_dist("wires"), f"{UNIT}block_quant.py", *_COUNTED],
-    "engine/api": [*_dist("library", "idioms"), *EVERY_STEP],
-    "engine/options": EVERY_STEP,
+    "api": [*_dist("library", "idioms"), *EVERY_STEP],
+    "options": EVERY_STEP,
     "jobs/check": _dist("quorum"),
     "jobs/life": _dist("quorum_rounds", "quorum"),
     "jobs/link": _dist("quorum_rounds", "quorum"),
@@ -119,7 +119,7 @@ _CHECKPOINT = {
     "restore": _dist("checkpoint_fit", "sync_checkpoint_late", "checkpoint"),
 }  # fmt: skip
 
-# folder or folder/file -> its tests
+# folder or file inside the package -> its tests
 _TESTS = {
     "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],
@@ -158,11 +158,11 @@ _TESTS = {
     "spec/wire": [f"{UNIT}wire.py", f"{UNIT}block_quant.py", *_COUNTED],
     "cost/tcp": [f"{UNIT}box_layout.py", f"{UNIT}report_box.py"],
     "predict": [*_PREDICT, f"{UNIT}command_line.py"],
-    "predict/advice": [f"{UNIT}advice.py"],
+    "predict/search/advice": [f"{UNIT}advice.py"],
     "predict/defaults": [f"{UNIT}defaults.py"],
-    "predict/plan_seldom": [f"{UNIT}plan_seldom.py"],
-    "predict/render": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
-    "predict/rehearsal": [f"{UNIT}rehearsal.py"],
+    "predict/search/plan_seldom": [f"{UNIT}plan_seldom.py"],
+    "predict/show/render": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
+    "predict/search/rehearsal": [f"{UNIT}rehearsal.py"],
     "cost": [*_PREDICT, f"{UNIT}command_line.py"],
     "cost/attention": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
     "cost/buffers": [*_PREDICT, *_COUNTED],
@@ -175,19 +175,19 @@ _TESTS = {
     "cost/seldom": [f"{UNIT}low_communication.py", f"{UNIT}wan.py"],
     "cost/groups": [f"{DIST}groups.py"],
     "cost/softmax": [f"{UNIT}softmax_report.py", f"{UNIT}report_kernels.py"],
-    "claims/claim": [f"{UNIT}report_{of}.py" for of in ("grade", "claims", "page", "appendix")],
-    "claims/grade": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
-    "claims/expected": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
-    "claims/experiments": [f"{UNIT}report_{of}.py" for of in ("appendix", "claims")],
-    "claims/origin": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
-    "tables/points": [f"{UNIT}report_{of}.py" for of in ("points", "tables", "box")],
-    "tables/collect": [f"{UNIT}report_{of}.py" for of in ("collect", "points", "grade")],
-    **_ENGINE,
-    **{f"checkpoint/{file}": tests for file, tests in _CHECKPOINT.items()},
+    "evidence/claims/claim": [f"{UNIT}report_{of}.py" for of in ("grade", "claims", "page", "appendix")],
+    "evidence/claims/grade": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
+    "evidence/claims/expected": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
+    "evidence/claims/experiments": [f"{UNIT}report_{of}.py" for of in ("appendix", "claims")],
+    "evidence/claims/origin": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
+    "evidence/tables/points": [f"{UNIT}report_{of}.py" for of in ("points", "tables", "box")],
+    "evidence/tables/collect": [f"{UNIT}report_{of}.py" for of in ("collect", "points", "grade")],
+    **{f"engine/{file}": tests for file, tests in _ENGINE.items()},
+    **{f"engine/checkpoint/{file}": tests for file, tests in _CHECKPOINT.items()},
 }  # fmt: skip
 
 
 def tests_of(file: str) -> list[str]:
     """The tests of a mutated file, in the order in which they are run."""
-    folder, name = Path(file).parts[-2], Path(file).stem
-    return _TESTS.get(f"{folder}/{name}") or _TESTS[folder]
+    inside = Path(file).relative_to("src/lowband").with_suffix("")
+    return next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from lowband.report.figures import FIGURES, write_figure
-from lowband.report.page import write_page
-from lowband.report.shipped import write_shipped_tables
+from lowband.evidence.report.figures import FIGURES, write_figure
+from lowband.evidence.report.page import write_page
+from lowband.evidence.report.shipped import write_shipped_tables
 
 out = Path(sys.argv[1])
 write_shipped_tables(Path(), out / "tables")

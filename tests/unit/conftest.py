@@ -7,10 +7,10 @@ import pytest
 from hypothesis import settings
 from report_runs import smoke_specs, write_run
 
+from lowband.evidence.tables.build import COLLECTED, SUITE_OF, TABLES, write_table
+from lowband.evidence.tables.collect import collect
+from lowband.evidence.validation.tables import write_predicted
 from lowband.spec.config import Config
-from lowband.tables.build import COLLECTED, SUITE_OF, TABLES, write_table
-from lowband.tables.collect import collect
-from lowband.validation.tables import write_predicted
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from lowband.__main__ import main
 from lowband.commands.advise import SCHEMES
-from lowband.predict.advice import (
+from lowband.predict.footprint import GIB
+from lowband.predict.request import Grid, setting
+from lowband.predict.search.advice import (
     MICRO_BATCHES,
     RECOMPUTE,
     SHOWN,
@@ -18,10 +20,8 @@ from lowband.predict.advice import (
     placed_schemes,
     split,
 )
-from lowband.predict.advice_text import advise, text
-from lowband.predict.choice import MODEL_ERROR
-from lowband.predict.footprint import GIB
-from lowband.predict.request import Grid, setting
+from lowband.predict.search.choice import MODEL_ERROR
+from lowband.predict.show.advice_text import advise, text
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 

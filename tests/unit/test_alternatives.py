@@ -5,14 +5,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lowband.evidence.validation import SOURCES, Setting
+from lowband.evidence.validation.frontier import RANKS, at_point
+from lowband.evidence.validation.frontier_alternatives import ALTERNATIVES, alternatives
+from lowband.evidence.validation.validate import with_facts
 from lowband.predict.prediction import speed
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.stack import Stack
-from lowband.validation import SOURCES, Setting
-from lowband.validation.frontier import RANKS, at_point
-from lowband.validation.frontier_alternatives import ALTERNATIVES, alternatives
-from lowband.validation.validate import with_facts
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from lowband.report.documents import BLOCKS, write_documents
+from lowband.evidence.report.documents import BLOCKS, write_documents
 
 ROOT = Path(__file__).parents[2]
 

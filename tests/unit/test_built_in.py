@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.predict.plan import plan
-from lowband.predict.plan_files import write as write_plan
+from lowband.predict.search.plan import plan
+from lowband.predict.show.plan_files import write as write_plan
 from lowband.spec.config import BUILT_IN, Config
 
 ROOT = Path(__file__).parents[2]

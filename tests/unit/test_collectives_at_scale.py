@@ -8,11 +8,11 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from lowband.cost.collectives import Network
+from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation.validate import with_facts
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Mesh
 from lowband.spec.stack import OURS
-from lowband.validation import SOURCES
-from lowband.validation.validate import with_facts
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
+from lowband.evidence.validation.contention import check, missing
 from lowband.spec.config import Config
 from lowband.spec.stack import OURS
-from lowband.validation.contention import check, missing
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

@@ -17,10 +17,10 @@ from lowband.cost.compute import Computer, work
 from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
-from lowband.predict.plan import KNOBS, Candidate, Plan, jobs, plan
-from lowband.predict.plan_files import report, write
 from lowband.predict.prediction import predict
-from lowband.predict.render import flat, record, short_by
+from lowband.predict.search.plan import KNOBS, Candidate, Plan, jobs, plan
+from lowband.predict.show.plan_files import report, write
+from lowband.predict.show.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

@@ -5,17 +5,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lowband.evidence.validation import SOURCES
 from lowband.predict.defaults import DEVICE, LATENCY_US, LINK, STACK, with_defaults
 from lowband.predict.footprint import GIB
-from lowband.predict.rehearsal import rehearse
-from lowband.predict.render import constant_lines, flat, text
 from lowband.predict.request import Grid, setting
+from lowband.predict.search.rehearsal import rehearse
+from lowband.predict.show.render import constant_lines, flat, text
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.mesh import WORLD
 from lowband.spec.sourced import Fact
-from lowband.validation import SOURCES
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

@@ -7,9 +7,9 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.errors import UserError
+from lowband.evidence.validation.fit import fit
+from lowband.evidence.validation.tables import constants
 from lowband.spec.config import Config
-from lowband.validation.fit import fit
-from lowband.validation.tables import constants
 
 CONFIG = Config(Path(__file__).parents[2])
 

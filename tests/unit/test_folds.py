@@ -9,14 +9,11 @@ import pytest
 from scipy.stats import norm
 
 from lowband.errors import UserError
-from lowband.predict.interval import ELSEWHERE
-from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_table
-from lowband.tables.derived import coverage
-from lowband.validation import FITTED, KINDS, SOURCES
-from lowband.validation.fit import rows_with, solve
-from lowband.validation.folds import cross_validate
-from lowband.validation.intervals import (
+from lowband.evidence.tables.derived import coverage
+from lowband.evidence.validation import FITTED, KINDS, SOURCES
+from lowband.evidence.validation.fit import rows_with, solve
+from lowband.evidence.validation.folds import cross_validate
+from lowband.evidence.validation.intervals import (
     MEMORY,
     calibrated_factors,
     covered,
@@ -24,7 +21,10 @@ from lowband.validation.intervals import (
     factor_elsewhere,
     rows_of_times,
 )
-from lowband.validation.validate import with_facts
+from lowband.evidence.validation.validate import with_facts
+from lowband.predict.interval import ELSEWHERE
+from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

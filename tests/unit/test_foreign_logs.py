@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowband.__main__ import main
-from lowband.importers import Malformed, megatron, torchtitan
+from lowband.evidence.importers import Malformed, megatron, torchtitan
 from lowband.spec.csv_tables import read_table
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from lowband.bench.gpu.families import ROOT, sources_sha256
 from lowband.bench.gpu.folder import Entry, Folder
 from lowband.errors import UserError
-from lowband.report.gpu_rows import install
-from lowband.report.verify import verify
+from lowband.evidence.report.gpu_rows import install
+from lowband.evidence.report.verify import verify
 
 COUNTS = 'tests="50" failures="0" errors="0" skipped="0" time="57.1"'
 REPORT = f'<testsuites><testsuite name="pytest" {COUNTS}/></testsuites>'

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.report.suite_documents import suites
+from lowband.evidence.report.suite_documents import suites
 from lowband.spec.config import Config
 from lowband.spec.job import SlurmRequest
 from lowband.spec.run import RunSpec

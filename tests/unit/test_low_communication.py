@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowband.cost.seldom import needed_rate, utilization
+from lowband.evidence.validation.low_communication import low_communication
 from lowband.spec.config import Config
-from lowband.validation.low_communication import low_communication
 
 ROOT = Path(__file__).parents[2]
 SECONDS = st.floats(1e-3, 1e5)

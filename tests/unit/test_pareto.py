@@ -5,14 +5,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lowband.predict.plan import plan
+from lowband.evidence.validation.frontier import ACCUMULATION, MICRO_BATCH, MODEL, RANKS, SEQ_LEN
+from lowband.evidence.validation.frontier_pareto import STATES, WIRES, pareto
 from lowband.predict.prediction import predict
+from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
-from lowband.validation.frontier import ACCUMULATION, MICRO_BATCH, MODEL, RANKS, SEQ_LEN
-from lowband.validation.frontier_pareto import STATES, WIRES, pareto
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

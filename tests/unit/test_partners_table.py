@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
+from lowband.evidence.tables.derived import partners
+from lowband.evidence.tables.points import POINT
 from lowband.spec.mesh import WORLD
-from lowband.tables.derived import partners
-from lowband.tables.points import POINT
 
 STEPS = 60
 LOSS = {"hsdp": 2.0, "averaged-adam": 2.5, "decentralised-adam": 2.6}

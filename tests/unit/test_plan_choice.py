@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lowband.__main__ import main
 from lowband.errors import UserError
-from lowband.predict.choice import MODEL_ERROR, STATES, chosen, lossy_wires
-from lowband.predict.plan import KNOBS, WIRES, Candidate, Plan, _divisors, jobs, plan
 from lowband.predict.request import setting
+from lowband.predict.search.choice import MODEL_ERROR, STATES, chosen, lossy_wires
+from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan, _divisors, jobs, plan
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

@@ -12,11 +12,12 @@ from lowband.cost.bytes import sent_bytes, stage_numels, transfers
 from lowband.cost.collectives import Network
 from lowband.cost.flops import attention_flops_per_token, block_matmul_flops_per_token, head_flops_per_token
 from lowband.errors import UserError
-from lowband.predict.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
-from lowband.predict.plan_files import write
+from lowband.evidence.validation.scale_model import box_step_s
 from lowband.predict.prediction import predict
-from lowband.predict.render import record, text
 from lowband.predict.request import Grid, sequence
+from lowband.predict.search.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
+from lowband.predict.show.plan_files import write
+from lowband.predict.show.render import record, text
 from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
@@ -24,7 +25,6 @@ from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Joined, Levels
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
-from lowband.validation.scale_model import box_step_s
 
 ROOT = Path(__file__).parents[2]
 FRONTIER = Config(ROOT).machine("frontier")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lowband.bench import products as bench
 from lowband.cost.products import ONE, Tile, packed_s, roofline_s, tiled_flops
 from lowband.errors import UserError
-from lowband.validation.products import METHODS, compare, errors
+from lowband.evidence.validation.products import METHODS, compare, errors
 
 SHIPPED = Path(__file__).parents[2] / "results" / "reference" / "products" / "products.csv"
 SIDE = st.integers(1, 300)

@@ -10,13 +10,13 @@ import pytest
 from report_runs import ROOT
 from texts import Text
 
+from lowband.evidence.report.figures import FIGURES
+from lowband.evidence.tables.derived import peers
 from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid
-from lowband.report.figures import FIGURES
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
-from lowband.tables.derived import peers
 
 SHIPPED = ROOT / "results" / "reference"
 BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor.md")

@@ -10,7 +10,7 @@ from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
-from lowband.predict.rehearsal import rehearse, text
+from lowband.predict.search.rehearsal import rehearse, text
 from lowband.predict.workload import workload_of
 from lowband.spec.config import Config
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from report_runs import ROOT
 
-from lowband.claims.claim import read_claims
-from lowband.claims.experiments import read_experiments
-from lowband.report.appendix import APPENDICES, write_appendices
-from lowband.report.claim_views import write_claims
-from lowband.report.writers import latex_text
+from lowband.evidence.claims.claim import read_claims
+from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.report.appendix import APPENDICES, write_appendices
+from lowband.evidence.report.claim_views import write_claims
+from lowband.evidence.report.writers import latex_text
 
 CONFIG = ROOT / "config"
 

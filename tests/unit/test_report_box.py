@@ -8,10 +8,10 @@ import pytest
 from report_runs import ROOT
 
 from lowband.box import jobs
+from lowband.evidence.tables.derived import box, box_jobs, box_links, box_ratios
+from lowband.evidence.tables.points import same_but
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
-from lowband.tables.derived import box, box_jobs, box_links, box_ratios
-from lowband.tables.points import same_but
 
 REPORTED = pd.DataFrame(
     {

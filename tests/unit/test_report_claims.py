@@ -8,19 +8,19 @@ import pytest
 from markupsafe import escape
 from report_runs import ROOT
 
-from lowband.claims.claim import KINDS, PAPERS, read_claims
-from lowband.claims.experiments import Experiment, read_experiments
 from lowband.errors import UserError
-from lowband.report.claim_views import by_kind, by_paper, read_graded, write_claims
-from lowband.report.needs import disk
-from lowband.report.summary import summary
-from lowband.report.writers import latex_text
+from lowband.evidence.claims.claim import KINDS, PAPERS, read_claims
+from lowband.evidence.claims.experiments import Experiment, read_experiments
+from lowband.evidence.report.claim_views import by_kind, by_paper, read_graded, write_claims
+from lowband.evidence.report.needs import disk
+from lowband.evidence.report.summary import summary
+from lowband.evidence.report.writers import latex_text
+from lowband.evidence.validation import SOURCES
 from lowband.run import doctor
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import read_yaml
-from lowband.validation import SOURCES
 
 CLAIMS = ROOT / "config" / "claims.yaml"
 

@@ -8,11 +8,11 @@ import pytest
 from report_runs import ROOT, ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
+from lowband.evidence.tables.build import TABLES, write_table
+from lowband.evidence.tables.collect import collect
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, RunFolder, Sent
-from lowband.tables.build import TABLES, write_table
-from lowband.tables.collect import collect
 
 
 def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:

@@ -7,13 +7,13 @@ import pytest
 from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
-from lowband.report import figures
-from lowband.report.figures import FIGURES, write_figure
-from lowband.report.figures.style import looks
+from lowband.evidence.report import figures
+from lowband.evidence.report.figures import FIGURES, write_figure
+from lowband.evidence.report.figures.style import looks
+from lowband.evidence.tables.build import TABLES, write_table
+from lowband.evidence.tables.collect import collect
+from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.csv_tables import read_table
-from lowband.tables.build import TABLES, write_table
-from lowband.tables.collect import collect
-from lowband.validation.tables import PREDICTED
 from tests.drawn_figures import check_origin, check_print
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import pytest
 from report_runs import ROOT
 
-from lowband.report.findings import (
+from lowband.evidence.report.findings import (
     WITHIN,
     findings,
     headline,
@@ -11,9 +11,9 @@ from lowband.report.findings import (
     published_ratios,
     read_facts,
 )
+from lowband.evidence.validation.frontier_maps import frontier_map
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
-from lowband.validation.frontier_maps import frontier_map
 
 
 def test_five_sentences_the_first_of_them_about_the_headline() -> None:

@@ -8,15 +8,15 @@ import pytest
 import yaml
 from report_runs import ROOT, smoke_specs, write_failure, write_run
 
-from lowband.claims.expected import Lack, find_lack
-from lowband.claims.origin import Origin, origin
 from lowband.errors import UserError
-from lowband.report.claim_views import write_claims
+from lowband.evidence.claims.expected import Lack, find_lack
+from lowband.evidence.claims.origin import Origin, origin
+from lowband.evidence.report.claim_views import write_claims
+from lowband.evidence.tables.build import write_table
+from lowband.evidence.tables.collect import collect
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Status
-from lowband.tables.build import write_table
-from lowband.tables.collect import collect
 
 BASE: dict[str, Any] = {
     "short": "a claim",

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lowband.report.figures import attention as figure
+from lowband.evidence.report.figures import attention as figure
+from lowband.evidence.tables.build import source_paths
+from lowband.evidence.tables.derived import attention, kernel_rates, training_speed
 from lowband.spec.csv_tables import read_table
-from lowband.tables.build import source_paths
-from lowband.tables.derived import attention, kernel_rates, training_speed
 
 ROOT = Path(__file__).parents[2]
 REPORTED = read_table(ROOT / "results" / "reported" / "03_flashattention2_2307.08691.csv")

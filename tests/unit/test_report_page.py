@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from report_runs import ROOT
 
-from lowband.claims.claim import PAPERS
 from lowband.errors import UserError
-from lowband.report.claim_views import write_claims
-from lowband.report.figures import FIGURES
-from lowband.report.page import write_page
-from lowband.report.page.machine import draw_machine, links
-from lowband.report.page.schemes import CELL, TALL, draw_scheme, wires
+from lowband.evidence.claims.claim import PAPERS
+from lowband.evidence.report.claim_views import write_claims
+from lowband.evidence.report.figures import FIGURES
+from lowband.evidence.report.page import write_page
+from lowband.evidence.report.page.machine import draw_machine, links
+from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, wires
 from lowband.spec.config import Config
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import read_yaml

@@ -18,16 +18,16 @@ from pydantic import ValidationError
 from report_runs import ROOT, ok_outcome, write_run
 
 from lowband.errors import UserError
-from lowband.report.figures.style import paper_style
+from lowband.evidence.report.figures.style import paper_style
+from lowband.evidence.tables.build import COLLECTED, TABLES, write_table
+from lowband.evidence.tables.collect import KEYS, collect
+from lowband.evidence.tables.derived import parity, scaling
+from lowband.evidence.tables.points import COLUMNS, identity
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.records import RunFolder, Sent
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.yaml_model import Strict
-from lowband.tables.build import COLLECTED, TABLES, write_table
-from lowband.tables.collect import KEYS, collect
-from lowband.tables.derived import parity, scaling
-from lowband.tables.points import COLUMNS, identity
 
 REFERENCE = ROOT / "results" / "reference"
 QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
@@ -204,7 +204,7 @@ def test_every_condition_has_a_panel_of_its_own(name: str, tmp_path: Path) -> No
         rows = read_table(REFERENCE / "box" / f"{raw}.csv")
         write_csv(rows[rows["suite"] == "box-accumulation"], tmp_path / f"{raw}.csv")
     write_table(name, tmp_path)
-    figure = import_module(f"lowband.report.figures.{name}")
+    figure = import_module(f"lowband.evidence.report.figures.{name}")
     with paper_style(), warnings.catch_warnings():
         warnings.simplefilter("error")  # as of a layout that does not fit
         drawn = figure.draw(figure.data(read_table(tmp_path / f"{name}.csv")))
@@ -268,8 +268,8 @@ import sys
 from pathlib import Path
 import lowband
 from report_runs import write_run
-from lowband.tables.collect import collect
-from lowband.tables.build import write_table
+from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.build import write_table
 from lowband.spec.config import Config
 
 root, reference = Path(sys.argv[1]), Path(sys.argv[2])

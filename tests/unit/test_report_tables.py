@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
+from lowband.evidence.tables.build import tables_of_runs, write_table
 from lowband.spec.csv_tables import read_table
-from lowband.tables.build import tables_of_runs, write_table
 
 TOKENS = 8 * 64  # per step of the smoke suite: global batch x sequence
 

@@ -9,7 +9,7 @@ from report_runs import ROOT
 
 from lowband.__main__ import main
 from lowband.errors import UserError
-from lowband.report.verify import FOLDERS, SUMS, verify, write_sums
+from lowband.evidence.report.verify import FOLDERS, SUMS, verify, write_sums
 
 
 def test_what_is_shipped_is_as_listed() -> None:

@@ -5,9 +5,9 @@ import pytest
 from report_runs import ROOT
 from texts import Text
 
-from lowband.report.findings import read_facts
+from lowband.evidence.report.findings import read_facts
+from lowband.evidence.tables.derived import box
 from lowband.spec.csv_tables import read_table
-from lowband.tables.derived import box
 
 SHIPPED = ROOT / "results" / "reference" / "box"
 TEXT = Text("docs/scale-model.md")

@@ -13,12 +13,12 @@ import yaml
 from report_runs import ROOT, write_softmax
 
 from lowband.cost.softmax import ALGORITHMS, PASSES
+from lowband.evidence.report.claim_views import write_claims
+from lowband.evidence.report.figures import write_figure
+from lowband.evidence.tables.build import write_table
 from lowband.kernels.softmax_cpu import ISAS, missing
-from lowband.report.claim_views import write_claims
-from lowband.report.figures import write_figure
 from lowband.spec.csv_tables import read_table
 from lowband.spec.softmax import TORCH
-from lowband.tables.build import write_table
 
 MIB = 2**20 // 4  # elements of 1 MiB, which is the whole last cache
 TIMES = {

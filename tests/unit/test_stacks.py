@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.report.documents import BLOCKS
+from lowband.evidence.report.documents import BLOCKS
+from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation.tables import constants
 from lowband.spec.config import Config
 from lowband.spec.sourced import Bounds, Fact
 from lowband.spec.stack import OURS, Stack
-from lowband.validation import SOURCES
-from lowband.validation.tables import constants
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)

@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from lowband.cost.stragglers import largest_of, slower
-from lowband.predict.render import flat
 from lowband.predict.request import Grid, setting
+from lowband.predict.show.render import flat
 from lowband.predict.time import COMPUTED, StepTime, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

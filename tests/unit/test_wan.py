@@ -7,9 +7,9 @@ import pytest
 
 from lowband.cost.bytes import unit_numels
 from lowband.cost.seldom import utilization
+from lowband.evidence.tables.derived import wan, wan_curves
+from lowband.evidence.validation.wan import RATES, SUITES, wan_steps
 from lowband.spec.config import Config
-from lowband.tables.derived import wan, wan_curves
-from lowband.validation.wan import RATES, SUITES, wan_steps
 
 ROOT = Path(__file__).parents[2]
 STEPS = 60

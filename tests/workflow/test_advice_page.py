@@ -7,10 +7,10 @@ import browser
 import pytest
 from trees import ROOT
 
-from lowband.predict.advice import MICRO_BATCHES
-from lowband.predict.advice_page import Axes, page
-from lowband.predict.advice_text import advise
 from lowband.predict.request import setting
+from lowband.predict.search.advice import MICRO_BATCHES
+from lowband.predict.show.advice_page import Axes, page
+from lowband.predict.show.advice_text import advise
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 

@@ -16,8 +16,8 @@ from rocrate_validator import services
 from rocrate_validator.utils.http import HttpRequester
 from trees import ROOT, copy_tree, planned, snakemake
 
-from lowband.report.figures import FIGURES, write_figure
-from lowband.report.provenance import METADATA
+from lowband.evidence.report.figures import FIGURES, write_figure
+from lowband.evidence.report.provenance import METADATA
 from lowband.spec.csv_tables import read_table
 from tests.drawn_figures import check_origin, check_print
 

@@ -10,19 +10,19 @@ from snakemake.utils import validate
 
 from lowband.errors import UserError
 from lowband.preflight import TIME_LIMIT_S
-from lowband.report.appendix import APPENDICES
-from lowband.claims.claim import read_claims, sources
-from lowband.tables.build import (
+from lowband.evidence.report.appendix import APPENDICES
+from lowband.evidence.claims.claim import read_claims, sources
+from lowband.evidence.tables.build import (
     COLLECTED,
     TABLES,
     raw_dir,
     source_paths,
     tables_of_runs,
 )
-from lowband.report.figures import FIGURES
-from lowband.report.needs import DISK
-from lowband.validation.tables import PREDICTED
-from lowband.report.shipped import RAW
+from lowband.evidence.report.figures import FIGURES
+from lowband.evidence.report.needs import DISK
+from lowband.evidence.validation.tables import PREDICTED
+from lowband.evidence.report.shipped import RAW
 from lowband.run.submit import why_not
 from lowband.spec.config import Config
 
@@ -75,11 +75,11 @@ RUNS_DIR = f"results/{NAME}/runs"
 TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
-REPORT_CODE = "src/lowband/report"
-TABLES_CODE = "src/lowband/tables"
+REPORT_CODE = "src/lowband/evidence/report"
+TABLES_CODE = "src/lowband/evidence/tables"
 CLAIMS_CODE = [
     *(
-        f"src/lowband/claims/{name}.py"
+        f"src/lowband/evidence/claims/{name}.py"
         for name in ("claim", "grade", "expected", "origin")
     ),
     *(f"{REPORT_CODE}/{name}.py" for name in ("claim_views", "writers")),

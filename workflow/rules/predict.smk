@@ -10,8 +10,8 @@ rule predict:
         code=sorted(
             [
                 *Path("src/lowband/cost").glob("*.py"),
-                *Path("src/lowband/predict").glob("*.py"),
-                *Path("src/lowband/validation").glob("*.py"),
+                *Path("src/lowband/predict").rglob("*.py"),
+                *Path("src/lowband/evidence/validation").glob("*.py"),
             ]
         ),
     output:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.evidence.tables.build import COLLECTED
+from lowband.evidence.tables.collect import KEYS, run_keys
+from lowband.evidence.tables.points import identity
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
-from lowband.tables.build import COLLECTED
-from lowband.tables.collect import KEYS, run_keys
-from lowband.tables.points import identity
 
 
 def specs_at(commit: str, suite: str) -> dict[str, dict[str, Any]]:

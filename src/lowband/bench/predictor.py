@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lowband.predict.plan import plan
 from lowband.predict.prediction import predict
+from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 

@@ -47,8 +47,8 @@ def add(commands: Any) -> None:
 def _advise(options: argparse.Namespace) -> None:
     import json
 
-    from lowband.predict.advice_text import advise, text
     from lowband.predict.request import sequence, setting
+    from lowband.predict.show.advice_text import advise, text
     from lowband.predict.workload import Workload
     from lowband.spec.config import Config
 
@@ -66,7 +66,7 @@ def _advise(options: argparse.Namespace) -> None:
 
 
 def _page(options: argparse.Namespace) -> None:
-    from lowband.predict.advice_page import Axes, page
+    from lowband.predict.show.advice_page import Axes, page
     from lowband.spec.config import Config
     from lowband.spec.files import write_whole
 

@@ -112,8 +112,8 @@ def _bench_products(options: argparse.Namespace) -> None:
     import pandas as pd
 
     from lowband.bench.products import bench
+    from lowband.evidence.validation.products import compare, errors
     from lowband.spec.csv_tables import write_csv
-    from lowband.validation.products import compare, errors
 
     options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
     timings = pd.DataFrame(bench(options.root))

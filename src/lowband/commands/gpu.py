@@ -44,7 +44,7 @@ def _gpu(options: argparse.Namespace) -> int:
     if options.install is not None:
         if options.earlier is None:
             raise UserError("is missing", where="--from", allowed="a folder of `lowband gpu --out`")
-        from lowband.report.gpu_rows import install
+        from lowband.evidence.report.gpu_rows import install
 
         for line in install(options.earlier, options.install, options.root):
             print(line, flush=True)

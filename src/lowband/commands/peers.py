@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def _import_log(options: argparse.Namespace) -> None:
-    from lowband.importers import ForeignRun, import_log
+    from lowband.evidence.importers import ForeignRun, import_log
     from lowband.spec.config import Config
 
     model = Config(options.root).model(options.model)

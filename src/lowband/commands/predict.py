@@ -152,8 +152,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> int:
     import json
 
-    from lowband.predict.render import flat, table, text
     from lowband.predict.request import Grid
+    from lowband.predict.show.render import flat, table, text
     from lowband.spec.config import Config
 
     names = {field.name for field in dataclasses.fields(Grid)}
@@ -178,10 +178,10 @@ def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
 def _plan(options: argparse.Namespace) -> None:
     import json
 
-    from lowband.predict import plan_files
-    from lowband.predict.choice import chosen
-    from lowband.predict.plan import plan
     from lowband.predict.request import sequence, setting
+    from lowband.predict.search.choice import chosen
+    from lowband.predict.search.plan import plan
+    from lowband.predict.show import plan_files
     from lowband.spec.config import Config
 
     config = Config(options.root)
@@ -214,8 +214,8 @@ SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
 def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
     import json
 
-    from lowband.predict import plan_seldom
     from lowband.predict.request import sequence, setting
+    from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
     if options.write or options.tp or options.pp:
@@ -250,7 +250,7 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
 def _rehearse(options: argparse.Namespace) -> int:
     import json
 
-    from lowband.predict.rehearsal import records, rehearse, text
+    from lowband.predict.search.rehearsal import records, rehearse, text
     from lowband.spec.config import Config
 
     config = Config(options.root)
@@ -270,8 +270,8 @@ def _bench_predict(options: argparse.Namespace) -> None:
 
 
 def _validate(options: argparse.Namespace) -> None:
+    from lowband.evidence.validation.tables import write_predicted
     from lowband.spec.config import Config
-    from lowband.validation.tables import write_predicted
 
     write_predicted(Config(options.root), options.out)
 
@@ -279,9 +279,9 @@ def _validate(options: argparse.Namespace) -> None:
 def _simulate(options: argparse.Namespace) -> None:
     import pandas as pd
 
+    from lowband.evidence.validation.contention import check
     from lowband.spec.config import Config
     from lowband.spec.csv_tables import write_csv
-    from lowband.validation.contention import check
 
     config = Config(options.root)
     machine, model = config.given_machine(options.cluster), config.given_model(options.model)
@@ -294,9 +294,9 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    from lowband.evidence.validation.fit import fit, fitted_clusters, table
     from lowband.spec.config import Config
     from lowband.spec.csv_tables import write_csv
-    from lowband.validation.fit import fit, fitted_clusters, table
 
     config = Config(options.root)
     if options.folds:
@@ -311,8 +311,8 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _cross_validate(config: "Config", clusters: list[str], out: Path | None) -> int:
+    from lowband.evidence.validation.folds import cross_validate
     from lowband.spec.csv_tables import write_csv
-    from lowband.validation.folds import cross_validate
 
     folds, held_out = cross_validate(config, clusters)
     print(folds.drop(columns="provenance").to_string(index=False))

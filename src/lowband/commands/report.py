@@ -76,13 +76,13 @@ def add(commands: Any) -> None:
 
 
 def _claims(options: argparse.Namespace) -> None:
-    from lowband.report.claim_views import write_claims
+    from lowband.evidence.report.claim_views import write_claims
 
     write_claims(options.claims, options.tables, options.out or options.tables, options.only)
 
 
 def _summary(options: argparse.Namespace) -> None:
-    from lowband.report.summary import summary
+    from lowband.evidence.report.summary import summary
     from lowband.spec.csv_tables import made_of
 
     with made_of(options.tables):
@@ -90,7 +90,7 @@ def _summary(options: argparse.Namespace) -> None:
 
 
 def _appendix(options: argparse.Namespace) -> None:
-    from lowband.report.appendix import write_appendices
+    from lowband.evidence.report.appendix import write_appendices
     from lowband.spec.csv_tables import made_of
 
     with made_of(options.claims):
@@ -98,7 +98,7 @@ def _appendix(options: argparse.Namespace) -> None:
 
 
 def _page(options: argparse.Namespace) -> None:
-    from lowband.report.page import write_page
+    from lowband.evidence.report.page import write_page
     from lowband.spec.csv_tables import made_of
 
     with made_of(options.tables):
@@ -106,19 +106,19 @@ def _page(options: argparse.Namespace) -> None:
 
 
 def _documents(options: argparse.Namespace) -> None:
-    from lowband.report.documents import write_documents
+    from lowband.evidence.report.documents import write_documents
 
     write_documents(options.root)
 
 
 def _provenance(options: argparse.Namespace) -> None:
-    from lowband.report.provenance import write_crate
+    from lowband.evidence.report.provenance import write_crate
 
     write_crate(options.root, options.results, options.out)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from lowband.report.verify import verify, write_sums
+    from lowband.evidence.report.verify import verify, write_sums
 
     if options.write:
         write_sums(options.root)

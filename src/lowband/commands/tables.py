@@ -36,18 +36,18 @@ def add(commands: Any) -> None:
 
 
 def _collect(options: argparse.Namespace) -> None:
-    from lowband.tables.collect import collect
+    from lowband.evidence.tables.collect import collect
 
     collect(options.runs, options.out)
 
 
 def _table(options: argparse.Namespace) -> None:
-    from lowband.tables.build import write_table
+    from lowband.evidence.tables.build import write_table
 
     write_table(options.name, options.tables, options.out or options.tables)
 
 
 def _figure(options: argparse.Namespace) -> None:
-    from lowband.report.figures import write_figure
+    from lowband.evidence.report.figures import write_figure
 
     write_figure(options.name, options.tables, options.out)

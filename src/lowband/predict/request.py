@@ -9,7 +9,7 @@ from lowband.cost.activations import Recompute
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
-from lowband.predict.render import record
+from lowband.predict.show.render import record
 from lowband.predict.workload import Schedule, Workload
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine

@@ -1,0 +1,87 @@
+"""The origin of the rows behind a claim: measured in this reproduction, computed by it, or shipped."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lowband.evidence.tables.build import OF_GPUS, TABLES, raw_dir, read_source, source_paths
+from lowband.evidence.tables.build import SHIPPED as SHIPPED_SOURCE
+from lowband.evidence.validation.tables import PREDICTED
+from lowband.spec.benchmarks import BENCHMARKS
+from lowband.spec.csv_tables import read_table, sha256
+from lowband.spec.records import Environment
+
+HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
+
+
+class Origin(NamedTuple):
+    """name: one of ORIGINS; folder: that of the raw tables behind a table; raw: a shipped one of them."""
+
+    name: str
+    folder: Path
+    raw: Path | None = None
+
+    def machine(
+        self, evidence: str, suite: str | None, clusters: Collection[str] = (), devices: Collection[str] = ()
+    ) -> tuple[str, str]:
+        """Devices and abbreviated commits of the rows of this evidence, suite, clusters, devices (none: all).
+
+        Empty for computed rows, which do not depend on the machine. Where no row is of this evidence or of
+        these clusters, a prediction was joined with what these rows measured.
+        """
+        if self.name == COMPUTED:
+            return "", ""
+        rows = _environments(self.folder, self.raw)
+        asked: dict[str, Collection[str | None]] = {
+            "provenance": [evidence],
+            "suite": [suite],
+            "cluster": clusters,
+            "device": devices,
+        }
+        for column, wanted in asked.items():
+            if column in rows and rows[column].isin(wanted).any():
+                rows = rows[rows[column].isin(wanted)]
+        named, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
+        return " and ".join(named), " ".join(commit[:7] for commit in commits)
+
+
+def is_shipped(tables_dir: Path, root: Path) -> bool:
+    """Whether the runs of a reproduction are those of results/reference, wall times included."""
+    own, shipped = tables_dir / "runs.csv", root / "results" / "reference" / "local" / "tables" / "runs.csv"
+    return own.is_file() and shipped.is_file() and sha256(own) == sha256(shipped)
+
+
+def origin(table: str, tables_dir: Path, root: Path) -> Origin:
+    """The origin of the rows of a table in `tables_dir`. root: the folder that holds results/"""
+    sources = TABLES.get(table, ())
+    if {table, *sources} & set(PREDICTED):
+        return Origin(COMPUTED, tables_dir)
+    if OF_GPUS in sources:
+        return Origin(SHIPPED, root)
+    if sources and sources[0].startswith(SHIPPED_SOURCE):
+        raw = source_paths(sources[0], tables_dir, root)[0]
+        return Origin(SHIPPED, raw.parent, raw)
+    is_all_shipped = is_shipped(tables_dir, root)
+    suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])
+    folder = raw_dir(table, suites, tables_dir, root)
+    return Origin(SHIPPED if is_all_shipped or folder != tables_dir else HERE, folder)
+
+
+def _environments(folder: Path, raw: Path | None) -> pd.DataFrame:
+    """Rows with a device and a commit: of runs, of kernels on GPUs, of a benchmark, or of a campaign.
+
+    A campaign's env.json is of its last start, so the commits are those of its rows where they have any.
+    """
+    if source_paths(OF_GPUS, folder, folder):
+        return read_source(OF_GPUS, folder, folder)
+    if (folder / "runs.csv").is_file():
+        return read_table(folder / "runs.csv")
+    for benchmark in BENCHMARKS.values():
+        if source_paths(benchmark.setup, folder, folder)[0].is_file():
+            return read_source(benchmark.setup, folder, folder)
+    environment = Environment.read_json(folder / "env.json")
+    rows = pd.DataFrame() if raw is None else read_table(raw)
+    commits = rows["commit"].unique() if "commit" in rows else [environment.commit]
+    return pd.DataFrame([{"device": environment.device, "commit": commit} for commit in commits])

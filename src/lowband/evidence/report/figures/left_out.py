@@ -1,0 +1,41 @@
+"""Predicted over published of rows left out, by source and kind of fold; bars: 80 % intervals."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, one_line
+
+MARKS = {"size": ("o", "0.2"), "scale": ("s", "0.5"), "machine": ("^", "0.75")}
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    columns = ["source", "kind", "left_out", "row", "published", "predicted", "error_percent"]
+    return table[[*columns, "interval_factor", "inside"]]
+
+
+def draw(df: pd.DataFrame) -> Figure:
+    sources = list(dict.fromkeys(df["source"]))
+    figure = canvas(TWO_COLUMNS, 2.9)
+    axes = figure.subplots()
+    one_line(axes)
+    for i, (kind, (marker, colour)) in enumerate(MARKS.items()):
+        rows = df[df["kind"] == kind]
+        middle = rows["source"].map(sources.index).to_numpy(dtype=float) + 0.28 * (i - 1)
+        within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
+        axes.plot(
+            middle - 0.11 + 0.22 * within.to_numpy(), rows["predicted"] / rows["published"], marker,
+            markersize=2.5, color=colour, markeredgewidth=0, label=f"without its {kind}",
+        )  # fmt: skip
+        spans = rows.assign(middle=middle).dropna(subset="interval_factor").groupby("source")
+        factors, places = spans["interval_factor"].median(), spans["middle"].first()
+        axes.vlines(places, 1 / factors, factors, color="0.2", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
+    axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
+    axes.set_ylabel("predicted / published")
+    axes.grid(axis="x", visible=False)
+    legend_above(figure, axes, columns=3)
+    return figure

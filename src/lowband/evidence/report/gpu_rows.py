@@ -1,0 +1,127 @@
+"""Rows of `lowband gpu` put among the shipped ones, and the claims that they change."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lowband.bench.gpu.families import sources_sha256
+from lowband.bench.gpu.folder import ENVIRONMENT, ROWS, Folder
+from lowband.errors import UserError
+from lowband.evidence.claims.claim import read_claims
+from lowband.evidence.claims.grade import grade_claims
+from lowband.evidence.report.verify import write_sums
+from lowband.evidence.tables.build import OF_GPUS, TABLES, write_table
+from lowband.evidence.tables.collect import collect
+from lowband.spec.files import write_whole
+from lowband.spec.plain_data import parse_json, read_text
+
+COSTS = "costs.json"  # of items: what the next call on such a device goes by
+OF_RUNS = ("runs", "steps", "states")  # tables of whole runs that are shipped
+GIT_LIMIT_S = 10
+
+
+def install(source: Path, to: Path, root: Path) -> Iterator[str]:
+    """Write the rows of a folder of `lowband gpu` to the shipped folder `to`; yields what changed, by line.
+
+    root: the tree, in a git repository. Shipped rows of parts that the folder lacks stay. Raises UserError,
+    and writes nothing, for rows of another device, of a commit that is not in this history, of other files
+    than today's, and for items that did not end well.
+    """
+    folder = Folder.read(source)
+    _check(folder, to, root)
+    before = _verdicts(root)
+    _write(folder, to, root)
+    write_sums(root)
+    yield f"{len(folder.entries)} items of {folder.environment['device']} at {folder.environment['commit']}"
+    for claim, verdict in _verdicts(root).items():
+        if verdict != before[claim]:
+            yield f"{claim}: {before[claim]} -> {verdict}"
+
+
+def _check(folder: Folder, to: Path, root: Path) -> None:
+    shipped = to / ENVIRONMENT
+    if shipped.exists() and (there := _json(shipped)["device"]) != folder.environment["device"]:
+        raise UserError(f"rows of {folder.environment['device']}", where=to, allowed=there)
+    commit = folder.environment["commit"]
+    if folder.environment.get("dirty") or not _is_in_history(commit, root):
+        raise UserError(
+            f"rows of commit {commit}, which is not in this history, or of files changed after it",
+            where=folder.path, allowed="rows of a commit that has landed",
+        )  # fmt: skip
+    for name, entry in folder.entries.items():
+        if entry.outcome != "ok":
+            raise UserError(
+                f"{name}: {entry.outcome}: {entry.reason}", where=folder.path, allowed="whole families"
+            )
+        if entry.sources_sha256 != sources_sha256(entry.family, root):
+            raise UserError(
+                f"{name}: measured other files than today's", where=folder.path, allowed="run it again"
+            )
+
+
+def _is_in_history(commit: str, root: Path) -> bool:
+    command = ["git", "-C", str(root), "merge-base", "--is-ancestor", "--end-of-options", commit, "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=GIT_LIMIT_S, check=False).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def _write(folder: Folder, to: Path, root: Path) -> None:
+    found = pd.read_csv(folder.path / ROWS, dtype=object, keep_default_na=False)
+    if (to / ROWS).exists():
+        shipped = pd.read_csv(to / ROWS, dtype=object, keep_default_na=False)
+        found = pd.concat([shipped[~shipped["part"].isin(found["part"])], found])
+    write_whole(to / ROWS, found.to_csv(index=False, lineterminator="\n"))
+    write_whole(to / ENVIRONMENT, json.dumps(folder.environment, indent=2) + "\n")
+    costs = _json(to / COSTS) if (to / COSTS).exists() else {}
+    costs |= {name: round(entry.seconds, 2) for name, entry in folder.entries.items()}
+    write_whole(to / COSTS, json.dumps(costs, indent=1, sort_keys=True) + "\n")
+    if reports := sorted(folder.path.glob("tests-*.xml")):
+        write_whole(to / "tests.txt", "".join(f"{_told(path)}\n" for path in reports))
+    if (folder.path / "overhead.json").exists():
+        shutil.copyfile(folder.path / "overhead.json", to / "overhead.json")
+    if (folder.path / "compile" / "steps.csv").exists():
+        steps = root / "results" / "reference" / "compile" / to.name
+        steps.mkdir(parents=True, exist_ok=True)
+        for path in (folder.path / "compile").iterdir():
+            shutil.copyfile(path, steps / path.name)
+    if runs := sorted((folder.path / "runs").glob("*")):
+        with tempfile.TemporaryDirectory() as tables:
+            collect(runs, Path(tables))
+            for name in OF_RUNS:
+                shutil.copyfile(Path(tables, f"{name}.csv"), to / f"{name}.csv")
+
+
+def _json(path: Path) -> Any:
+    return parse_json(read_text(path), path)
+
+
+def _told(path: Path) -> str:
+    """A line for a report of pytest."""
+    suite = ET.parse(path).getroot().find("testsuite")
+    assert suite is not None, path
+    counts = " ".join(f"{key} {suite.get(key)}" for key in ("tests", "failures", "errors", "skipped"))
+    return f"{path.stem}: {counts} seconds {suite.get('time')}"
+
+
+def _verdicts(root: Path) -> dict[str, str]:
+    """The verdict of each claim that rests on shipped rows of GPUs alone."""
+    tables = [name for name, sources in TABLES.items() if OF_GPUS in sources]
+    claims = root / "config" / "claims.yaml"
+    only = [
+        claim.id for claim in read_claims(claims)
+        if claim.queries and all(query.table in tables for query in claim.queries)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for name in tables:
+            write_table(name, Path(folder), root=root)
+        graded = grade_claims(claims, Path(folder), only, root)
+    return dict(zip(graded["id"], graded["verdict"], strict=True))

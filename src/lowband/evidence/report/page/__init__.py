@@ -1,0 +1,175 @@
+"""Tables and figures of a reproduction -> one self-contained page for any browser, offline.
+
+The text is in page.html.j2; every number on the page comes from a table, every drawing from a machine
+file or config/schemes.yaml.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup, escape
+
+from lowband.errors import UserError
+from lowband.evidence.report.claim_views import (
+    by_kind,
+    by_paper,
+    ended,
+    headed,
+    not_run,
+    read_graded,
+    tally_apart,
+)
+from lowband.evidence.report.figures import FIGURES, commit
+from lowband.evidence.report.findings import findings
+from lowband.evidence.report.page.machine import draw_machine, links
+from lowband.evidence.report.page.schemes import draw_scheme, wires
+from lowband.evidence.report.predictor_documents import alternatives_frame
+from lowband.evidence.report.writers import HTML, filled
+from lowband.evidence.tables.build import SUITE_OF, is_made_by
+from lowband.evidence.validation.tables import PREDICTED
+from lowband.predict.footprint import GIB
+from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table, sha256
+from lowband.spec.files import write_whole
+from lowband.spec.plain_data import read_text
+
+MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"
+PX_PER_POINT, ENLARGED, SHRUNK = 4 / 3, 1.35, 0.9  # figures are drawn for print
+
+_FOLDER = Path(__file__).parent
+
+
+def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
+    """Write the page to the file `out`. Raises UserError for a figure that was not drawn."""
+    config = Config(root)
+    machine = config.machine(MACHINE)
+    claims = read_graded(tables / "claims.csv")
+    schemes, not_drawn = _schemes(config)
+    page = HTML.get_template("page.html.j2").render(
+        style=Markup(read_text(_FOLDER / "page.css")),
+        figure=lambda name: _figure(name, tables, figures),
+        machine=machine,
+        machine_svg=Markup(draw_machine(machine)),
+        links=links(machine),
+        schemes=schemes,
+        not_drawn=not_drawn,
+        at_scale=_at_scale(tables),
+        alternatives=_alternatives(tables),
+        in_force=config.given_stack(None, machine),
+        findings=findings(root),
+        papers=by_paper(claims),
+        kinds=by_kind(claims),
+        groups=headed(claims),
+        not_run=not_run(claims),
+        tally=tally_apart(claims),
+        claim_count=len(claims),
+        runs=_runs(root, tables),
+        sources=_sources(tables),
+        commit=commit(),
+    )
+    write_whole(out, page)
+
+
+def _schemes(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
+    """A card per scheme, drawn on MACHINE or else on a machine that has its levels; those that none has."""
+    cards, left_out = [], []
+    for scheme in map(config.scheme, config.schemes):
+        machine = config.machine_for(scheme, MACHINE)
+        if machine is None:
+            left_out.append(f"{scheme.name} ({', '.join(sorted(scheme.machine_levels))})")
+            continue
+        cards.append(
+            {
+                "scheme": scheme,
+                "machine": machine.name,
+                "groups": list(machine.sizes)[-1],
+                "svg": Markup(draw_scheme(scheme, machine.sizes)),
+                "wires": wires(scheme),
+            }
+        )
+    return cards, left_out
+
+
+def _figure(name: str, tables: Path, figures: Path) -> Markup:
+    """A figure with its caption and the kinds of evidence in it."""
+    path = figures / f"{name}.svg"
+    if not path.is_file():
+        raise UserError("no such figure", where=path, allowed=f"what `lowband figure {name}` draws")
+    entry = FIGURES[name]
+    kinds = _evidence(entry.table, tables, figures / f"{name}.csv")
+    badges = "".join(f'<b class="badge {kind}">{kind}</b> ' for kind in kinds)
+    return Markup(
+        f'<figure id="figure-{name}"><div class="wide">{_inline(path, name)}</div>'
+        f"<figcaption>{badges}{escape(entry.caption)}</figcaption></figure>"
+    )
+
+
+def _evidence(table: str, tables: Path, drawn: Path) -> list[str]:
+    """Kinds of evidence: those of the drawn rows if they have any, else those of the table."""
+    data = read_table(drawn)
+    if table in PREDICTED:
+        return ["predicted", "reported"] if "published" in data else ["predicted"]
+    rows = data if "provenance" in data else read_table(tables / f"{table}.csv")
+    return sorted(set(rows["provenance"]))
+
+
+def _inline(path: Path, name: str) -> str:
+    """The SVG element alone, with unique names (a page has many figures) and coordinates to two decimals.
+
+    On a narrow screen it shrinks by at most a tenth, to stay readable, and scrolls in its frame.
+    """
+    svg = read_text(path)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' d="[^"]*"', lambda line: re.sub(r"(\.\d\d)\d+", r"\1", line[0]), svg)
+    [points] = re.findall(r'<svg[^>]* width="([\d.]+)pt"', svg)
+    pixels = float(points) * PX_PER_POINT
+    svg = re.sub(r'(width|height)="[\d.]+pt"', "", svg, count=2)
+    size = f"width:{pixels * ENLARGED:.0f}px;min-width:{pixels * SHRUNK:.0f}px"
+    label = name.replace("_", " ")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="{size}"', 1)
+
+
+def _alternatives(tables: Path) -> dict[str, pd.DataFrame]:
+    """The alternatives that give the paper's numbers (`yes`), and those that do not (`no`)."""
+    frame = alternatives_frame(read_table(tables / "alternatives.csv"))
+    verdicts = frame.pop("gives the numbers")
+    return {verdict: frame[verdicts == verdict] for verdict in ("yes", "no")}
+
+
+def _at_scale(tables: Path) -> pd.DataFrame:
+    """Bytes that a rank sends over each level per step and holds, by scheme, for the most ranks of MACHINE.
+
+    Empty if no run had that scale.
+    """
+    sent, held = (read_table(tables / f"{name}.csv") for name in ("communication", "memory"))
+    sent, held = (df[df["cluster"] == MACHINE] for df in (sent, held))
+    if sent.empty:
+        return pd.DataFrame()
+    table = sent.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / GIB
+    levels = {f"over {level} (GiB)": f"{{{level}:.2f}}" for level in table}
+    table["held"] = held.groupby("scheme")["held_bytes"].sum() / GIB
+    cells = {"scheme": "{scheme}", **levels, "held per rank (GiB)": "{held:.1f}"}
+    return filled(table.reset_index(), cells)
+
+
+def _runs(root: Path, tables: Path) -> dict[str, Any]:
+    """How the runs ended, and the devices of these runs and of the shipped ones shown with them."""
+    runs = read_table(tables / "runs.csv")
+    shipped = sorted(suite for suite in set(SUITE_OF.values()) if not is_made_by(set(runs["suite"]), suite))
+    files = [root / "results" / "reference" / suite / "runs.csv" for suite in shipped]
+    beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs.csv
+    everything = pd.concat([runs, *beside]).fillna({"torch": "-", "links": "-"})
+    where = ["suite", "commit", "dirty", "device", "links", "torch"]
+    table = everything.groupby(where, sort=False).size().reset_index(name="runs").astype(str)
+    return {"ended": ended(runs), "table": table.rename(columns={"dirty": "uncommitted changes"})}
+
+
+def _sources(tables: Path) -> pd.DataFrame:
+    paths = sorted(tables.glob("*.csv"))
+    rows = [f"{len(pd.read_csv(path, low_memory=False)):,}" for path in paths]
+    names, sums = [path.name for path in paths], [sha256(path) for path in paths]
+    return pd.DataFrame({"table": names, "rows": rows, "sha256": sums})

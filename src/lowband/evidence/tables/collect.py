@@ -1,0 +1,281 @@
+"""Run folders -> raw tidy tables. The only reader of run folders.
+
+    runs.csv    one row per run, even if it failed or left nothing; with every option of the run
+    steps.csv   one row per optimizer step
+    bytes.csv   one row per run, level and collective: bytes sent per rank and step, counted and closed form
+    states.csv  one row per run and state: bytes per rank, measured and closed form
+    outside.csv one row per run, level, collective and dtype: bytes sent per rank and step, counted
+                outside the engine, in the same way for ours and for peers
+
+The last four hold runs that ended ok. Times are in seconds. `provenance` is `predicted` for a run on fake
+tensors, whose bytes and states the engine counted without computing anything; such a run has no steps.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.flops import model_flops_per_token
+from lowband.cost.memory import start_bytes, state_bytes
+from lowband.cost.peers import peer_sent_bytes
+from lowband.errors import UserError
+from lowband.evidence.tables.points import NO_CONDITION, POINT, identity
+from lowband.evidence.validation.scale_model import box_step_s
+from lowband.spec.csv_tables import write_csv
+from lowband.spec.files import writing_whole
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder
+from lowband.spec.run import RunSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.step_columns import NO_STEPS, Columns, floats, read_columns
+from lowband.spec.step_columns import sent_bytes as sent_in
+
+Row = dict[str, Any]
+
+# The run, point and experiment that a row belongs to; the first columns of every raw table.
+KEYS = ["run_id", *POINT, "repeat", "is_quantized"]
+TIMES = ["step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
+# The other columns of each table; of runs.csv those of a row.
+COLUMNS = {
+    "steps": ["step", "is_warmup", "tokens", "loss", "grad_norm", *TIMES],
+    "bytes": ["level", "collective", "wire", "counted_bytes", "closed_form_bytes", "difference_bytes"],
+    "states": ["state", "held_bytes", "closed_form_bytes", "difference_bytes"],
+    "outside": ["level", "collective", "wire", "outside_bytes"],
+}
+
+
+def collect(runs: list[Path], out: Path) -> None:
+    """Write the raw tables of the run folders into `out`, in the order given.
+
+    The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
+    not a run, and for a run that ended ok but lacks the record of a step; then no table is written.
+    """
+    tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
+    closed: dict[Any, Any] = {}  # closed forms, which repeats of a point share
+    with writing_whole(out / "steps.csv") as file:
+        file.write(_csv([*KEYS, *COLUMNS["steps"]]))
+        for path in runs:
+            folder = RunFolder(path)
+            spec = RunSpec.read_json(folder.spec)
+            options, outcome = identity(spec), _outcome(folder)
+            keys = _keys(spec, options["point"])
+            is_ok = outcome.status == "ok"
+            steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
+            tables["runs"].append(keys | options | _run(spec, outcome, steps) | _environment(folder))
+            file.writelines(_step_lines(spec, _csv(keys.values()).rstrip("\n"), steps))
+            found: dict[str, Iterator[Row]] = {}
+            if is_ok:
+                found["outside"] = _outside(outcome)
+            if is_ok and spec.engine == "lowband":  # the engine's own counts, which peers lack
+                point, held = options["point"], {state.kind: state.bytes for state in outcome.states}
+                states_of = point, Environment.read_json(folder.env).backend, "start" in held
+                if point not in closed:
+                    closed[point] = _closed_bytes(spec)
+                if states_of not in closed:
+                    closed[states_of] = _closed_states(spec, *states_of[1:])
+                found["bytes"] = _bytes(spec, outcome, closed[point])
+                found["states"] = _states(held, closed[states_of])
+            for name, rows in found.items():  # tuples, which take a fifth of a dictionary's memory
+                tables[name] += [(*keys.values(), *map(row.__getitem__, COLUMNS[name])) for row in rows]
+    for name, whole in tables.items():
+        columns = [*KEYS, *COLUMNS[name]] if name in COLUMNS else None
+        write_csv(pd.DataFrame(whole, columns=columns), out / f"{name}.csv")
+
+
+def _csv(values: Iterable[object]) -> str:
+    """A line of CSV, as pandas writes it."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
+
+
+def _outcome(folder: RunFolder) -> Outcome:
+    if not folder.outcome.exists():
+        return Outcome(status="error", cause="no outcome written", steps=0)
+    return Outcome.read_json(folder.outcome)
+
+
+def _whole_steps(folder: RunFolder, outcome: Outcome) -> Columns:
+    """All steps of a run that ended ok. Raises UserError if a record is missing."""
+    steps = read_columns(folder)
+    if len(steps["step"]) != outcome.steps:
+        raise UserError(
+            f"has the records of {len(steps['step'])} steps", where=folder.steps,
+            allowed=f"{outcome.steps}, as the outcome has it; the run has to be taken again",
+        )  # fmt: skip
+    return steps
+
+
+def run_keys(spec: RunSpec) -> Row:
+    return _keys(spec, identity(spec)["point"])
+
+
+def _keys(spec: RunSpec, point: str) -> Row:
+    inside = {
+        "point": point,
+        "provenance": "predicted" if spec.device == "fake" else "measured",
+        "cluster": spec.machine.name,
+        "model": spec.model.name,
+        "condition": spec.condition or NO_CONDITION,
+        "scheme": spec.scheme.name,
+        "is_quantized": spec.scheme.is_quantized,
+    }
+    return {key: inside[key] if key in inside else getattr(spec, key) for key in KEYS}
+
+
+def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
+    """The run's row of runs.csv. Times are quantiles over the steps after the warm-up."""
+    times = {name: floats(steps[name][spec.warmup_steps :]) for name in TIMES}
+    with np.errstate(invalid="ignore"):  # a stranger's times may be infinite
+        medians = {name: np.median(values) if values else None for name, values in times.items()}
+        q20, q80 = (
+            np.quantile(times["step_time_s"], [0.2, 0.8]).tolist() if times["step_time_s"] else [None, None]
+        )
+    peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
+    scale = spec.machine.box.scale if spec.machine.box is not None else 1.0
+    outer = spec.machine.levels[-1].link
+    shares = floats(steps["real_share"])
+    return {
+        "parameters": spec.model.parameters,
+        "seed": spec.seed,
+        "tokens_per_step": spec.tokens_per_step,
+        "model_flop_per_token": model_flops_per_token(spec.model, spec.seq_len),
+        "peak_flop_per_s_per_rank": None if peak_tflops is None else peak_tflops * 1e12 / scale,
+        "scale": scale,
+        "outer_link_bytes_per_s": None if outer is None else outer.gigabytes_per_s * 1e9 / scale,
+        "status": outcome.status,
+        "cause": outcome.cause,
+        "steps": outcome.steps,
+        "measured_steps": len(steps["step"][spec.warmup_steps :]),
+        "step_time_s": medians["step_time_s"],
+        "predicted_step_time_s": box_step_s(spec),
+        "step_time_q20_s": q20,
+        "step_time_q80_s": q80,
+        **{name: medians[name] for name in TIMES[1:]},
+        "final_loss": next(iter(floats(steps["loss"][-1:])), None),
+        "peak_memory_bytes_max": outcome.peak_memory_bytes_max or None,
+        "peak_memory_bytes_min": outcome.peak_memory_bytes_min or None,
+        "real_share": max(shares[spec.warmup_steps :], default=None),
+        "interface_bytes": outcome.interface_bytes,
+        "ledger_bytes": sent_in(steps) or None,
+        "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
+        "closed_form_outside_bytes": peer_sent_bytes(spec) if _is_comparable(spec.scheme) else None,
+        "consensus_distance": outcome.consensus_distance,
+        "notes": outcome.notes,
+        "weights_sha256": outcome.weights_sha256,
+        "wall_s": outcome.wall_s,
+        "measurement_version": outcome.measurement_version,
+    }
+
+
+def _is_comparable(scheme: Scheme) -> bool:
+    """Whether each step sends what a peer's step must send."""
+    return not scheme.is_quantized and scheme.sync is None
+
+
+def _environment(folder: RunFolder) -> Row:
+    if not folder.env.exists():
+        texts = ("commit", "dirty", "hosts", "device", "links", "torch", "data_sha256")
+        return {**dict.fromkeys(texts, ""), "dirty": None}
+    env = Environment.read_json(folder.env)
+    return {
+        "commit": env.commit,
+        "dirty": env.dirty,
+        "hosts": " ".join(env.hosts),
+        "device": env.device,
+        "links": env.links,
+        "torch": env.versions.get("torch", ""),
+        "data_sha256": env.data.get("sha256", ""),
+    }
+
+
+def _step_lines(spec: RunSpec, keys: str, steps: Columns) -> Iterator[str]:
+    """Lines of steps.csv. keys: the run's cells, the same in each line"""
+    count = len(steps["step"])
+    is_warmup = ["True"] * min(count, spec.warmup_steps) + ["False"] * (count - spec.warmup_steps)
+    columns = {**steps, "is_warmup": is_warmup}
+    for line in zip(*(columns[name] for name in COLUMNS["steps"]), strict=True):
+        yield f"{keys},{','.join(line)}\n"
+
+
+def _closed_bytes(spec: RunSpec) -> Counter[tuple[str, str, str]]:
+    """Level, collective and wire -> bytes of a step."""
+    return Counter(
+        sent_bytes(
+            unit_numels(spec.model, spec.levels),
+            spec.scheme,
+            spec.levels,
+            spec.compute_dtype,
+            spec.reduce_dtype,
+            spec.accumulation,
+            is_clipped=spec.device != "fake",  # fake tensors have no values to clip
+            pattern=spec.collectives,
+            order=spec.order,
+        )
+    )
+
+
+def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]]) -> Iterator[Row]:
+    """Every level that ranks talk over x every collective of the run; 0 is a row too.
+
+    Bytes are those of the last step, a steady one: the first gathers no updated weights. Where replicas meet
+    seldom, they are the mean over the last period.
+    """
+    counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
+    collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
+    for hop in spec.levels.hops(SELF, WORLD):
+        for collective, wire in collectives:
+            key = hop.level, collective, wire
+            yield {
+                "level": hop.level,
+                "collective": collective,
+                "wire": wire,
+                "counted_bytes": counted[key],
+                "closed_form_bytes": closed[key],
+                "difference_bytes": abs(counted[key] - closed[key]),
+            }
+
+
+def _outside(outcome: Outcome) -> Iterator[Row]:
+    for sent in outcome.outside:
+        yield {**sent.model_dump(exclude={"bytes"}), "outside_bytes": sent.bytes}
+
+
+def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, int]:
+    """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
+    closed = state_bytes(
+        unit_numels(spec.model, spec.levels),
+        spec.scheme,
+        spec.levels,
+        spec.compute_dtype,
+        spec.reduce_dtype,
+        spec.accumulation,
+        backend,
+        spec.collectives,
+        spec.order,
+    )
+    if with_start:
+        rank = 0 if spec.device == "fake" else None
+        shapes = spec.model.unit_shapes()
+        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank)
+    return closed
+
+
+def _states(measured: Mapping[str, int], closed: Mapping[str, int]) -> Iterator[Row]:
+    """The states of the closed form, then the engine's other memory (its closed form is empty)."""
+    for state in [*closed, *sorted(set(measured) - set(closed))]:
+        held = measured.get(state, 0)
+        should = closed.get(state)
+        yield {
+            "state": state,
+            "held_bytes": held,
+            "closed_form_bytes": should,
+            "difference_bytes": None if should is None else abs(held - should),
+        }

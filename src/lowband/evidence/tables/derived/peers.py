@@ -1,0 +1,51 @@
+"""Our engine against each peer on the same model, data, ranks and clock.
+
+status, cause     how the peer's runs ended; for `not run` the reason, and the other columns are empty
+notes             `shimmed`: part of the peer is replaced by our code, so its times are not meaningful
+step_time_ratio   our median step time over the peer's: below 1 is faster
+memory_ratio      our peak resident memory (of the fullest rank) over the peer's
+loss_difference   largest over steps and repeats
+outside_bytes     sent per rank and step, counted outside the engine; `outside_bytes_<level>`: in groups of
+                  that level
+interface_bytes   sent per step by a rank's interface in a box, headers included: the kernel's count
+"""
+
+import pandas as pd
+
+from lowband.evidence.tables.points import POINT, beside, points, same_but, with_options
+from lowband.spec.records import CONTROL
+
+OURS = "lowband"
+VALUES = ["step_time_s", "tokens_per_s", "peak_memory_bytes_max", "outside_bytes", "interface_bytes"]
+
+
+def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
+    """One row per peer and point; medians over repeats that ended ok."""
+    by_point = runs.assign(
+        tokens_per_s=runs["tokens_per_step"] / runs["step_time_s"],
+        interface_bytes=runs["interface_bytes"] / runs["steps"],
+    ).groupby("point", sort=False)
+    df = points(runs).join(by_point[VALUES].median())
+    df = df.join(by_point[["is_quantized", "status", "cause", "notes"]].last())
+    by_level = outside[outside["collective"] != CONTROL].pivot_table(
+        index="point", columns="level", values="outside_bytes", aggfunc="sum"
+    )
+    repeats = outside.groupby("point")["repeat"].nunique()
+    by_level = by_level.div(repeats, axis=0).add_prefix("outside_bytes_")
+    df = df.join(by_level).join(_loss_differences(runs, steps)).reset_index(drop=True)
+    # Only our runs that ended ok can be compared.
+    ours = df[(df["engine"] == OURS) & (df["status"] == "ok")]
+    described = [column for column in POINT if column not in ("point", "engine")]
+    keys = [*dict.fromkeys([*described, *same_but(df, "engine")])]
+    compared = ["point", *VALUES, *by_level]
+    both = df[df["engine"] != OURS].merge(ours[[*keys, *compared]], on=keys, suffixes=("_peer", "_ours"))
+    both["step_time_ratio"] = both["step_time_s_ours"] / both["step_time_s_peer"]
+    both["memory_ratio"] = both["peak_memory_bytes_max_ours"] / both["peak_memory_bytes_max_peer"]
+    return both.rename(columns={"engine": "peer"}).assign(engine=OURS)
+
+
+def _loss_differences(runs: pd.DataFrame, steps: pd.DataFrame) -> "pd.Series[float]":
+    """By point: the largest difference of a step's loss from ours in the same repeat."""
+    df = with_options(steps, runs)
+    df = beside(df, df[df["engine"] == OURS], "engine", on=("repeat", "step"), ours="loss")
+    return (df["loss"] - df["ours"]).abs().groupby(df["point"]).max().rename("loss_difference")

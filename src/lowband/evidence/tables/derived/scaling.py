@@ -1,0 +1,46 @@
+"""Throughput and efficiency of every point, failed ones included.
+
+tokens_per_s  tokens_per_step / median step time, over the measured steps of all repeats
+scaling       weak: the points compared have the same batch per rank, so the global batch grows with the
+              ranks; strong: they have the same global batch
+speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
+              alone
+efficiency    speedup / (ranks / base_ranks)
+over_depth    tokens_per_s over that of depth-first order, all other options being equal
+"""
+
+import pandas as pd
+
+from lowband.cost.flops import MODEL_CONVENTION
+from lowband.evidence.tables.derived import median_and_spread
+from lowband.evidence.tables.points import over, points, with_base
+
+
+def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """One row per point, in the order of the runs."""
+    constant = ("tokens_per_step", "model_flop_per_token", "peak_flop_per_s_per_rank", "links")
+    by_point = runs.groupby("point", sort=False).agg(
+        runs=("run_id", "size"), runs_ok=("status", lambda status: int((status == "ok").sum())),
+        **{column: (column, "first") for column in constant},
+    )  # fmt: skip
+    df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]])).reset_index(drop=True)
+    # The quantiles swap: the fast steps give the high rate.
+    df["tokens_per_s"] = df["tokens_per_step"] / df["step_time_s"]
+    df["tokens_per_s_q20"] = df["tokens_per_step"] / df["step_time_q80_s"]
+    df["tokens_per_s_q80"] = df["tokens_per_step"] / df["step_time_q20_s"]
+    df["model_flop_per_s_per_rank"] = df["model_flop_per_token"] * df["tokens_per_s"] / df["ranks"]
+    df["flop_convention"] = MODEL_CONVENTION
+    df["mfu"] = df["model_flop_per_s_per_rank"] / df["peak_flop_per_s_per_rank"]
+    df["exposed_comm_share"] = df["exposed_comm_time_s"] / df["step_time_s"]
+    df = with_base(df, "tokens_per_s")
+    df["speedup"] = df["tokens_per_s"] / df.pop("base_rate")
+    df["efficiency"] = df["speedup"] / (df["ranks"] / df["base_ranks"])
+    return over(df, "tokens_per_s", order="depth")
+
+
+def _times(measured: pd.DataFrame) -> pd.DataFrame:
+    """Per point: number of measured steps, their median times, and the spread of the step time."""
+    groups = measured.groupby("point", sort=False)
+    steps = groups.size().rename("measured_steps")
+    others = groups[["exposed_comm_time_s", "hidden_comm_time_s"]].median()
+    return steps.to_frame().join(median_and_spread(groups, "step_time_s")).join(others)

@@ -1,0 +1,69 @@
+"""`lowband validate`: the tables of predictions. No run is needed."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation.frontier_alternatives import alternatives
+from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
+from lowband.evidence.validation.frontier_pareto import pareto
+from lowband.evidence.validation.low_communication import low_communication
+from lowband.evidence.validation.validate import validate
+from lowband.evidence.validation.wan import wan_steps
+from lowband.spec.config import Config
+from lowband.spec.csv_tables import write_csv
+from lowband.spec.sourced import Fact
+
+PREDICTED = (  # names of the tables
+    "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "low_communication",
+    "wan_steps", "constants",
+)  # fmt: skip
+
+ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
+
+
+def write_predicted(config: Config, out: Path) -> None:
+    """Write each table of PREDICTED into `out`."""
+    write_csv(validate(config), out / "validation.csv")
+    write_csv(frontier_map(config), out / "frontier_map.csv")
+    write_csv(alternatives(config), out / "alternatives.csv")
+    write_csv(scale(config), out / "scale.csv")
+    write_csv(largest(config), out / "largest.csv")
+    write_csv(pareto(config), out / "pareto.csv")
+    write_csv(low_communication(config), out / "low_communication.csv")
+    write_csv(wan_steps(config), out / "wan_steps.csv")
+    write_csv(constants(config), out / "constants.csv")
+
+
+def constants(config: Config) -> pd.DataFrame:
+    """Every constant of the machines and stacks that published runs are predicted for, with its source.
+
+    A machine's own constants have no stack. A fitted one has the rows it was fitted on, its bounds and its
+    place in them.
+    """
+    places: dict[tuple[str, str], dict[str, Fact]] = {}
+    for source in SOURCES.values():
+        machine, stack = source.on(config)
+        places[machine.name, ""] = machine.facts
+        places[machine.name, stack.name] = stack.facts
+    return pd.DataFrame(
+        [
+            {
+                "cluster": cluster,
+                "stack": stack,
+                "constant": place,
+                "value": fact.value,
+                "low": fact.low,
+                "high": fact.high,
+                "source": fact.source,
+                "calibrated_on": ROW_SEPARATOR.join(fact.calibrated_on),
+                "lower_bound": fact.bounds and fact.bounds.low,
+                "upper_bound": fact.bounds and fact.bounds.high,
+                "bounds_source": fact.bounds and fact.bounds.source,
+                "place": fact.place,
+            }
+            for (cluster, stack), facts in places.items()
+            for place, fact in facts.items()
+        ]
+    )

@@ -1,0 +1,61 @@
+"""torchtitan's benchmark tables: peak memory of Llama 3.1 under FSDP2, with tensor, pipeline and context
+parallelism. Context parallelism is predicted as shorter sequences: activations are linear in their length.
+With a pipeline torchtitan keeps weights gathered and gradients unreduced between micro-batches, as in zero1.
+The number of micro-batches is taken to equal that of the stages, its default."""
+
+from lowband.cost.numbers import Num
+from lowband.evidence.validation import PublishedRow, Setting, ranks_name
+from lowband.predict.footprint import GIB
+from lowband.predict.prediction import predict
+from lowband.predict.workload import Workload
+from lowband.spec.model import ModelSpec
+
+SHAPES = {  # layers, hidden, heads, MLP width: Llama 3 (arXiv 2407.21783), Table 3
+    "llama3.1-8b": (32, 4096, 32, 14336),
+    "llama3.1-70b": (80, 8192, 64, 28672),
+    "llama3.1-405b": (128, 16384, 128, 53248),  # 126 layers, and torchtitan counts one more for each end
+}
+
+GPUS = {"dgx-h100": "h100", "dgx-h200": "h200"}
+
+
+def rows(setting: Setting) -> list[PublishedRow]:
+    df = setting.reported
+    out = []
+    for row in df[
+        (df["peak_mem_gib"] != "") & df["gpu"].str.startswith(GPUS[setting.machine.name])
+    ].itertuples():
+        layers, hidden, heads, width = SHAPES[str(row.model)]
+        tp, pp, cp, seq_len = int(row.tp), int(row.pp), int(row.cp), int(row.seq_len)
+        model = ModelSpec(
+            name=str(row.model), layers=layers, hidden=hidden, heads=heads, kv_heads=8, mlp_hidden=width,
+            gated=True, biases=False, vocab=128256, seq_len=seq_len, positions="rotary", tied_head=False,
+            source="arXiv 2407.21783",
+        )  # fmt: skip
+        job = Workload(
+            setting.machine, setting.stack, model,
+            setting.scheme("zero1" if pp > 1 else "zero3"), int(row.n_gpus),
+            micro_batch=int(row.local_batch) // pp, seq_len=seq_len // cp, accumulation=pp,
+            recompute="full" if row.act_ckpt == "full" else "op", tp=tp, pp=pp,
+            interleave=2 if "Interleaved" in str(row.schedule) else 1, sequence_parallel=tp > 1,
+            reduce_dtype="fp32",
+        )  # fmt: skip
+
+        def predicted(job: Workload = job) -> Num:
+            return predict(job, interval=False).peak_memory_bytes / GIB
+
+        marks = {
+            "compiled": row.compile == "1",
+            "float8": row.float8 not in ("", "0"),
+            "async TP": row.async_tp == "1",
+            row.schedule: row.schedule != "",
+        }
+        kind = ", ".join(mark for mark, holds in marks.items() if holds) or "eager"
+        gpu = row.gpu.split("-")[0]
+        id_ = f"torchtitan: {gpu} {row.model} seq {seq_len} on {row.n_gpus} ({kind})"
+        out.append(
+            PublishedRow(
+                id_, "peak GiB", float(row.peak_mem_gib), predicted, model.name, ranks_name(job.ranks)
+            )
+        )
+    return out

@@ -1,0 +1,69 @@
+"""All published rows with their predictions, and machines and stacks with other values of constants."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from lowband.cost.numbers import Num
+from lowband.evidence.validation import SOURCES
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
+from lowband.spec.stack import Stack
+
+
+def validate(config: Config) -> pd.DataFrame:
+    """One row per published number: predicted, error_percent, whether a constant was fitted on it."""
+    found = []
+    for name, source in SOURCES.items():
+        machine, stack = source.on(config)
+        fitted = {row for fact in (machine.facts | stack.facts).values() for row in fact.calibrated_on}
+        for row in source.rows(config, machine, stack):
+            predicted = float(row.predicted())
+            found.append(
+                {
+                    "source": name,
+                    "cluster": source.cluster,
+                    "stack": source.stack,
+                    "row": row.id,
+                    "use": "calibration" if row.id in fitted else "held out",
+                    "quantity": row.quantity,
+                    "published": row.published,
+                    "predicted": predicted,
+                    "error_percent": 100 * (predicted / row.published - 1),
+                    "reported_in": source.csv,
+                    "note": row.note,
+                }
+            )
+    return pd.DataFrame(found)
+
+
+def with_facts(machine: Machine, stack: Stack, values: Mapping[str, Num]) -> tuple[Machine, Stack]:
+    """Both with new values of some facts, given by their paths in `Machine.facts` and `Stack.facts`.
+
+    Arrays of values make a grid: predictions are then arrays of its shape.
+    """
+    for place, value in values.items():
+        first, *rest = place.split(".")
+        if first == "stack":
+            stack = _put(stack, rest, value)
+        elif first in type(machine).model_fields:
+            machine = _put(machine, [first, *rest], value)
+        else:
+            levels = [
+                _put(level, ["link", *rest], value) if level.name == first else level
+                for level in machine.levels
+            ]
+            machine = machine.model_copy(update={"levels": tuple(levels)})
+    return machine, stack
+
+
+def _put(part: Any, path: Sequence[str], value: Num) -> Any:
+    """`part` with the value of the fact at `path`; not validated, so that it can be an array."""
+    if not path:
+        return part.model_copy(update={"value": value, "low": None, "high": None})
+    key, *rest = path
+    if isinstance(part, dict):
+        entry = int(key) if key.isdigit() else key
+        return {**part, entry: _put(part[entry], rest, value)}
+    return part.model_copy(update={key: _put(getattr(part, key), rest, value)})

@@ -1,0 +1,1 @@
+"""Which of many layouts and schemes is best for a job."""

@@ -1,0 +1,1 @@
+"""Predictions and plans as text, files and a page."""
