@@ -9,6 +9,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "bench/gpu/main.py": OWN + "shipped costs, whose sums `lowband verify` checks",
     "bench/gpu/programs.py": OWN + "variables passed on as they are",
     "bench/gpu/table.py": OWN + "shipped rows, whose sums `lowband verify` checks",
+    "bench/joined.py": OWN + "the kernel's own files",
     "bench/kernels/rows.py": ("bench-kernel's rows",),
     "bench/softmax.py": OWN + "the kernel's own files about caches",
     "bench/start.py": OWN + "the file that it has just written, timed",
