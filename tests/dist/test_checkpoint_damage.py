@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -255,8 +256,9 @@ def test_a_strangers_checkpoint_runs_no_code(tmp_path: Path) -> None:
 
 
 def resume(folder: str) -> tuple[int, int]:
-    checkpointer = lowband.Checkpointer(folder)
-    return _resume(checkpointer, *bag(steps=0))[0], _resume(None, *bag(steps=0))[0]
+    model, optimizer = bag(steps=0)
+    trainer = SimpleNamespace(model=model, optimizer=optimizer, replicas=None)
+    return _resume(lowband.Checkpointer(folder), trainer)[0], _resume(None, trainer)[0]
 
 
 def test_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:

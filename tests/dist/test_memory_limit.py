@@ -27,7 +27,6 @@ from lowband.engine.units.state_dict import own_state_dict
 from lowband.model.gpt import GPT, Block
 from lowband.run.joining import M_ARENA_MAX, M_MMAP_THRESHOLD
 from lowband.run.on_ranks import on_ranks
-from lowband.run.training_loop import state_peaks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 
@@ -83,7 +82,9 @@ def train_under_the_limit() -> tuple[list[float], dict[str, int]]:
     assert len(state_digests(model, engine_of(model))) == len(own_state_dict(model))
     with torch.no_grad():
         losses = [float(loss), float(model(tokens, tokens))]
-    return losses, state_peaks(model, optimizer)
+    peaks = dict(engine_of(model).meter.peak)
+    peaks["optim"] += sum(v.nbytes for state in optimizer.state.values() for v in state.values() if v.ndim)
+    return losses, peaks
 
 
 def build_whole() -> str:

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lowband.engine.passes.engine import engine_of
-from lowband.run.training_loop import state_peaks
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import Outcome, Sent, StateBytes, mean
 from lowband.spec.run import RunSpec
@@ -65,23 +63,22 @@ def _play(spec: RunSpec, rank: int) -> Outcome:
     try:
         with FakeTensorMode():
             trainer = prepare(spec, torch.device("cpu"))
-            model, optimizer = trainer.model, trainer.optimizer
             for _ in range(STEPS):
-                engine_of(model).ledger.take()
+                trainer.take_sent()
                 _step(spec, trainer)
-            sent = {_key(one): one.bytes * spec.scheme.period for one in engine_of(model).ledger.take()}
-            if (replicas := engine_of(model).replicas) is not None:
+            sent = {_key(one): one.bytes * spec.scheme.period for one in trainer.take_sent()}
+            if trainer.replicas is not None:
                 for _ in range(2):  # in the first period less arrives
-                    engine_of(model).ledger.take()
+                    trainer.take_sent()
                     for _ in range(spec.scheme.period):
-                        replicas.advance()
-                sent |= {_key(one): one.bytes for one in engine_of(model).ledger.take()}
+                        trainer.replicas.advance()
+                sent |= {_key(one): one.bytes for one in trainer.take_sent()}
             return Outcome(
                 status="ok",
                 steps=STEPS,
                 sent=tuple(Sent(level=a, collective=b, wire=c, bytes=n) for (a, b, c), n in sent.items()),
                 states=tuple(
-                    StateBytes(kind=kind, bytes=held) for kind, held in state_peaks(model, optimizer).items()
+                    StateBytes(kind=kind, bytes=held) for kind, held in trainer.state_peaks().items()
                 ),
             )
     finally:

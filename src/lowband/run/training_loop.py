@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from lowband.box.links import sent_bytes
 from lowband.engine.checkpoint.checkpointer import Checkpointer
 from lowband.engine.checkpoint.meeting import Meeting
-from lowband.engine.passes.engine import engine_of
 from lowband.engine.replicas.replicas import Replicas
 from lowband.model.data import Corpus, batch
 from lowband.run import slow
@@ -48,12 +46,11 @@ def train_rank(
     is_first = dist.get_rank() == 0
     trainer = prepare(spec, device)
     model, optimizer = trainer.model, trainer.optimizer
-    engine = engine_of(model) if spec.engine == "lowband" else None
-    replicas = engine.replicas if engine else None
-    outside = Outside(spec.levels, engine.lanes if engine else None)
-    clock = StepClock(engine.lanes if engine else None, device)
+    replicas = trainer.replicas
+    outside = Outside(spec.levels, trainer.lanes)
+    clock = StepClock(trainer.lanes, device)
     checkpointer = _checkpointer(spec, corpus, folder)
-    resumed_from, outside_sent = _resume(checkpointer, model, optimizer)
+    resumed_from, outside_sent = _resume(checkpointer, trainer)
     stall_s = 0.0
     if is_first:
         folder.go_back_to(resumed_from)
@@ -70,9 +67,8 @@ def train_rank(
         outside_sent = outside.sent or outside_sent
         times = clock.stop()
         real_share = paced.take_real_share() if paced else math.nan
-        sent = engine.ledger.take() if engine else []
-        messages = engine.topology.message_times.take() if engine else {}
-        line = _gather_record(spec, step, loss, grad_norm, times, real_share, sent, messages)
+        counted = trainer.take_sent(), trainer.take_message_s()
+        line = _gather_record(spec, step, loss, grad_norm, times, real_share, *counted)
         if not math.isfinite(line.loss) or not math.isfinite(line.grad_norm):
             raise Diverged(f"loss {line.loss}, gradient norm {line.grad_norm} at step {step}")
         if line.real_share is not None and line.real_share > MOST_REAL_SHARE and step > spec.warmup_steps:
@@ -137,16 +133,16 @@ def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
     return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _resume(
-    checkpointer: Checkpointer | None, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[int, tuple[Sent, ...]]:
+def _resume(checkpointer: Checkpointer | None, trainer: Trainer) -> tuple[int, tuple[Sent, ...]]:
     """Load the newest undamaged checkpoint; returns its step and outside counts, (0, ()) if there is none."""
-    extra = checkpointer.load_newest(model, optimizer) if checkpointer is not None else None
+    extra = None
+    if checkpointer is not None:
+        extra = checkpointer.load_newest(trainer.model, trainer.optimizer)
     if extra is None:
         return 0, ()
-    if "in_flight" in extra and (replicas := engine_of(model).replicas) is not None:
+    if "in_flight" in extra and trainer.replicas is not None:
         mine = extra["in_flight"][dist.get_rank()]
-        replicas.count_in_flight(
+        trainer.replicas.count_in_flight(
             {unit: [Sent.model_validate(one) for one in sent] for unit, sent in mine.items()}
         )
     return int(extra["step"]), tuple(Sent.model_validate(sent) for sent in extra["outside"])
@@ -263,18 +259,18 @@ def _total(counts: list[int | None]) -> int | None:
 
 def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
     """has_stepped: whether this attempt took a step; without one, its memory use is not a measurement."""
-    memory = _memory(spec, trainer, device) if has_stepped else {}
+    memory = _memory(trainer, device) if has_stepped else {}
     fingerprint = trainer.fingerprint(Meeting(spec.peer_timeout_s)) if spec.fingerprint else ""
     return Outcome(status="ok", steps=spec.steps, notes=trainer.notes, weights_sha256=fingerprint, **memory)
 
 
-def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, Any]:
+def _memory(trainer: Trainer, device: torch.device) -> dict[str, Any]:
     """The memory fields of an outcome, over all ranks."""
     peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
     reserved = peak_reserved_bytes(device)
     if reserved is not None:
         reserved = int(max(row[0] for row in _all_gather([float(reserved)], device)))
-    states = state_peaks(trainer.model, trainer.optimizer) if spec.engine == "lowband" else {}
+    states = trainer.state_peaks()
     held = _all_gather([float(peak) for peak in states.values()], device)
     return {
         "peak_memory_bytes_max": int(max(peaks)),
@@ -284,15 +280,3 @@ def _memory(spec: RunSpec, trainer: Trainer, device: torch.device) -> dict[str, 
             StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
         ),
     }
-
-
-def state_peaks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """This rank's peak bytes by kind: the engine's, plus the optimizer's moments under `optim`."""
-    peaks = dict(engine_of(model).meter.peak)
-    peaks["optim"] += sum(
-        value.numel() * value.element_size()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
-    )
-    return dict(sorted(peaks.items()))

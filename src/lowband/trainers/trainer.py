@@ -10,15 +10,25 @@ from torch import nn
 
 from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.passes.whole import sha256
+from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.lane import Lanes
+from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
 
 
 class Trainer(ABC):
-    """A model that an engine has prepared, and its optimizer. Default methods are those of plain torch."""
+    """A model that an engine has prepared, and its optimizer. Default methods are those of plain torch.
+
+    notes:    caveats for readers of the run
+    lanes:    where communication runs beside the computation; None for a peer's engine, which does not say
+    replicas: those that meet seldom; None if there are none, or if a peer's engine keeps them to itself
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    notes: str = ""  # caveats for readers of the run
+    notes: str = ""
+    lanes: Lanes | None = None
+    replicas: Replicas | None = None
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[None]:
@@ -53,6 +63,20 @@ class Trainer(ABC):
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
+    # ---- what an engine counts of itself; a peer's counts nothing
+
+    def take_sent(self) -> list[Sent]:
+        """Bytes that this rank has sent since the last call, by level, collective and wire."""
+        return []
+
+    def take_message_s(self) -> dict[int, float]:
+        """By partner: seconds that messages have taken since the last call, where they are timed."""
+        return {}
+
+    def state_peaks(self) -> dict[str, int]:
+        """Peak bytes of this rank by kind of state."""
+        return {}
 
     @abstractmethod
     def full_state(self) -> dict[str, torch.Tensor]:
