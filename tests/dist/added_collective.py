@@ -67,7 +67,7 @@ def main() -> None:
                     if size
                 ),
                 "buffers": [
-                    buffer_bytes(units, s, levels, "fp32", "fp32", "nccl") for s in (without, SCHEME)
+                    buffer_bytes(units[:1], s, levels, "fp32", "fp32", "nccl") for s in (without, SCHEME)
                 ],
                 "seconds": float(step_time(job).lane["again_reduce"]),
                 "has item": "exposed_again_reduce" in ITEMS,
