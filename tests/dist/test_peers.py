@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lowband.bench.peer_faults import qgz_scale
 from lowband.cost.bytes import unit_numels
 from lowband.cost.peers import peer_sent_bytes
 from lowband.run.count_calls import level_of
-from lowband.run.peer_faults import qgz_scale
 from lowband.run.train import train
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
@@ -167,7 +167,7 @@ def test_accumulation_agrees(tmp_path: Path) -> None:
 
 def test_zeropp_runs_shimmed(tmp_path: Path) -> None:
     """Both quantize, each in its own way, and DeepSpeed's gradients are too large
-    (lowband.run.peer_faults): the losses stay near each other.
+    (lowband.bench.peer_faults): the losses stay near each other.
     """
     # It takes multiples of 8.
     even = {"model": MODEL.model_copy(update={"hidden": 64, "heads": 4, "vocab": 256})}

@@ -47,7 +47,7 @@ def _import_log(options: argparse.Namespace) -> None:
 def _faults(options: argparse.Namespace) -> None:
     import pandas as pd
 
-    from lowband.run.peer_faults import find_faults
+    from lowband.bench.peer_faults import find_faults
     from lowband.spec.csv_tables import write_csv
 
     write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")
