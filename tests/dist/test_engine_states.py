@@ -13,8 +13,8 @@ from torch import nn
 
 import lowband
 from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.gloo import PeerLost
-from lowband.engine.transport.topology import world_timeout
 from lowband.engine.units.states import UnitState
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks

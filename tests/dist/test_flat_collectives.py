@@ -9,6 +9,7 @@ from test_wires import BLOCK, GRAD_REDUCE, SHARD, values_of
 
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
+from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.transport.topology import Topology
@@ -20,17 +21,17 @@ CASES = [(2, {}), (3, {}), (4, {"node": 2}), (6, {"node": 3}), (8, {"package": 2
 WIRES = ("native", "fp32", "bf16", "int8", "int4")
 
 
-def collectives_of(topology: Topology, wire: str, pattern: str) -> Collectives:
+def collectives_of(axis: Axis, wire: str, pattern: str) -> Collectives:
     scheme = Scheme(
         name="w", weights=WORLD, grads=WORLD, optim=WORLD, forward_gather=wire, grad_reduce=wire,
         block_size=BLOCK,
     )  # fmt: skip
     options = Options(overlap=False, pattern=pattern)
-    return Collectives(scheme, topology, Ledger(), MemoryMeter(), torch.device("cpu"), options)
+    return Collectives(scheme, axis, Ledger(), MemoryMeter(), torch.device("cpu"), options)
 
 
 def gathered(messages: Collectives, shard: torch.Tensor) -> torch.Tensor:
-    out = torch.full((shard.numel() * messages.topology.levels.world,), torch.nan, dtype=shard.dtype)
+    out = torch.full((shard.numel() * messages.axis.levels.world,), torch.nan, dtype=shard.dtype)
     work = partial(messages.gather, shard=shard, out=out, inner=SELF, outer=WORLD, name="forward_gather")
     messages.submit("unit", messages.inwards(SELF, WORLD), work)
     return out
@@ -46,24 +47,24 @@ def reduced(messages: Collectives, full: torch.Tensor) -> torch.Tensor:
     return found[0]
 
 
-def give_up_gloo(topology: Topology) -> None:
+def give_up_gloo(axis: Axis) -> None:
     """Run the path of NCCL and RCCL, with gloo's own collectives under it."""
-    for bounds in (topology._groups, topology._joined):
+    for bounds in (axis._groups, axis._joined):
         for key, bound in bounds.items():
             bounds[key] = replace(bound, back=None)
 
 
 def all_patterns(inner: dict[str, int], is_native: bool):
     """By wire and pattern: what is gathered, reduced, and reduced of whole numbers; and the values."""
-    topology = Topology(inner)
-    numel = SHARD * topology.levels.world
-    values = values_of(topology.rank, numel)
+    axis = Topology(inner).along("data")
+    numel = SHARD * axis.levels.world
+    values = values_of(axis.rank, numel)
     found = {}
     for wire in WIRES:
         for pattern in ("hops", "flat", "joined"):
-            messages = collectives_of(topology, wire, pattern)
+            messages = collectives_of(axis, wire, pattern)
             if is_native:
-                give_up_gloo(topology)
+                give_up_gloo(axis)
             found[wire, pattern] = (
                 gathered(messages, values[:SHARD]),
                 reduced(messages, values),

@@ -94,7 +94,7 @@ def anchors_are_equal(engine) -> bool:
     mine = torch.cat([each.agreed()[0] for each in engine.replicas.exchanges])
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
-    size = engine.topology.levels.size(engine.replicas.sync.beyond)
+    size = engine.axis.levels.size(engine.replicas.sync.beyond)
     return all(torch.equal(everyones[rank], everyones[rank % size]) for rank in range(len(everyones)))
 
 

@@ -23,7 +23,7 @@ def test_ranks_with_other_levels_are_refused_on_every_rank() -> None:
 def _numbers() -> list[int]:
     """Of submissions, which messages carry."""
     first, second = lowband.Topology({}), lowband.Topology({})
-    return [topology.next_call() for topology in (first, first, second, first)]
+    return [topology.along("data").next_call() for topology in (first, first, second, first)]
 
 
 def test_submissions_are_numbered_on_each_topology() -> None:

@@ -54,15 +54,15 @@ def collectives(wire: str, inner: dict[str, int]) -> tuple[Collectives, Ledger]:
         block_size=BLOCK,
     )
     ledger = Ledger()
-    topology, meter = Topology(inner), MemoryMeter()
-    return Collectives(scheme, topology, ledger, meter, torch.device("cpu"), Options(overlap=False)), ledger
+    axis, meter = Topology(inner).along("data"), MemoryMeter()
+    return Collectives(scheme, axis, ledger, meter, torch.device("cpu"), Options(overlap=False)), ledger
 
 
 def gather(wire: str, inner: dict[str, int]):
     messages, ledger = collectives(wire, inner)
-    topology = messages.topology
-    out = torch.full((SHARD * topology.levels.world,), torch.nan)
-    shard = values_of(topology.rank, SHARD)
+    axis = messages.axis
+    out = torch.full((SHARD * axis.levels.world,), torch.nan)
+    shard = values_of(axis.rank, SHARD)
     messages.submit(
         "unit",
         messages.inwards(SELF, WORLD),
@@ -73,8 +73,8 @@ def gather(wire: str, inner: dict[str, int]):
 
 def reduce(wire: str, inner: dict[str, int]):
     messages, ledger = collectives(wire, inner)
-    topology = messages.topology
-    full = values_of(topology.rank, SHARD * topology.levels.world)
+    axis = messages.axis
+    full = values_of(axis.rank, SHARD * axis.levels.world)
     found = []
 
     def work(call):

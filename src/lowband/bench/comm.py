@@ -69,14 +69,14 @@ def time_collectives(machine: Machine, ranks: int, seconds: float, repeats: int)
 def _time_hops(layout: Layout, seconds: float, repeats: int) -> Iterator[Timed]:
     scheme = Scheme.parse({"name": "bench", "weights": "self", "grads": "self", "optim": "self"}, "bench")
     ledger = Ledger()
-    topology = Topology(layout.machine.sizes)
+    axis = Topology(layout.machine.sizes).along("data")
     collectives = Collectives(
-        scheme, topology, ledger, MemoryMeter(), torch.device("cpu"), Options(overlap=False)
+        scheme, axis, ledger, MemoryMeter(), torch.device("cpu"), Options(overlap=False)
     )
     names = layout.levels.names
     for i in range(1, len(names)):
         inner, outer = names[i - 1], names[i]
-        for bound in topology.hops(inner, outer):  # one; none if the level adds no ranks
+        for bound in axis.hops(inner, outer):  # one; none if the level adds no ranks
             count, rate = bound.hop.count, layout.bytes_per_s(i)
             shard = torch.ones(int(seconds * rate / 4 / (count - 1)))
             full = torch.ones(len(shard) * count)

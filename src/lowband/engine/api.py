@@ -82,7 +82,7 @@ def shard(
         return placed if own is None else named(own)
 
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
-    parts = module, placed, scheme_of, topology, wrap
+    parts = module, placed, scheme_of, topology.along("data"), wrap
     module._lowband = Engine(*parts, options, init, seed, _device(device))  # type: ignore[assignment]
     return module
 
@@ -132,7 +132,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """
     engine = engine_of(module)
     engine.put_shards()
-    levels = engine.topology.levels
+    levels = engine.axis.levels
     copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
@@ -192,9 +192,9 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
     for parameters in units_gathered(engine):
-        if engine.topology.rank == 0:
+        if engine.axis.is_first:
             full |= {id(shard_): whole.to("cpu", copy=True) for shard_, whole in parameters}
-    if engine.topology.rank != 0:
+    if not engine.axis.is_first:
         return {}
     named = module.named_parameters(remove_duplicate=False)
     state = {name: full[id(parameter)] for name, parameter in named}

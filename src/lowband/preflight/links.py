@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.collectives.collectives import all_gather
+from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.gloo import MessageTimes, exchange
-from lowband.engine.transport.topology import BoundHop, Topology
 from lowband.spec.mesh import SELF, WORLD
 
 SECONDS = 1.0  # target duration of one level's messages
@@ -36,13 +36,13 @@ class PairRate(NamedTuple):
 
 
 def level_rate(
-    topology: Topology, level: str, expected: float | None, device: torch.device, meeting: Meeting
+    axis: Axis, level: str, expected: float | None, device: torch.device, meeting: Meeting
 ) -> LevelRate:
     """Time a gather over one level, sized by a short probe: a slow link takes no longer than a fast one.
 
     expected: bytes per second; none: not stated
     """
-    [bound] = [bound for bound in topology.hops(SELF, WORLD) if bound.hop.level == level]
+    [bound] = [bound for bound in axis.hops(SELF, WORLD) if bound.hop.level == level]
     count = bound.hop.count
 
     def send(nbytes: float) -> float:
@@ -60,13 +60,13 @@ def level_rate(
 
 
 def pair_rates(
-    topology: Topology, level: str, expected: float, device: torch.device, meeting: Meeting
+    axis: Axis, level: str, expected: float, device: torch.device, meeting: Meeting
 ) -> list[PairRate]:
     """This rank's rates with its neighbours in a level's group, one at a time: a slow rank is slow with each.
 
     expected: bytes per second; sets the messages' size
     """
-    [bound] = [bound for bound in topology.hops(SELF, WORLD) if bound.hop.level == level]
+    [bound] = [bound for bound in axis.hops(SELF, WORLD) if bound.hop.level == level]
     count, own = bound.hop.count, bound.coordinate
     nbytes = int(max(1, min(SECONDS / PROBE * expected, MOST_BYTES)))
     message = torch.ones(nbytes, dtype=torch.uint8, device=device)
@@ -76,7 +76,7 @@ def pair_rates(
         if count % 2 == 0 or first == 0:
             other %= count
         has_partner = 0 <= other < count and other != own and (count > 2 or first == 0)
-        partner = bound.hop.partners(topology.rank)[other] if has_partner else None
+        partner = bound.hop.partners(axis.rank)[other] if has_partner else None
         took = _timed(partial(_swap, bound, partner, message), device, meeting)
         if partner is not None:
             found.append(PairRate(partner, nbytes / took))

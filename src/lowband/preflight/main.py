@@ -120,14 +120,14 @@ def _devices(spec: RunSpec, facts: list[RankFacts]) -> list[Finding]:
 def _links(
     spec: RunSpec, device: torch.device, meeting: Meeting, facts: list[RankFacts], links: str
 ) -> list[Finding]:
-    topology = Topology(spec.machine.sizes)
+    axis = Topology(spec.machine.sizes).along("data")
     expected, findings = expected_rates(spec, links), []
-    for hop in topology.levels.hops(SELF, WORLD):
+    for hop in axis.levels.hops(SELF, WORLD):
         rate = expected.get(hop.level)
-        rates = meeting.everyone(level_rate(topology, hop.level, rate, device, meeting))
+        rates = meeting.everyone(level_rate(axis, hop.level, rate, device, meeting))
         pairs = []
         if rate is not None and verdicts.is_slow(rates, rate):
-            pairs = meeting.everyone(pair_rates(topology, hop.level, rate, device, meeting))
+            pairs = meeting.everyone(pair_rates(axis, hop.level, rate, device, meeting))
         findings.append(verdicts.link(rates, rate, facts, pairs))
     return findings
 

@@ -68,9 +68,10 @@ def shard_range(numel: int, levels: Levels, level: str, rank: int) -> tuple[int,
 
 def shard_ranks(levels: Levels, level: str, rank: int) -> list[int]:
     """The ranks that together with `rank` hold a buffer sharded over `level`, in order of their shards."""
-    size = levels.size(level)
-    first = rank // size * size
-    return sorted(range(first, first + size), key=lambda r: shard_range(size, levels, level, r))
+    ranks = [rank]
+    for hop in levels.hops(SELF, level):
+        ranks = [partner for each in ranks for partner in hop.partners(each)]
+    return sorted(ranks, key=lambda each: shard_range(len(ranks), levels, level, each))
 
 
 def intersect(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

@@ -68,7 +68,7 @@ class Lowband(Trainer):
         return self._engine.ledger.take()
 
     def take_message_s(self) -> dict[int, float]:
-        return self._engine.topology.message_times.take()
+        return self._engine.axis.message_times.take()
 
     def state_peaks(self) -> dict[str, int]:
         """The engine's, plus the optimizer's moments under `optim`."""

@@ -45,7 +45,7 @@ from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.checkpoint.rank_file import read_range, verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges
 from lowband.engine.passes.engine import engine_of
-from lowband.engine.transport.topology import world_timeout
+from lowband.engine.transport.axis import world_timeout
 from lowband.errors import UserError
 
 

@@ -89,11 +89,12 @@ class Logical:
 
         The values of `pieces` are views: training changes them.
         """
+        engine = engine_of(module)
+        engine.axis.check_alone("Checkpointer")
         shards, parameters = {}, {}
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
-        engine = engine_of(module)
-        size = engine.topology.levels.size(engine.collectives.scheme.level("replica"))
+        size = engine.axis.levels.size(engine.collectives.scheme.level("replica"))
         pieces = {f"model.{name}": piece for name, piece in parameters.items()}
         numbers: dict[str, Number] = {}
         for name, shard in shards.items():
@@ -181,10 +182,10 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
     """(name, optimizer shard, this rank's piece) for every parameter."""
     engine = engine_of(module)
     engine.put_shards()
-    levels = engine.topology.levels
+    levels = engine.axis.levels
     for unit in engine.units:
         # Beyond the optimizer's level a replica's ranks hold copies, so only its first group writes.
-        first = engine.topology.rank % levels.size(unit.scheme.level("replica"))
+        first = engine.axis.rank % levels.size(unit.scheme.level("replica"))
         writes = first < levels.size(unit.scheme.optim)
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of

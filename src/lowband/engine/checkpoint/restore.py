@@ -84,7 +84,7 @@ def overwrite(
         buffer.copy_(values[name].view(buffer.shape))
     if (replicas := engine_of(module).replicas) is not None:
         if STEPS in manifest.tensors:
-            size = engine_of(module).topology.levels.size(replicas.sync.beyond)
+            size = engine_of(module).axis.levels.size(replicas.sync.beyond)
             replicas.resume(int(values[STEPS]), in_flight(manifest, replicas))
             for name, piece in sync_pieces(replicas, size).items():
                 if name != STEPS:

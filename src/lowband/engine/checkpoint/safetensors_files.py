@@ -94,6 +94,7 @@ def save_safetensors(
     from safetensors.torch import save_file
 
     engine, folder = engine_of(module), Path(folder)
+    engine.axis.check_alone("save_safetensors")
     is_writer = dist.get_rank() == 0
     taken = [is_writer and any((folder / name).exists() for name in (INDEX, SINGLE))]
     dist.broadcast_object_list(taken)

@@ -25,11 +25,11 @@ from lowband.engine.collectives.parts import are_exchanges, range_of, sum_rows
 from lowband.engine.collectives.ring import gather_around, in_rank_order, sum_around
 from lowband.engine.collectives.wire import decode, decode_sum, encode, is_plain, sum_encode
 from lowband.engine.options import Options
+from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
-from lowband.engine.transport.topology import BoundHop, Topology
 from lowband.spec.mesh import SELF
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, Kind, pattern_of
@@ -45,20 +45,20 @@ Reduction = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
 
 
 class Collectives:
-    """A scheme's collectives on one topology. A collective's name selects its wire and its ledger row."""
+    """A scheme's collectives along one axis. A collective's name selects its wire and its ledger row."""
 
     def __init__(
         self,
         scheme: Scheme,
-        topology: Topology,
+        axis: Axis,
         ledger: Ledger,
         meter: MemoryMeter,
         device: torch.device,
         options: Options,
     ) -> None:
         """Unless the pattern is `hops`, all ranks must do this at once: it creates process groups."""
-        self.scheme, self.topology, self.ledger, self.meter = scheme, topology, ledger, meter
-        self.device, self.lanes, self.options = device, topology.lanes(device), options
+        self.scheme, self.axis, self.ledger, self.meter = scheme, axis, ledger, meter
+        self.device, self.lanes, self.options = device, axis.lanes(device), options
         whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
         for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):
             self._hops(inner, outer, "gather", plain=True)
@@ -77,8 +77,8 @@ class Collectives:
         uses:   tensors that the caller is about to free
         ledger: where their bytes are counted; default: with all others
         """
-        call = Call(self.topology.next_call(), unit, self.ledger if ledger is None else ledger)
-        self.topology.order.note(f"'{unit}' over {'-'.join(levels)} (collective {call.number})")
+        call = Call(self.axis.next_call(), unit, self.ledger if ledger is None else ledger)
+        self.axis.order.note(f"'{unit}' over {'-'.join(levels)} (collective {call.number})")
 
         def counted() -> Work:
             yield from work(call)
@@ -91,8 +91,8 @@ class Collectives:
 
     def _hops(self, inner: str, outer: str, kind: Kind, plain: bool) -> list[BoundHop]:
         """A collective's hops, inner first; where they are one, it is on the outermost level."""
-        topology = self.topology
-        by_pattern = {"hops": topology.hops, "flat": topology.ring, "joined": topology.joined}
+        axis = self.axis
+        by_pattern = {"hops": axis.hops, "flat": axis.ring, "joined": axis.joined}
         return by_pattern[pattern_of(self.options.pattern, kind, plain)](inner, outer)
 
     def inwards(self, inner: str, outer: str) -> list[str]:
@@ -302,7 +302,7 @@ class Collectives:
     def _gather_sums(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """The second half of an all-reduce: `inner`'s shard, 1D, from those of `outer`. Both are counted as
         buffers."""
-        hops = self.topology.levels.hops(inner, outer)
+        hops = self.axis.levels.hops(inner, outer)
         if not hops:
             return shard
         out = call.hold(shard.new_empty(shard.numel() * prod(hop.count for hop in hops)))
@@ -324,7 +324,7 @@ class Collectives:
             call.ledger.add(bound.hop.level, name, wire, sent_bytes)
             return
         # Also 0 bytes, so that all ranks count under the same keys.
-        for level, share in bound.joined.shares(self.topology.rank).items():
+        for level, share in bound.joined.shares(self.axis.rank).items():
             call.ledger.add(level, name, wire, int(sent_bytes * share))
 
     def _exchange(

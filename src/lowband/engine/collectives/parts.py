@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lowband.engine.transport.topology import BoundHop
+from lowband.engine.transport.axis import BoundHop
 from lowband.spec.mesh import Hop
 
 

@@ -11,6 +11,7 @@ from lowband.errors import UserError
 
 def checked(engine: Engine, optimizer: torch.optim.Optimizer) -> Replicas:
     """The replicas of an engine. Raises UserError unless it has one, whose exchanges allow others."""
+    engine.axis.check_alone("Quorum")
     replicas, scheme = engine.replicas, engine.collectives.scheme
     where = f"scheme '{scheme.name}'"
     if replicas is None:
@@ -40,7 +41,7 @@ def job_text(engine: Engine, optimizer: torch.optim.Optimizer) -> str:
     """What all replicas must have in common, as text."""
     scheme = engine.collectives.scheme
     units = [[unit.name, unit.layout.numel, unit.scheme.model_dump(mode="json")] for unit in engine.units]
-    levels = [[name, engine.topology.levels.size(name)] for name in engine.topology.levels.names]
+    levels = [[name, engine.axis.levels.size(name)] for name in engine.axis.levels.names]
     return json.dumps([scheme.model_dump(mode="json"), levels, units, type(optimizer).__qualname__])
 
 

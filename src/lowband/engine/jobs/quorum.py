@@ -31,7 +31,7 @@ from lowband.engine.jobs.store import open_store, reaching
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.replicas.anchor import Anchor
 from lowband.engine.replicas.replicas import Others
-from lowband.engine.transport.topology import world_timeout
+from lowband.engine.transport.axis import world_timeout
 from lowband.errors import UserError
 from lowband.spec.step import SYNC_REDUCE
 
@@ -95,7 +95,7 @@ class Quorum:
             )
         engine = engine_of(module)
         self._engine = engine
-        self._replicas, self._rank = checked(engine, optimizer), engine.topology.rank
+        self._replicas, self._rank = checked(engine, optimizer), engine.axis.rank
         self._checks_weights = self._replicas.is_new  # until the first step
         self._replicas.before_first_step()  # the present weights are the anchor
         scheme = engine.collectives.scheme

@@ -20,9 +20,9 @@ from torch import nn
 
 from lowband.engine.optimizers.matrix_owners import Matrix, deal, newton_schulz
 from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
-from lowband.engine.transport.topology import BoundHop
 from lowband.engine.units.changes import mark_whole
 from lowband.engine.units.unit import ShardOf, Unit
 from lowband.errors import UserError
@@ -122,7 +122,7 @@ class _Share:
     def __init__(self, unit: Unit, matrices: list[Matrix]) -> None:
         """Every rank must do this at the same time, because it may create process groups."""
         self.unit, self.matrices = unit, matrices
-        ring = unit.collectives.topology.ring(SELF, matrices[0].level)
+        ring = unit.collectives.axis.ring(SELF, matrices[0].level)
         self._bound: BoundHop | None = ring[0] if ring else None
         self._sharing = matrices[0].of.ranks  # those whose shards make up a whole with this rank's
         self._ranks = self._bound.hop.partners(unit.rank) if self._bound else [unit.rank]

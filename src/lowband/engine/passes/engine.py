@@ -45,10 +45,10 @@ from lowband.engine.passes.nested import differentiable
 from lowband.engine.passes.places import Places
 from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.consistency import check_same_sharding, check_schemes
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
-from lowband.engine.transport.topology import Topology
 from lowband.engine.units.bucket import collect
 from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
@@ -71,7 +71,7 @@ class Engine:
         module: nn.Module,
         scheme: Scheme,
         scheme_of: Callable[[str, nn.Module], Scheme],
-        topology: Topology,
+        axis: Axis,
         wrap: Wrap,
         options: Options,
         init: Init | Source | None,
@@ -86,15 +86,15 @@ class Engine:
         check_kinds(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
-        check_schemes(scheme, schemes, topology.levels)
+        check_schemes(scheme, schemes, axis.levels)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
         alike = {"compute_dtype": str(options.compute_dtype), "reduce_dtype": str(options.reduce_dtype)}
         alike |= {"collectives": options.pattern, "seed of initial values": seed}
-        check_same_sharding(module, scheme, placed, alike)
+        check_same_sharding(module, scheme, placed, alike, axis.ranks[0])
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
-        self.module, self.topology = module, topology
+        self.module, self.axis = module, axis
         self.compute_dtype = options.compute_dtype
         self.ledger, self.meter = Ledger(), MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
@@ -108,7 +108,7 @@ class Engine:
         self._saved = SavedLeaves(self._before_use)
         self.forward_order: list[nn.Module] = []  # owners of units, as the last forward began them
 
-        shared = topology, self.ledger, self.meter, self.device, options
+        shared = axis, self.ledger, self.meter, self.device, options
         self.collectives = Collectives(scheme, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
@@ -319,7 +319,7 @@ class Engine:
         for owner in self._running:  # a backward inside of a forward, which goes on
             self.gather(self.units_of.get(owner, []), backward=False)
         if self.sync and dist.get_backend() not in ("gloo", "fake"):
-            self.topology.order.compare()
+            self.axis.order.compare()
 
     def leave_broken_backward(self) -> None:
         """If the last backward ended with an exception, discard its gathered weights and partial gradients.

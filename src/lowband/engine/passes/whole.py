@@ -42,15 +42,16 @@ def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:
     Ranks take turns, a parameter each, so hashing takes a rank its share of the model's bytes.
     """
     mine: dict[int, str] = {}
+    ranks = engine.axis.ranks
     order: dict[int, int] = {}  # id of a shard -> its place among all
     for parameters in units_gathered(engine):
         for shard, whole in parameters:
             order[id(shard)] = len(order)
-            if order[id(shard)] % dist.get_world_size() == dist.get_rank():
+            if order[id(shard)] % len(ranks) == ranks.index(engine.axis.rank):
                 mine[order[id(shard)]] = sha256(whole)
-    everybody: list[dict[int, str]] = [{} for _ in range(dist.get_world_size())]
+    everybody: list[dict[int, str]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    digests = {place: digest for part in everybody for place, digest in part.items()}
+    digests = {place: digest for rank in ranks for place, digest in everybody[rank].items()}
     named = dict(module.named_parameters(remove_duplicate=False))
     return {
         name: digests[order[id(named[name])]] if name in named else sha256(value)

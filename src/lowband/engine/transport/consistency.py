@@ -26,32 +26,40 @@ def check_schemes(scheme: Scheme, of_units: Sequence[Scheme], levels: Levels) ->
 
 
 def check_same_sharding(
-    module: nn.Module, scheme: Scheme, placed: Sequence[tuple[str, Scheme]], more: Mapping[str, object]
+    module: nn.Module,
+    scheme: Scheme,
+    placed: Sequence[tuple[str, Scheme]],
+    more: Mapping[str, object],
+    first: int,
 ) -> None:
-    """Raises UserError, on every rank, if ranks differ in schemes, in the module or in `more`.
+    """Raises UserError, on every rank, if ranks differ in scheme or `more`, or along the axis in the module.
 
     placed: each unit's name and scheme
+    first:  the first of the ranks along the axis; others may have another stage of a pipeline
     """
     if is_alone():
         return
     inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
     own = [(name, of_unit.model_dump()) for name, of_unit in placed if of_unit != scheme]
     facts = facts_of(module, [name for name, _ in placed])
-    check_same({**inputs, "units with their own placement": own, **more, **facts})
+    check_same({**inputs, **more})
+    check_same({"units with their own placement": own, **facts}, first)
 
 
-def check_same(mine: Mapping[str, object]) -> tuple[str, ...]:
-    """The host names of all ranks. Raises UserError, on every rank, if ranks differ in a key's value."""
-    everybody: list[tuple[str, dict[str, object]] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, (socket.gethostname(), dict(mine)))
-    starts = [start for start in everybody if start is not None]
-    for rank, (host, theirs) in enumerate(starts):
-        for what, value in starts[0][1].items():
+def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:
+    """The host names of all ranks. Raises UserError, on every rank, if ranks differ in a key's value.
+
+    first: the rank that this one is compared with
+    """
+    everybody: list[tuple[str, int, dict[str, object]]] = [("", 0, {})] * dist.get_world_size()
+    dist.all_gather_object(everybody, (socket.gethostname(), first, dict(mine)))
+    for rank, (host, other, theirs) in enumerate(everybody):
+        for what, value in everybody[other][2].items():
             if theirs[what] != value:
                 raise UserError(
-                    f"rank {rank} on {host} differs from rank 0 in {what}: {theirs[what]}, not {value}"
+                    f"rank {rank} on {host} differs from rank {other} in {what}: {theirs[what]}, not {value}"
                 )
-    return tuple(host for host, _ in starts)
+    return tuple(host for host, *_ in everybody)
 
 
 def is_alone() -> bool:

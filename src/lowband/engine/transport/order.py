@@ -14,11 +14,12 @@ from lowband.engine.transport.gloo import PeerLost
 
 
 class Order:
-    """The collectives that this rank has submitted on one topology."""
+    """The collectives that this rank has submitted along one axis."""
 
-    def __init__(self, topology: int) -> None:
-        """topology: number of the topology in this process, the same on every rank"""
-        self._key, self._round, self._sum, self._last = f"lowband/order/{topology}", 0, 0, "none"
+    def __init__(self, name: str, is_first: bool) -> None:
+        """name: the same on all ranks that submit the same ones; is_first: on one of them"""
+        self._key, self._round, self._sum, self._last = f"lowband/order/{name}", 0, 0, "none"
+        self._is_first = is_first
 
     def note(self, name: str) -> None:
         """Note a submission; `name` is the same on every rank that runs the same program."""
@@ -29,7 +30,7 @@ class Order:
         store = dist.distributed_c10d._get_default_store()
         mine = f"{self._sum:08x} {self._last}"
         first = store.compare_set(f"{self._key}/{self._round}", "", mine).decode()
-        if dist.get_rank() == 0 and self._round > 1:
+        if self._is_first and self._round > 1:
             store.delete_key(f"{self._key}/{self._round - 2}")  # every rank has passed it
         self._round += 1
         if first != mine:

@@ -66,7 +66,7 @@ def sum_parts(parameters: Sequence[nn.Parameter], mine: Sequence[torch.Tensor]) 
 
 def _summed(collectives: Collectives, flat: torch.Tensor) -> torch.Tensor:
     """The sum over the ranks of the optimizer's level. flat: 1D"""
-    ranks = collectives.topology.levels.size(collectives.scheme.optim)
+    ranks = collectives.axis.levels.size(collectives.scheme.optim)
     padded = nn.functional.pad(flat, (0, -len(flat) % ranks))
     found: list[torch.Tensor] = []
 
@@ -85,7 +85,7 @@ def sum_over_replica(collectives: Collectives, mine: torch.Tensor) -> torch.Tens
     It is bit-equal on all of them, and counted as `norm_gather`.
     """
     level = collectives.scheme.level("replica")
-    everyones = mine.new_empty(collectives.topology.levels.size(level))
+    everyones = mine.new_empty(collectives.axis.levels.size(level))
     collectives.submit(
         "norm",
         collectives.inwards(SELF, level),

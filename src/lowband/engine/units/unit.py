@@ -61,7 +61,7 @@ class Unit:
         """
         self.name, self.slots = name, slots
         self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
-        self.levels, self.rank = collectives.topology.levels, collectives.topology.rank
+        self.levels, self.rank = collectives.axis.levels, collectives.axis.rank
         self.compute_dtype = collectives.options.compute_dtype
 
         originals = [getattr(*places[0]) for places in slots]
