@@ -20,6 +20,7 @@ __version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
 
 _HOMES = {
     "Adafactor": "lowband.engine.optimizers.adafactor",
+    "Axes": "lowband.spec.axes",
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Lamb": "lowband.engine.optimizers.lamb",
     "Matrices": "lowband.engine.optimizers.matrices",

@@ -19,6 +19,7 @@ from lowband.engine.transport.topology import Topology as Topology
 from lowband.engine.units.shard_sums import norms as norms
 from lowband.errors import UserError as UserError
 from lowband.run.ranks import one_line_errors as one_line_errors
+from lowband.spec.axes import Axes as Axes
 from lowband.spec.scheme import Scheme as Scheme
 
 __version__: str

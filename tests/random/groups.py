@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 from lowband.run.launch import RankFailure, TimeLimit
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.axes import Axes
 from tests.random.cases import Case
 from tests.random.observed import Observed, differences, exact_sum
 from tests.random.reference import run_reference
-from tests.random.sharded import run_sharded
+from tests.random.sharded import ALONE, run_sharded, topology_of
 
 AT_ONCE = 25  # cases of one fork
 REFERENCE_S = 600.0  # for that many cases in one process
@@ -40,42 +41,47 @@ class Outcome:
     exact: str = ""  # sum over all bits that the ranks have shown
 
 
-def outcomes(cases: Sequence[Case], case_limit_s: float) -> Iterator[Outcome]:
+def outcomes(cases: Sequence[Case], case_limit_s: float, axes: Axes = ALONE) -> Iterator[Outcome]:
     """Run cases, those of one number of ranks together; yields each as soon as it is known.
 
     case_limit_s: how long a case may take on the ranks until it counts as a hang
+    axes:         beside data: each slice of the mesh runs the case on its ranks, and shows the same
     """
     for ranks, of_ranks in groupby(sorted(cases, key=lambda c: c.ranks), key=lambda c: c.ranks):
         these = list(of_ranks)
         for first in range(0, len(these), AT_ONCE):
-            yield from _together(ranks, these[first : first + AT_ONCE], case_limit_s)
+            yield from _together(ranks, these[first : first + AT_ONCE], case_limit_s, axes)
 
 
-def _together(ranks: int, cases: list[Case], case_limit_s: float) -> Iterator[Outcome]:
+def _together(ranks: int, cases: list[Case], case_limit_s: float, axes: Axes) -> Iterator[Outcome]:
+    of_job = ranks * axes.tensor * axes.pipeline
     [expected] = on_ranks(1, _references, cases, time_limit_s=REFERENCE_S)
     with tempfile.TemporaryDirectory() as folder:
         left = list(zip(cases, expected, strict=True))
         while left:
-            cause = _attempt(ranks, [case for case, _ in left], Path(folder), case_limit_s)
+            cause = _attempt(of_job, [case for case, _ in left], Path(folder), case_limit_s, axes)
             for done, (case, reference) in enumerate(left):
-                files = [_file(Path(folder), case, rank) for rank in range(ranks)]
+                files = [_file(Path(folder), case, rank) for rank in range(of_job)]
                 if not all(file.exists() for file in files):
                     yield Outcome(case, _stacks(files) or cause, 0.0, 0.0)
                     left = left[done + 1 :]
                     break
                 results = [pickle.loads(file.read_bytes()) for file in files]
-                seen = [observed for observed, _ in results]
+                slices = {slice_: [results[rank][0] for rank in slice_] for *_, slice_ in results}
+                seen, *others = slices.values()
                 wrong, largest = differences(case, seen, reference)
-                seconds = max(seconds for _, seconds in results)
-                yield Outcome(case, "; ".join(wrong[:3]), largest, seconds, exact_sum(seen))
+                exact, seconds = exact_sum(seen), max(seconds for _, seconds, _ in results)
+                wrong += ["slices of the mesh differ"] if {exact} != {exact, *map(exact_sum, others)} else []
+                yield Outcome(case, "; ".join(wrong[:3]), largest, seconds, exact)
             else:
                 left = []
 
 
-def _attempt(ranks: int, cases: list[Case], folder: Path, case_limit_s: float) -> str:
+def _attempt(ranks: int, cases: list[Case], folder: Path, case_limit_s: float, axes: Axes) -> str:
     """Run the cases until one raises or hangs; the cause."""
     try:
-        on_ranks(ranks, _on_rank, cases, folder, case_limit_s, time_limit_s=case_limit_s * (len(cases) + 1))
+        limit_s = case_limit_s * (len(cases) + 1)
+        on_ranks(ranks, _on_rank, cases, folder, case_limit_s, axes, time_limit_s=limit_s)
     except RankFailure as failure:
         return str(failure)
     except TimeLimit:
@@ -83,7 +89,7 @@ def _attempt(ranks: int, cases: list[Case], folder: Path, case_limit_s: float) -
     return "no result"
 
 
-def _on_rank(cases: list[Case], folder: Path, case_limit_s: float) -> None:
+def _on_rank(cases: list[Case], folder: Path, case_limit_s: float, axes: Axes) -> None:
     warnings.filterwarnings(
         "ignore", "None of the inputs have requires_grad"
     )  # evaluating checkpointed layers
@@ -92,10 +98,11 @@ def _on_rank(cases: list[Case], folder: Path, case_limit_s: float) -> None:
         with file.with_suffix(".stacks").open("w") as stacks:
             faulthandler.dump_traceback_later(case_limit_s, exit=True, file=stacks)
             start = time.perf_counter()
-            observed = run_sharded(case)
+            observed = run_sharded(case, axes)
             faulthandler.cancel_dump_traceback_later()
         partial = file.with_suffix(".partial")
-        partial.write_bytes(pickle.dumps((observed, time.perf_counter() - start)))
+        slice_ = topology_of(case.inner, axes).along("data").ranks
+        partial.write_bytes(pickle.dumps((observed, time.perf_counter() - start, slice_)))
         partial.rename(file)  # whole or not there
 
 

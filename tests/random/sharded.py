@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 import lowband
 from lowband.engine.passes.engine import engine_of
-from lowband.engine.transport import gloo, topology
+from lowband.engine.transport import axis, gloo
+from lowband.spec.axes import Axes
 from tests.random.cases import (
     Backward,
     BrokenBackward,
@@ -34,19 +35,23 @@ from tests.random.model import (
 )
 from tests.random.observed import Observed
 
+ALONE = Axes()
 MODES = {"train": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 
 
 @cache
-def _topology(inner: tuple[tuple[str, int], ...], _index: int) -> lowband.Topology:
-    """Process groups are made once for all cases on these levels."""
-    return lowband.Topology(dict(inner))
+def topology_of(inner: tuple[tuple[str, int], ...], axes: Axes, _index: int = 0) -> lowband.Topology:
+    """Process groups are made once for all cases on these levels.
+
+    inner: sizes of levels as the ranks along the data axis see them
+    """
+    return lowband.Topology({name: size * axes.tensor for name, size in inner}, axes)
 
 
-def run_sharded(case: Case) -> Observed:
-    """This rank's part."""
+def run_sharded(case: Case, axes: Axes = ALONE) -> Observed:
+    """This rank's part. axes: beside data; along them ranks do the same, each slice of the mesh for itself"""
     _delay_exchanges(case)
-    return _Run(case).run()
+    return _Run(case, axes).run()
 
 
 def _delay_exchanges(case: Case) -> None:
@@ -59,20 +64,21 @@ def _delay_exchanges(case: Case) -> None:
             time.sleep(0.004 * random.random())
         gloo.exchange(*arguments)
 
-    topology.exchange = late if is_slow else gloo.exchange
+    axis.exchange = late if is_slow else gloo.exchange
 
 
 class _Run:
-    def __init__(self, case: Case) -> None:
-        self.case, self.rank, self.fuse = case, dist.get_rank(), Fuse()
-        if case.slow == "computation" and self.rank % 2 == 1:
+    def __init__(self, case: Case, axes: Axes) -> None:
+        along = topology_of(case.inner, axes).along("data")
+        self.case, self.rank, self.fuse = case, along.ranks.index(along.rank), Fuse()
+        if case.slow == "computation" and dist.get_rank() % 2 == 1:
             self.fuse.slow_down(Random(case.seed + self.rank))
         compute, sums = DTYPE[case.compute_dtype], DTYPE[case.reduce_dtype]
         self.nets = [
             lowband.shard(
                 chain,
                 chain.net.scheme,
-                _topology(case.inner, index if case.own_topologies else 0),
+                topology_of(case.inner, axes, index if case.own_topologies else 0),
                 is_unit,
                 compute,
                 sums,

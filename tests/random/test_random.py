@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from lowband.spec.axes import Axes
 from tests.random import groups
 from tests.random.cases import Case
 from tests.random.draw import FEATURES, case
@@ -29,6 +30,16 @@ def test_sample() -> None:
     found = list(outcomes(sample(), LIMIT_S))
     assert not {f"seed {each.case.seed}": each.wrong for each in found if each.wrong}
     assert len({each.exact for each in found}) == len(found)
+
+
+@pytest.mark.parametrize("axes", [Axes(tensor=2), Axes(pipeline=2)], ids=str)
+def test_idle_axes_change_no_bit(axes: Axes) -> None:
+    drawn = [c for c in sample() if c.ranks in (2, 3, 4)][::3]
+    alone, beside = (
+        {each.case.seed: (each.wrong, each.exact) for each in outcomes(drawn, LIMIT_S, some)}
+        for some in (Axes(), axes)
+    )
+    assert beside == alone
 
 
 def test_a_seed_gives_one_case_and_cases_have_all_features() -> None:
@@ -55,11 +66,11 @@ def test_a_hang_is_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
         how.update(options)
         later(limit_s, **options)
 
-    def hang(drawn: Case) -> Observed:
+    def hang(drawn: Case, axes: Axes) -> Observed:
         if drawn == second:
             later(0.1, **how)
             threading.Event().wait()
-        return run_sharded(drawn)
+        return run_sharded(drawn, axes)
 
     monkeypatch.setattr(faulthandler, "dump_traceback_later", limit)
     monkeypatch.setattr(groups, "run_sharded", hang)
@@ -72,10 +83,10 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank's gradients are off by a millionth."""
     [drawn] = two_ranks(1)
 
-    def run(drawn: Case) -> Observed:
+    def run(drawn: Case, axes: Axes) -> Observed:
         with monkeypatch.context() as patch:
             patch.setattr(nn.Parameter, "register_post_accumulate_grad_hook", hooked)
-            return run_sharded(drawn)
+            return run_sharded(drawn, axes)
 
     hook = nn.Parameter.register_post_accumulate_grad_hook
 
