@@ -154,7 +154,7 @@ def test_a_tiny_dag_for_real(tree: Path) -> None:
 
     assert planned(snakemake(tree, "-n", *asked)) == {}  # a second run has nothing to do
 
-    for code in ("tables/collect.py", "engine/passes/engine.py", "run/train.py"):
+    for code in ("evidence/tables/collect.py", "engine/passes/engine.py", "run/train.py"):
         with (tree / "src" / "lowband" / code).open("a") as file:
             file.write("# a comment\n")
     assert "train" not in planned(snakemake(tree, "-n", *asked))  # a comment trains nothing again
