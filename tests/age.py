@@ -15,7 +15,8 @@ from functools import cache
 from tests.named_commits import REFERENCE, TABLE, ancestors, found_in, git, no_history, of_file
 
 _ENGINE, _PACKAGE = "src/lowband/engine", "src/lowband"
-_PREDICTOR = ("src/lowband/predict", "src/lowband/cost", "src/lowband/evidence/validation")
+_EVIDENCE = "src/lowband/evidence"
+_PREDICTOR = ("src/lowband/predict", "src/lowband/cost", f"{_EVIDENCE}/validation")
 # What the rows of a folder, or of one of its tables, measured; the longest prefix of a table's name counts.
 MEASURED: dict[str, tuple[str, ...]] = {
     "anchors/": (_ENGINE, "src/lowband/run"),
@@ -28,13 +29,13 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "decentralised/": (_ENGINE,),
     "delay/": (_ENGINE,),
     "faults/": (_ENGINE, "src/lowband/run"),
-    "fuzz/": ("src/lowband/spec", "src/lowband/evidence/importers", "src/lowband/commands"),
+    "fuzz/": ("src/lowband/spec", f"{_EVIDENCE}/importers", "src/lowband/commands"),
     "h100/": (_ENGINE,),
     "h100/kernels.csv": ("src/lowband/kernels",),
     "h200/kernels.csv": ("src/lowband/kernels",),
     "joined/": (_ENGINE,),
     "kernels/": ("src/lowband/kernels",),
-    "load/": ("src/lowband/spec", "src/lowband/evidence/tables", "src/lowband/evidence/importers", "workflow"),
+    "load/": ("src/lowband/spec", f"{_EVIDENCE}/tables", f"{_EVIDENCE}/importers", "workflow"),
     "local/": (_ENGINE,),
     "local/disk.csv": (_PACKAGE,),
     "mutants/": tuple(f"src/lowband/{name}" for name in ("spec", "cost", "predict", "claims", "engine")),
