@@ -120,13 +120,13 @@ TIMEOUT_S = 15  # groups are made within it too
 def timeouts() -> tuple[timedelta, list[timedelta], str]:
     """Of the default group, of a topology's; what a message to a rank that is late says when it fails."""
     topology = lowband.Topology(INNER)
-    groups = [g for bound in topology.hops("self", "world") for g in (bound.group, bound.back)]
+    groups = [g for bound in topology.along("data").hops("self", "world") for g in (bound.group, bound.back)]
     found = [g._get_backend(torch.device("cpu")).options._timeout for g in groups]
     store, text = dist.distributed_c10d._get_default_store(), ""
     if dist.get_rank() != 3:
         try:
             shards = torch.ones(2, 4)
-            topology.hops("self", "package")[0].exchange(shards, shards.clone(), "a test")
+            topology.along("data").hops("self", "package")[0].exchange(shards, shards.clone(), "a test")
         except PeerLost as error:
             text = str(error)
     if dist.get_rank() == 2:

@@ -44,7 +44,7 @@ def times_with_one_late(late: int) -> dict[int, float]:
     """In a group of three: the last exchange of several."""
     clock = Clock(late)
     topology = Topology({})
-    [bound] = topology.hops("self", "world")
+    [bound] = topology.along("data").hops("self", "world")
     ours, theirs = [torch.ones(64)] * 3, [torch.empty(64) for _ in range(3)]
     taken = {}
     for name in ("opens the connections", "shows who is late", "is timed"):
@@ -52,8 +52,8 @@ def times_with_one_late(late: int) -> dict[int, float]:
         if dist.get_rank() == late and name != "opens the connections":
             clock.be_late(name)
         bound.exchange(ours, theirs, name)
-        taken = topology.message_times.take()
-    assert topology.message_times.take() == {}
+        taken = topology.along("data").message_times.take()
+    assert topology.along("data").message_times.take() == {}
     return taken
 
 

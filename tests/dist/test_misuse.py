@@ -277,9 +277,9 @@ def orders_of_steps(differs_at: int) -> list[str]:
     topology, said = lowband.Topology(INNER), []
     for step in range(4):
         other = dist.get_rank() == 2 and step == differs_at
-        topology.order.note(f"layer {7 if other else step}")
+        topology.along("data").order.note(f"layer {7 if other else step}")
         dist.barrier()
-        said.append(outcome(topology.order.compare)[1])
+        said.append(outcome(topology.along("data").order.compare)[1])
     return said
 
 

@@ -79,15 +79,21 @@ _ENGINE = {
     "replicas/exchange": _dist("sync", "sync_late", "sync_partners"),
     "replicas/pair": _dist("sync_partners"),
     "replicas/replicas": _dist("sync", "sync_late", "sync_partners", "sync_checkpoint_late"),
+    "transport/axis": [*_dist("topology", "axes", "groups", "joined", "flat"), *EVERY_STEP],
     "transport/call": EVERY_STEP,
     "transport/consistency": _dist("topology", "agree", "unit_placements", "misuse"),
+    "transport/everyone": _dist("topology", "axes", "memory_limit", "optimizers"),
     "transport/gloo": [*_dist("message_times", "groups", "flat", "engines"), *EVERY_STEP],
     "transport/hosts": [f"{UNIT}hosts.py"],
     "transport/lane": [*_dist("streams", "late_lane", "engines"), *EVERY_STEP],
     "transport/ledger": _dist("wires", "unit_placements", "closed_forms"),
     "transport/meter": _dist("wires", "flat_collectives", "closed_forms"),
+    "transport/meeting": _dist("checkpoint_fit", "checkpoint_writes"),
     "transport/order": _dist("misuse"),
-    "transport/topology": [*_dist("topology", "groups", "device_mesh", "joined", "flat"), *EVERY_STEP],
+    "transport/topology": [
+        *_dist("topology", "axes", "groups", "device_mesh", "joined", "flat"),
+        *EVERY_STEP,
+    ],
     "units/bucket": [*_dist("buckets", "backward_order", "library_steps"), *EVERY_STEP],
     "units/by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "units/changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
@@ -114,13 +120,13 @@ _CHECKPOINT = {
     ],
     "logical_tensors": _dist("checkpoint_fit", "sync_checkpoint_late", "sync_checkpoint", "checkpoint"),
     "manifest": _dist("checkpoint_fit", "checkpoint_damage", "checkpoint"),
-    "meeting": _dist("checkpoint_fit", "checkpoint_writes"),
     "rank_file": [f"{UNIT}rank_file.py", *_dist("checkpoint_writes", "checkpoint_damage")],
     "restore": _dist("checkpoint_fit", "sync_checkpoint_late", "checkpoint"),
 }  # fmt: skip
 
 # folder or file inside the package -> its tests
 _TESTS = {
+    "spec/axes": [f"{DIST}axes.py"],
     "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],
     "spec/config": [f"{UNIT}{of}.py" for of in ("suites", "built_in", "command_line")],

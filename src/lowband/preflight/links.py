@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.collectives.collectives import all_gather
 from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.gloo import MessageTimes, exchange
+from lowband.engine.transport.meeting import Meeting
 from lowband.spec.mesh import SELF, WORLD
 
 SECONDS = 1.0  # target duration of one level's messages

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lowband.box.network import SHAPED
 from lowband.cost.collectives import Network
-from lowband.engine.checkpoint.meeting import Meeting
+from lowband.engine.transport.meeting import Meeting
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from lowband.engine.checkpoint.meeting import Meeting, Tick
+from lowband.engine.transport.meeting import Meeting, Tick
 
 PINGS = 5
 FILE_BYTES = 2**24  # that each rank writes and reads

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from lowband.box.links import sent_bytes
 from lowband.engine.checkpoint.checkpointer import Checkpointer
-from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.meeting import Meeting
 from lowband.model.data import Corpus, batch
 from lowband.run import slow
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory

@@ -13,10 +13,10 @@ from lowband.engine.api import (
     shard,
     sync_replicas,
 )
-from lowband.engine.checkpoint.meeting import Meeting
 from lowband.engine.collectives.wire import TORCH_DTYPE
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import state_digests
+from lowband.engine.transport.meeting import Meeting
 from lowband.engine.transport.topology import Topology
 from lowband.model.gpt import GPT, Block
 from lowband.spec.records import Sent

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.passes.whole import sha256
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.lane import Lanes
+from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
@@ -41,11 +40,11 @@ from lowband.engine.checkpoint.manifest import (
     Manifest,
     folder_name,
 )
-from lowband.engine.checkpoint.meeting import Meeting, Tick
 from lowband.engine.checkpoint.rank_file import read_range, verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
+from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.errors import UserError
 
 
@@ -137,7 +136,7 @@ class Checkpointer:
             except Damaged as error:
                 damage = damage or error
                 self.skipped += (str(error),)
-                if dist.get_rank() == 0:
+                if self._meeting.rank == 0:
                     sys.stderr.write(f"lowband: checkpoint skipped: {error}\n")
                 continue
             return self._fill(path, manifest, module, optimizer)
@@ -150,7 +149,7 @@ class Checkpointer:
 
     def _write(self, snapshot: "_Snapshot") -> None:
         try:
-            meeting, rank, step = self._meeting, dist.get_rank(), snapshot.content.step
+            meeting, rank, step = self._meeting, self._meeting.rank, snapshot.content.step
             writing = self.folder / f".{folder_name(step)}.writing"
             what = f"writing {writing}"
             meeting.first(what, lambda tick: begin(writing, tick))
@@ -173,7 +172,7 @@ class Checkpointer:
         manifest = self._meeting.first(what, lambda _: Manifest.read(path))
 
         def verify(tick: Tick) -> None:
-            for rank in range(dist.get_rank(), len(manifest.files), dist.get_world_size()):
+            for rank in range(self._meeting.rank, len(manifest.files), self._meeting.ranks):
                 verify_rank_file(path, rank, manifest.files[rank], tick)
 
         self._meeting.together(what, verify)
@@ -188,9 +187,9 @@ class Checkpointer:
             here = Logical.of(module, optimizer)
             check_replicas(whole, path, here)
             manifest = seen_by(whole, here.replica)
-            random = random_states(module) if len(manifest.files) == dist.get_world_size() else {}
-            if f"rng.cuda.{dist.get_rank()}" not in manifest.tensors:  # saved on the CPU
-                random.pop(f"rng.cuda.{dist.get_rank()}", None)
+            random = random_states(module) if len(manifest.files) == self._meeting.ranks else {}
+            if (on_gpu := f"rng.cuda.{self._meeting.rank}") not in manifest.tensors:  # saved on the CPU
+                random.pop(on_gpu, None)
             check_fit(manifest, path, here, random)
             if (replicas := engine_of(module).replicas) is not None:
                 replicas.check_alone("a checkpoint is loaded after it was made", "before lowband.Quorum")

@@ -13,8 +13,8 @@ from lowband.engine.checkpoint.manifest import (
     folder_name,
     write_manifest,
 )
-from lowband.engine.checkpoint.meeting import Tick
 from lowband.engine.checkpoint.rank_file import naming
+from lowband.engine.transport.meeting import Tick
 
 KEPT = 2  # the newest checkpoints; older ones are removed
 _NAME = re.compile(r"step-[0-9]{8}")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest, Number, Saved
@@ -103,17 +102,17 @@ class Logical:
                 if isinstance(value, Number):
                     numbers[full] = value
                 else:
-                    is_first = dist.get_rank() % size == 0
+                    is_first = engine.axis.rank % size == 0
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
         for name, buffer in buffers(module).items():
-            pieces[name] = _whole(buffer, writes=dist.get_rank() == 0)
+            pieces[name] = _whole(buffer, writes=engine.axis.is_first)
         updates: dict[str, Piece] = {}
         if engine.replicas is not None:
             pieces |= sync_pieces(engine.replicas, size)
             for each in engine.replicas.exchanges:
                 updates |= _by_parameter(each.unit, each.update_name, each.weights, each.range, writes=False)
         groups, kind = _groups(shards, optimizer), _full_name(optimizer)
-        replica, replicas = dist.get_rank() // size, dist.get_world_size() // size
+        replica, replicas = engine.axis.rank // size, len(engine.axis.ranks) // size
         return cls(shards, parameters, pieces, numbers, groups, kind, replica, replicas, updates)
 
     def content(self, step: int) -> Content:
@@ -171,7 +170,7 @@ def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def random_states(module: nn.Module) -> dict[str, Piece]:
     """States of this rank's random number generators, by name in the manifest."""
-    device, rank = engine_of(module).device, dist.get_rank()
+    device, rank = engine_of(module).device, engine_of(module).axis.rank
     states = {f"rng.cpu.{rank}": _whole(torch.get_rng_state(), writes=True)}
     if device.type == "cuda":
         states[f"rng.cuda.{rank}"] = _whole(torch.cuda.get_rng_state(device), writes=True)
@@ -210,10 +209,10 @@ def sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
             where="Checkpointer",
             allowed="between the steps of all optimizers",
         )
-    pieces = {STEPS: _whole(torch.tensor(replicas.steps), writes=dist.get_rank() == 0)}
+    pieces = {STEPS: _whole(torch.tensor(replicas.steps), writes=replicas.axis.is_first)}
     for each in replicas.exchanges:
         for key, values, of_unit, is_shared in each.held():
-            writes = dist.get_rank() < size or not is_shared
+            writes = replicas.axis.rank < size or not is_shared
             pieces |= _by_parameter(each.unit, key, values, of_unit, writes)
     return pieces
 

@@ -13,7 +13,7 @@ import torch
 
 from lowband.engine.checkpoint.logical_tensors import Piece
 from lowband.engine.checkpoint.manifest import Chunk, Damaged, File, Saved, file_name
-from lowband.engine.checkpoint.meeting import Tick
+from lowband.engine.transport.meeting import Tick
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
 

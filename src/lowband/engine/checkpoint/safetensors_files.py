@@ -95,7 +95,7 @@ def save_safetensors(
 
     engine, folder = engine_of(module), Path(folder)
     engine.axis.check_alone("save_safetensors")
-    is_writer = dist.get_rank() == 0
+    is_writer = engine.axis.is_first
     taken = [is_writer and any((folder / name).exists() for name in (INDEX, SINGLE))]
     dist.broadcast_object_list(taken)
     if taken[0]:

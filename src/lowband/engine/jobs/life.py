@@ -3,7 +3,7 @@
 [Note: signs] Of a replica that has not said whether an exchange succeeded, the others cannot tell whether it
 has died or still waits for a message: its wait may have begun later, and take as long as theirs. So while its
 ranks exchange, a replica gives a sign about once a second, and the others wait for its word until its last
-sign is too old. The sign comes from where the ranks of the job meet (engine.checkpoint.meeting), so it ends
+sign is too old. The sign comes from where the ranks of the job meet (transport.meeting), so it ends
 when one of them stops.
 
 [Note: the state] A replica that joins is given the state by one that has it. One that was started again has

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.checkpoint.meeting import Context, Meeting, Tick, as_here
 from lowband.engine.jobs.check import check_weights, checked, job_text
 from lowband.engine.jobs.life import Member
 from lowband.engine.jobs.link import Link
@@ -32,6 +31,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.replicas.anchor import Anchor
 from lowband.engine.replicas.replicas import Others
 from lowband.engine.transport.axis import world_timeout
+from lowband.engine.transport.meeting import Context, Meeting, Tick, as_here
 from lowband.errors import UserError
 from lowband.spec.step import SYNC_REDUCE
 

@@ -16,10 +16,10 @@ from lowband.engine.checkpoint.fit import check_fit
 from lowband.engine.checkpoint.json_values import check_json
 from lowband.engine.checkpoint.logical_tensors import Logical
 from lowband.engine.checkpoint.manifest import Manifest
-from lowband.engine.checkpoint.meeting import Tick
 from lowband.engine.checkpoint.restore import new_states, overwrite, ranges
 from lowband.engine.jobs.link import Link
 from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport.meeting import Tick
 from lowband.errors import UserError
 
 FROM = Path("state of another replica")  # in messages

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.passes.engine import Engine
+from lowband.engine.transport.everyone import everyones
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.spec.mesh import SELF
 
@@ -49,8 +49,7 @@ def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:
             order[id(shard)] = len(order)
             if order[id(shard)] % len(ranks) == ranks.index(engine.axis.rank):
                 mine[order[id(shard)]] = sha256(whole)
-    everybody: list[dict[int, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
+    everybody = everyones(mine)
     digests = {place: digest for rank in ranks for place, digest in everybody[rank].items()}
     named = dict(module.named_parameters(remove_duplicate=False))
     return {

@@ -7,15 +7,16 @@ optimizers may share the module: a step is complete when each trainable paramete
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import sqrt
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.replicas.anchor import Anchor
 from lowband.engine.replicas.exchange import Exchange
 from lowband.engine.replicas.pair import Pair
+from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.lane import Lanes
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.unit import Unit
@@ -48,6 +49,7 @@ class Replicas:
 
     def __init__(self, sync: Sync, units: Sequence[Unit], lanes: Lanes) -> None:
         self.sync, self._units, self._lanes = sync, units, lanes
+        self.axis = units[0].collectives.axis
         kind = Anchor if sync.has_anchor else Pair
         self.exchanges: list[Exchange] = [kind(unit, sync) for unit in units if unit.requires_grad]
         levels = units[0].levels
@@ -141,8 +143,8 @@ class Replicas:
         total = torch.zeros((), dtype=torch.float64, device=self._units[0].master.device)
         for each in self.exchanges:
             total += (each.mean(Ledger()) - each.weights).double().square().sum()
-        dist.all_reduce(total)
-        return float((total / self.count).sqrt())
+        parts = everyones(float(total))
+        return sqrt(sum(parts[rank] for rank in self.axis.ranks) / self.count)
 
     @torch.no_grad()
     def advance(self) -> None:

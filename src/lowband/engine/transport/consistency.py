@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.transport.everyone import everyones
 from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
@@ -51,8 +52,7 @@ def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:
 
     first: the rank that this one is compared with
     """
-    everybody: list[tuple[str, int, dict[str, object]]] = [("", 0, {})] * dist.get_world_size()
-    dist.all_gather_object(everybody, (socket.gethostname(), first, dict(mine)))
+    everybody = everyones((socket.gethostname(), first, dict(mine)))
     for rank, (host, other, theirs) in enumerate(everybody):
         for what, value in everybody[other][2].items():
             if theirs[what] != value:

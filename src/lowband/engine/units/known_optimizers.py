@@ -7,9 +7,9 @@ shards and gradients notice that (units.by_element), but not those of an optimiz
 
 import warnings
 
-import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
+from lowband.engine.transport.everyone import speaks_for_all
 from lowband.errors import UserError
 
 # package -> classes
@@ -69,7 +69,7 @@ def check_class(optimizer: Optimizer) -> None:
             f"{kind.__name__} is not known to work element by element: norms, means and products of its "
             "states would be of this rank's part; lowband.Matrices gives an optimizer whole parameters"
         )
-        if dist.get_rank() == 0:  # explicitly, because otherwise a second line shows the source of this one
+        if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
             warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)
 
 

@@ -29,12 +29,13 @@ Tick = Callable[[], None]  # work calls it after every step; a step must be far 
 class Meeting:
     """All ranks of the job. Every rank must make the same calls, one at a time.
 
+    rank, ranks: this one's number; how many there are
     timeout_s:  seconds without a sign of life from a rank before the others give up
     progress_s: seconds without progress of its work; default: the same
     """
 
     def __init__(self, timeout_s: float, progress_s: float | None = None) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s, self.rank, self.ranks = timeout_s, dist.get_rank(), dist.get_world_size()
         self._progress_s = timeout_s if progress_s is None else progress_s
         # A separate group, so that messages of a save in the background never mix with the training's.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -77,27 +78,26 @@ class Meeting:
 
     def first(self, what: str, work: Callable[[Tick], T]) -> T:
         """Rank 0's result of `work`, on every rank. Raises the same errors as `together`."""
-        is_first = dist.get_rank() == 0
-        box = [self.together(what, lambda tick: work(tick) if is_first else None)]
+        box = [self.together(what, lambda tick: None if self.rank else work(tick))]
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]  # type: ignore[return-value]
 
     def everyone(self, mine: T) -> list[T]:
         """Every rank's value, by rank."""
-        values: list[Any] = [None] * dist.get_world_size()
+        values: list[Any] = [None] * self.ranks
         dist.all_gather_object(values, mine, group=self.group)
         return values
 
     def collect(self, mine: T) -> list[T]:
         """Every rank's value, by rank, on rank 0; [] elsewhere."""
-        values: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
+        values: list[Any] = [] if self.rank else [None] * self.ranks
         dist.gather_object(mine, values or None, dst=0, group=self.group)
         return values
 
     def _any_is_busy(self, what: str, running: "_Running") -> bool:
         is_busy = running.is_busy()
         is_stuck = is_busy and time.monotonic() - running.moved_at > self._progress_s
-        status = torch.tensor([is_busy, (dist.get_rank() + 1) * is_stuck])
+        status = torch.tensor([is_busy, (self.rank + 1) * is_stuck])
         dist.all_reduce(status, dist.ReduceOp.MAX, group=self.group)
         any_busy, stuck = status.tolist()
         if stuck:
