@@ -18,9 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
 from lowband.engine.checkpoint import checkpointer as checkpoint_module
-from lowband.engine.checkpoint import meeting
 from lowband.engine.checkpoint.manifest import MANIFEST, Manifest
 from lowband.engine.checkpoint.rank_file import verify_rank_file
+from lowband.engine.transport import meeting
 from lowband.run import launch
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import lowband
-from lowband.engine.transport import gloo, topology
+from lowband.engine.transport import gloo
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from tests.pairwise import pairwise
@@ -48,7 +48,7 @@ def delay_messages() -> None:
         time.sleep(chance.random() * 2e-3)
         exchange(*arguments)
 
-    topology.exchange = late
+    axis.exchange = late
 
 
 def inputs(step: int, micro: int = 0) -> torch.Tensor:
