@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import lowband
-from lowband.engine.transport import gloo
+from lowband.engine.transport import axis, gloo
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from tests.pairwise import pairwise
