@@ -1,5 +1,6 @@
 """A data axis beside others: ranks along it train as the same number of plain ranks on the same levels do."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -18,8 +19,8 @@ from lowband.spec.partition import shard_range, shard_ranks
 from lowband.spec.scheme import Scheme
 
 CONFIG = Config()
-SCHEMES = (CONFIG.scheme("zero3"), CONFIG.scheme("ddp"), CONFIG.scheme("hsdp"), HIER3, HPZ)
-PATTERNS = ("hops", "flat", "joined")
+NAMES = ("zero3", "ddp", "hsdp", "decentralised-ring")
+SCHEMES = (*map(CONFIG.scheme, NAMES), HIER3, HPZ)
 # By axes: sizes of the machine's levels, and as the four ranks along the data axis see them.
 MESHES = {
     Axes(tensor=2): ({"package": 2, "node": 4}, {"package": 1, "node": 2}),
@@ -36,18 +37,30 @@ def tower(seed: int) -> Tower:
     return model
 
 
-def trained(topology: lowband.Topology, scheme: Scheme, pattern: str, seed: int) -> tuple:
-    """Whole weights on the first rank along the axis, norms, and bytes sent."""
+def trained(topology: lowband.Topology, scheme: Scheme, way: str, seed: int) -> tuple:
+    """Whole weights on the first rank along the axis, norms and distances, and bytes sent.
+
+    way: how collectives run; or `matrices`: hops, and an optimizer of whole matrices
+    """
     axis = topology.along("data")
-    model = lowband.shard(tower(seed), scheme, topology, is_layer, torch.float32, collectives=pattern)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    norms = []
+    has_matrices = way == "matrices"
+    model = lowband.shard(
+        tower(seed), scheme, topology, is_layer, torch.float32, collectives="hops" if has_matrices else way
+    )
+    matrices = lowband.Matrices(model, over="world") if has_matrices else nullcontext()
+    muon = torch.optim.Muon(matrices.parameters(), lr=0.02) if has_matrices else None
+    others = matrices.others() if has_matrices else list(model.parameters())
+    optimizer, norms = torch.optim.AdamW(others, lr=1e-2), []
     for step in range(3):
         with lowband.no_sync(model):
             model(inputs(step, axis.ranks.index(axis.rank))).backward()
         model(inputs(step + 10, axis.ranks.index(axis.rank))).backward()
         norms += [lowband.clip_grad_norm_(model, 0.5), *lowband.norms(list(model.parameters()))]
+        if muon is not None:
+            with matrices:
+                muon.step()
         optimizer.step()
+        norms += [lowband.consensus_distance(model)] if scheme.sync is not None else []
         optimizer.zero_grad()
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine_of(model).ledger.take()}
     return lowband.full_state_dict(model), [float(norm) for norm in norms], sent
@@ -74,7 +87,8 @@ def plain(inner: dict[str, int], cases: list[tuple[Scheme, str]], seed: int) -> 
 def test_bits_and_bytes_are_those_of_plain_ranks(axes: Axes) -> None:
     """Each slice of the mesh has a model of its own: the others' bytes must not mix in."""
     inner, seen = MESHES[axes]
-    cases = [(scheme, "hops") for scheme in SCHEMES] + [(SCHEMES[0], pattern) for pattern in PATTERNS[1:]]
+    ways = [(SCHEMES[0], way) for way in ("flat", "joined", "matrices")]
+    cases = [(scheme, "hops") for scheme in SCHEMES] + ways
     found = on_ranks(4 * axes.tensor * axes.pipeline, on_mesh, inner, axes, cases)
     slices = {ranks for ranks, _ in found}
     assert len(slices) == axes.tensor * axes.pipeline
@@ -149,6 +163,7 @@ def test_device_mesh_names_the_axis() -> None:
 def test_shards_along_an_axis_by_hand() -> None:
     levels = Mesh.fit({"node": 4}, {"tensor": 2, "data": 4}).levels("data")
     assert shard_ranks(levels, "node", 5) == [5, 7]
+    assert [levels.common(5, other) for other in (5, 7, 1)] == ["self", "node", "world"]
     assert shard_ranks(levels, "world", 2) == [0, 4, 2, 6]  # the node's coordinate cuts first
     assert [shard_range(8, levels, "world", rank) for rank in (0, 4, 2, 6)] == [
         (0, 2),

@@ -156,6 +156,11 @@ class Levels:
     def size(self, level: str) -> int:
         return self.sizes[self.index(level)]
 
+    def common(self, rank: int, other: int) -> str:
+        """The innermost level with a group that contains both ranks, which lie along this axis."""
+        blocks = ((name, self.stride * size) for name, size in zip(self.names, self.sizes, strict=True))
+        return next(name for name, block in blocks if rank // block == other // block)
+
     def hops(self, inner: str, outer: str) -> Sequence[Hop]:
         """The steps from one level out to another, inner first; steps with a single partner are left out."""
         first, last = self.index(inner), self.index(outer)

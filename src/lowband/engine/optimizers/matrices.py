@@ -244,9 +244,7 @@ class _Share:
             call.release(tensor)
 
     def _count(self, rank: int, name: str, sent_bytes: int) -> None:
-        levels = self.unit.levels
-        pairs = zip(levels.names, levels.sizes, strict=True)
-        level = next(level for level, size in pairs if rank // size == self.unit.rank // size)
+        level = self.unit.levels.common(rank, self.unit.rank)
         self.unit.collectives.ledger.add(level, name, "fp32", sent_bytes)
 
 
