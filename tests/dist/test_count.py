@@ -1,6 +1,7 @@
 """Runs on fake tensors: the engine at ranks that no machine here has, against the closed forms."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from started import begun, ended
@@ -15,21 +16,23 @@ from lowband.spec.step import Order
 ROOT = Path(__file__).parents[2]
 # Two layers of the 20B model: the same sizes of every message, a twentieth of the time.
 CASES = [
-    ("volume", "zeropp", 1, "depth"),
-    ("volume", "hier3", 2, "depth"),
-    ("volume", "hier3", 2, "breadth"),
-    ("volume", "hsdp", 1, "depth"),
-    ("volume3072", "hier3", 1, "depth"),
+    ("volume", "zeropp", 1, "depth", {}),
+    ("volume", "hier3", 2, "depth", {}),
+    ("volume", "hier3", 2, "breadth", {}),
+    ("volume", "hsdp", 1, "depth", {}),
+    ("volume3072", "hier3", 1, "depth", {}),
+    ("volume3072", "zero3", 1, "depth", {"tensor": 8, "pipeline": 16}),
+    ("volume3072", "hier3", 2, "depth", {"tensor": 2, "pipeline": 16, "collectives": "flat"}),
 ]
 
 
-@pytest.mark.parametrize(("suite", "scheme", "accumulation", "order"), CASES)
+@pytest.mark.parametrize(("suite", "scheme", "accumulation", "order", "changes"), CASES)
 def test_counted_at_scale_equals_closed_forms(
-    tmp_path: Path, suite: str, scheme: str, accumulation: int, order: Order
+    tmp_path: Path, suite: str, scheme: str, accumulation: int, order: Order, changes: dict[str, Any]
 ) -> None:
     [spec] = [spec for spec in Config(ROOT).runs([suite]) if spec.scheme.name == scheme]
     two_layers = spec.model.model_copy(update={"layers": 2})
-    spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation, "order": order})
+    spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation, "order": order, **changes})
     path = tmp_path / "spec.json"
     path.write_text(RunSpec.parse(spec.model_dump(), "test").to_json())
     code, error = ended(begun(path), path)
@@ -38,10 +41,12 @@ def test_counted_at_scale_equals_closed_forms(
     units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
     assert sent == sent_bytes(
-        units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, order=order
+        units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, spec.collectives, order=order
     )
     held = {state.kind: state.bytes for state in outcome.states}
     levels = spec.levels
-    expected = state_bytes(units, spec.scheme, levels, "bf16", "bf16", accumulation, "fake", order=order)
+    expected = state_bytes(
+        units, spec.scheme, levels, "bf16", "bf16", accumulation, "fake", spec.collectives, order
+    )
     assert {kind: held.get(kind, 0) for kind in expected} == expected
     assert not (tmp_path / "steps.jsonl").exists()

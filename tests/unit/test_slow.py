@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowband.run.slow import CHANCE, SLOWER, chance, level_between, named, slowest
+from lowband.run.slow import CHANCE, SLOWER, chance, named, slowest
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.records import Outcome, Slow, StepRecord
 
@@ -123,15 +123,6 @@ def test_only_the_last_steps_count() -> None:
     was = run(EIGHT, 0, 0.1, computing={3: 2.0}, steps=200)
     assert named(was) != ()
     assert named([*was, *run(EIGHT, 1, 0.1, steps=50)]) == ()
-
-
-def test_the_level_between_two_ranks() -> None:
-    assert [level_between(EIGHT, 0, other) for other in range(8)] == [
-        SELF,
-        "package",
-        *["node"] * 2,
-        *["world"] * 4,
-    ]
 
 
 def test_what_has_no_times_is_left_out() -> None:

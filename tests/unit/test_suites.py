@@ -1,5 +1,6 @@
 """Suites expand to complete specs; every mistake is one line that names file, key and what is allowed."""
 
+import re
 import shutil
 import string
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from lowband.errors import UserError
+from lowband.evidence.tables.points import identity
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 
@@ -96,6 +98,7 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
         {"collectives": "flat"},
         {"collectives": "joined"},
         {"order": "breadth"},
+        {"device": "fake", "pipeline": 2, "ranks": 8},
     ],
 )
 def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object]) -> None:
@@ -105,6 +108,28 @@ def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object
     with pytest.raises(UserError, match="engine fsdp2 supports neither device fake nor checkpoints"):
         RunSpec.parse({**values, **changes}, "test")
     RunSpec.parse({**values, **changes, "engine": "lowband"}, "test")
+
+
+def test_the_axes_of_a_run(root: Path) -> None:
+    """A batch belongs to a rank of the data axis, and axes of one rank change no name and no checksum."""
+    file = root / "config" / "suites" / "smoke.yaml"
+    before = Config(root).runs(["smoke"])
+    text = file.read_text()
+    file.write_text(text.replace("fixed:\n", "fixed:\n  tensor: 1\n"))
+    assert [spec.to_json() for spec in Config(root).runs(["smoke"])] == [spec.to_json() for spec in before]
+    text = text.replace("ranks: [1, 4, 8]", "ranks: [4, 8]\n  tensor: [1, 2]\n  pipeline: [1, 2]")
+    text = re.sub(r"\nexclude:.*", "\n", text, flags=re.DOTALL)
+    file.write_text(text.replace("fixed:\n", "fixed:\n  device: fake\n"))
+    specs = Config(root).runs(["smoke"])
+    assert {spec.global_batch for spec in specs} == {8}
+    assert {(s.ranks, s.tensor, s.pipeline, s.micro_batch * s.accumulation) for s in specs} == {
+        (n, t, p, 8 * t * p // n) for n in (4, 8) for t in (1, 2) for p in (1, 2)
+    }
+    assert len({spec.run_id for spec in specs}) == len(specs)
+    assert {identity(spec)["tensor"] for spec in specs} == {1, 2}
+    file.write_text(text)
+    with pytest.raises(UserError, match="cannot be cut along tensor or pipeline yet"):
+        Config(root).runs(["smoke"])
 
 
 def test_a_run_ends_with_an_exchange() -> None:

@@ -92,7 +92,7 @@ def _as_rank(rank: Rank, spec: RunSpec, folder: Path, links: str, on: str) -> in
     meeting = Meeting(spec.peer_timeout_s)
     host_of = meeting.everyone(host())
     facts = meeting.everyone(own_facts(device, host_of.count(host())))
-    placed = verdicts.placement(host_of, spec.levels)
+    placed = verdicts.placement(host_of, spec.job_levels)
     findings = [placed, *verdicts.versions(facts), *_devices(spec, facts)]
     if placed.verdict == "ok":
         findings += _links(spec, device, meeting, facts, links)

@@ -45,13 +45,14 @@ def _kinds(spec: RunSpec) -> list[tuple[int, int]]:
     The links to a successor depend on whether a rank is the last of its partners, hop by hop.
     """
     hops = spec.levels.hops(SELF, WORLD)
+    slices = spec.ranks // spec.levels.world
     if spec.collectives == "hops":
         return [(0, spec.ranks)]
     ends = product(*([(0, hop.count - 1), (hop.count - 1, 1)] for hop in hops))
     return [
         (
             sum(hop.stride * place for hop, (place, _) in zip(hops, kind, strict=True)),
-            prod(n for _, n in kind),
+            prod(n for _, n in kind) * slices,
         )
         for kind in ends
     ]

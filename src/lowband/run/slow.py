@@ -39,7 +39,7 @@ def slowest(
     both: dict[str, dict[Pair, float]] = {}
     for a, b in combinations(range(levels.world), 2):
         if b in message_s[a] and a in message_s[b]:
-            both.setdefault(level_between(levels, a, b), {})[a, b] = min(message_s[a][b], message_s[b][a])
+            both.setdefault(levels.common(a, b), {})[a, b] = min(message_s[a][b], message_s[b][a])
     for level, pairs in both.items():
         of_rank = {
             (rank,): [seconds for pair, seconds in pairs.items() if rank in pair]
@@ -49,12 +49,6 @@ def slowest(
             found += _first(level, {rank: min(mine) for rank, mine in of_rank.items() if mine})
         found += _first(level, pairs)
     return tuple(found)
-
-
-def level_between(levels: Levels, a: int, b: int) -> str:
-    """The innermost level with a group that holds both ranks."""
-    groups = zip(levels.names, levels.sizes, strict=True)
-    return next(name for name, size in groups if a // size == b // size)
 
 
 def _first(level: str, seconds: Mapping[tuple[int, ...], float]) -> list[Slowest]:

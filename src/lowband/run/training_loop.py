@@ -47,7 +47,7 @@ def train_rank(
     trainer = prepare(spec, device)
     model, optimizer = trainer.model, trainer.optimizer
     replicas = trainer.replicas
-    outside = Outside(spec.levels, trainer.lanes)
+    outside = Outside(spec.job_levels, trainer.lanes)
     clock = StepClock(trainer.lanes, device)
     checkpointer = _checkpointer(spec, corpus, folder)
     resumed_from, outside_sent = _resume(checkpointer, trainer)
@@ -161,9 +161,12 @@ def _backward(
 ) -> torch.Tensor:
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
 
+    data = spec.mesh.group("data", dist.get_rank())
+    place = data.index(dist.get_rank())
+
     def loss_of(micro: int) -> torch.Tensor:
-        # A global batch is ordered by accumulation step first, then by rank.
-        first = (micro * spec.ranks + dist.get_rank()) * spec.micro_batch
+        # A global batch is ordered by accumulation step first, then by the place along the data axis.
+        first = (micro * len(data) + place) * spec.micro_batch
         inputs, targets = batch(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
@@ -194,7 +197,7 @@ def _gather_record(
     # Only gloo's messages are timed; where it runs, ranks are few enough for a number of each pair.
     ranks = range(spec.ranks if dist.get_backend() == "gloo" else 0)
     mine += [message_s.get(rank, math.nan) for rank in ranks]
-    rows = _all_gather(mine, loss.device)
+    rows, data = _all_gather(mine, loss.device), spec.mesh.group("data", 0)
     slowest = max(rows, key=lambda row: row[1])
     return StepRecord(
         step=step,
@@ -204,7 +207,7 @@ def _gather_record(
         hidden_comm_time_s=_known(slowest[3]),
         exposed_sync_time_s=_known(slowest[6]),
         tokens=spec.tokens_per_step,
-        loss=sum(row[0] for row in rows) / spec.ranks,
+        loss=sum(rows[rank][0] for rank in data) / len(data),
         grad_norm=float(np.max([row[5] for row in rows])),  # NaN if one is
         sent=tuple(
             one.model_copy(update={"bytes": mean(sum(int(row[own + i]) for row in rows), spec.ranks)})
@@ -224,7 +227,7 @@ def _slowest(spec: RunSpec, rows: list[list[float]], messages: int) -> tuple[Slo
         {rank: seconds for rank, seconds in enumerate(row[messages:]) if not math.isnan(seconds)}
         for row in rows
     ]
-    return slow.slowest(spec.levels, computing, by_partner)
+    return slow.slowest(spec.job_levels, computing, by_partner)
 
 
 def _mean_sent(steps: Sequence[StepRecord]) -> tuple[Sent, ...]:

@@ -5,8 +5,9 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lowband.errors import UserError
+from lowband.spec.axes import AXES, Axes
 from lowband.spec.machine import Machine
-from lowband.spec.mesh import MOST_RANKS, Levels
+from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
@@ -16,8 +17,11 @@ from lowband.spec.yaml_model import Strict
 Dtype = Literal["fp32", "bf16"]
 
 
-class RunOptions(Strict):
-    """The options that a suite may set for a run, one line each: type, default and meaning."""
+class RunOptions(Axes):
+    """The options that a suite may set for a run, one line each: type, default and meaning.
+
+    Among them are its axes. A model is not cut along tensor and pipeline yet: their ranks hold copies of it.
+    """
 
     engine: Engine = "lowband"
     ranks: PositiveInt = Field(le=MOST_RANKS)
@@ -96,11 +100,18 @@ class RunSpec(RunOptions):
             not self.overlap,
             self.collectives != "hops",
             self.order == "breadth",
+            self.has_other_axes,
         )
         if self.engine != "lowband" and any(only_ours):
             raise ValueError(
                 f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
-                "be turned off, its collectives are its own, and it accumulates depth-first"
+                "be turned off, its collectives are its own, it accumulates depth-first, and its only axis "
+                "is data"
+            )
+        if self.has_other_axes and self.device != "fake":
+            raise ValueError(
+                "a model cannot be cut along tensor or pipeline yet (allowed: 1, or device fake, which counts "
+                "the bytes of the data axis)"
             )
         if self.steps % self.scheme.period:
             raise ValueError(
@@ -117,6 +128,7 @@ class RunSpec(RunOptions):
         if box is not None and self.ranks > box.nodes * self.machine.node_size:
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")
         try:
+            _ = self.job_levels
             self.scheme.check(self.levels)
         except UserError as error:
             raise ValueError(str(error)) from None
@@ -142,18 +154,31 @@ class RunSpec(RunOptions):
 
     @property
     def levels(self) -> Levels:
-        """The machine's levels, fitted to the ranks."""
+        """The machine's levels, as the ranks along the data axis see them: schemes are placed on these."""
+        return self.mesh.levels("data")
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh.fit(self.machine.sizes, self.degrees(self.ranks))
+
+    @property
+    def job_levels(self) -> Levels:
+        """The machine's levels, fitted to all ranks."""
         return Levels.fit(self.machine.sizes, self.ranks)
 
     @property
     def global_batch(self) -> int:
         """Sequences per optimizer step over all ranks."""
-        return self.micro_batch * self.accumulation * self.ranks
+        return self.micro_batch * self.accumulation * self.levels.world
 
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
 
 
-# Every key by which two runs may differ; the others only name a run.
-OPTIONS = tuple(key for key in RunSpec.model_fields if key not in ("run_id", "repeat", "condition"))
+# Every key by which two runs may differ, axes last; the others only name a run.
+OPTIONS = tuple(
+    key
+    for key in sorted(RunSpec.model_fields, key=AXES.__contains__)
+    if key not in ("run_id", "repeat", "condition")
+)

@@ -130,10 +130,11 @@ def _micro_batch(point: Point, where: Path) -> int:
     if point.micro_batch is not None:
         return point.micro_batch
     assert point.global_batch is not None
-    parts = point.ranks * point.accumulation
+    data = point.degrees(point.ranks)["data"]
+    parts = data * point.accumulation
     if point.global_batch % parts:
         raise UserError(
-            f"global_batch {point.global_batch} is not a multiple of {point.ranks} ranks x "
+            f"global_batch {point.global_batch} is not a multiple of {data} ranks x "
             f"{point.accumulation} accumulation steps",
             where=where,
             allowed=f"multiples of {parts}",

@@ -19,6 +19,7 @@ from lowband.engine.passes.whole import state_digests
 from lowband.engine.transport.meeting import Meeting
 from lowband.engine.transport.topology import Topology
 from lowband.model.gpt import GPT, Block
+from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
 from lowband.trainers.trainer import Trainer, adamw, fingerprint_of
@@ -32,7 +33,7 @@ class Lowband(Trainer):
         self.model = shard(
             model,
             spec.scheme,
-            Topology(spec.machine.sizes),
+            Topology(spec.machine.sizes, Axes(tensor=spec.tensor, pipeline=spec.pipeline)),
             wrap=Block,
             compute_dtype=TORCH_DTYPE[spec.compute_dtype],
             reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.spec.axes import AXES
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.yaml_model import Strict
 
@@ -41,8 +42,9 @@ COLUMNS = {option: _column(option) for option in OPTIONS}
 def identity(spec: RunSpec) -> dict[str, Any]:
     """`point`, the checksum of all options of a run, and each option in its column."""
     options = spec.point
+    all_values = {**options, **{axis: getattr(spec, axis) for axis in AXES}}
     values = {
-        COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in options.items()
+        COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in all_values.items()
     }
     return {"point": _sum(options), **values}
 
