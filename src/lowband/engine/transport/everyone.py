@@ -1,16 +1,38 @@
 """All ranks of the job, whatever axis they lie along."""
 
+import itertools
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from lowband.errors import UserError
+
 T = TypeVar("T")
+_CALLS = itertools.count()
+_NAMED = 8  # missing ranks in an error
 
 
 def everyones(mine: T) -> list[T]:
-    """Every rank's value, by rank. Every rank must call it at once; seldom, because values are pickled."""
+    """Every rank's value, by rank. Every rank must call it at once; seldom, because values are pickled.
+
+    Raises UserError that names the ranks that have not called it in the default group's timeout, and
+    RuntimeError if one that has is lost.
+    """
+    store, calls = dist.distributed_c10d._get_default_store(), f"lowband/everyones/{next(_CALLS)}"
+    store.set(f"{calls}/{dist.get_rank()}", "")
     values: list[T] = [mine] * dist.get_world_size()
-    dist.all_gather_object(values, mine)
+    try:
+        dist.all_gather_object(values, mine)
+    except RuntimeError:  # a time limit, or a connection that a rank has closed which went on and ended
+        missing = [rank for rank in range(len(values)) if not store.check([f"{calls}/{rank}"])]
+        if not missing:
+            raise
+        named = ", ".join(map(str, missing[:_NAMED])) + ", ..." * (len(missing) > _NAMED)
+        raise UserError(
+            f"{len(missing)} of the job's {len(values)} ranks have not made the same call: {named}",
+            where="lowband.Topology, lowband.shard and the like",
+            allowed="calls by every rank of the job, in the same order",
+        ) from None
     return values
 
 
