@@ -32,7 +32,9 @@ def test_counted_at_scale_equals_closed_forms(
 ) -> None:
     [spec] = [spec for spec in Config(ROOT).runs([suite]) if spec.scheme.name == scheme]
     two_layers = spec.model.model_copy(update={"layers": 2})
-    spec = spec.model_copy(update={"model": two_layers, "accumulation": accumulation, "order": order, **changes})
+    spec = spec.model_copy(
+        update={"model": two_layers, "accumulation": accumulation, "order": order, **changes}
+    )
     path = tmp_path / "spec.json"
     path.write_text(RunSpec.parse(spec.model_dump(), "test").to_json())
     code, error = ended(begun(path), path)

@@ -26,7 +26,7 @@ def calls_of_a_run(folder: Path) -> list[str]:
     loop.peak_memory_bytes = lambda device: (calls.append("read"), 1)[1]
     loop.peak_reserved_bytes = lambda device: 7
     spec = next(spec for spec in Config(ROOT).runs(["smoke"]) if spec.ranks == 1)
-    outcome = loop.train_rank(spec, read_corpus(spec.text), torch.device("cpu"), RunFolder(folder), False)
+    outcome = loop.train_rank(0, spec, read_corpus(spec.text), torch.device("cpu"), RunFolder(folder), False)
     assert outcome.peak_reserved_bytes_max == 7
     return calls
 

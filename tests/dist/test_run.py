@@ -227,10 +227,10 @@ def test_a_rank_that_raises_says_why(tmp_path: Path) -> None:
     def prepare() -> None:
         backward = loop._backward
 
-        def broken(spec, corpus, trainer, step: int, device) -> torch.Tensor:
-            if dist.get_rank() == 3 and step == 2:
+        def broken(rank: int, spec, corpus, trainer, step: int, device) -> torch.Tensor:
+            if rank == 3 and step == 2:
                 raise ValueError("a broken rank")
-            return backward(spec, corpus, trainer, step, device)
+            return backward(rank, spec, corpus, trainer, step, device)
 
         loop._backward = broken
 

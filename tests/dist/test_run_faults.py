@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from started import begun, both_ended, ended, killed, launched, spec_file
 
 from lowband.errors import UserError
@@ -177,12 +176,12 @@ def out_of_memory() -> None:
     """Rank 1 fails in step 2, and rank 0 goes on waiting, as NCCL would: no connection breaks."""
     backward = loop._backward
 
-    def full(spec, corpus, trainer, step: int, device) -> torch.Tensor:
-        if dist.get_rank() == 1 and step == 2:
+    def full(rank: int, spec, corpus, trainer, step: int, device) -> torch.Tensor:
+        if rank == 1 and step == 2:
             raise RuntimeError("NCCL error\nunhandled cuda error\nCuda failure 2 'out of memory'")
         if step == 2:
             threading.Event().wait()
-        return backward(spec, corpus, trainer, step, device)
+        return backward(rank, spec, corpus, trainer, step, device)
 
     loop._backward = full
 

@@ -27,8 +27,8 @@ class RankFacts:
     total_bytes: int
 
 
-def own_facts(device: torch.device, ranks_on_host: int) -> RankFacts:
-    """The facts of this rank. ranks_on_host: over how many ranks the host's memory is shared."""
+def own_facts(device: torch.device, rank: int, ranks_on_host: int) -> RankFacts:
+    """The facts of a rank, this one. ranks_on_host: over how many ranks the host's memory is shared."""
     found = {**versions(), "lowband's source": source_sha256()[:12], "back end": dist.get_backend()}
     host = socket.gethostname()
     if device.type == "cuda":
@@ -41,4 +41,4 @@ def own_facts(device: torch.device, ranks_on_host: int) -> RankFacts:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         free = min(free, max(0, limit - psutil.Process().memory_info().vms))
-    return RankFacts(host, found, "CPU", f"{host} rank {dist.get_rank()}", free, memory.total)
+    return RankFacts(host, found, "CPU", f"{host} rank {rank}", free, memory.total)

@@ -91,14 +91,14 @@ def _as_rank(rank: Rank, spec: RunSpec, folder: Path, links: str, on: str) -> in
     device = join_job(rank, spec, links, on)
     meeting = Meeting(spec.peer_timeout_s)
     host_of = meeting.everyone(host())
-    facts = meeting.everyone(own_facts(device, host_of.count(host())))
+    facts = meeting.everyone(own_facts(device, rank.rank, host_of.count(host())))
     placed = verdicts.placement(host_of, spec.job_levels)
     findings = [placed, *verdicts.versions(facts), *_devices(spec, facts)]
     if placed.verdict == "ok":
         findings += _links(spec, device, meeting, facts, links)
     else:
         findings.append(Finding("links", "ranks do not fill host after host", "", "not checked"))
-    findings.append(verdicts.clock(clocks(host_of, meeting.group)))
+    findings.append(verdicts.clock(clocks(host_of, meeting)))
     files = meeting.everyone(write_and_read(folder, host_of, meeting))
     storage = spec.machine.storage if spec.machine.box is None else None
     findings.append(verdicts.file_system(files, facts, storage, is_alone=len(set(host_of)) == 1))

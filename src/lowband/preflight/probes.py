@@ -26,13 +26,13 @@ class Clock(NamedTuple):
     within_s: float
 
 
-def clocks(hosts: Sequence[str], group: dist.ProcessGroup) -> list[Clock]:
+def clocks(hosts: Sequence[str], meeting: Meeting) -> list[Clock]:
     """The clock of each host but rank 0's own; the list is complete on rank 0 alone.
 
-    hosts: of each rank, by rank; group: of all ranks, on gloo
+    hosts: of each rank, by rank
     The first rank of each host answers rank 0's pings; of several, the one with the shortest way counts.
     """
-    rank, found = dist.get_rank(), []
+    rank, group, found = meeting.rank, meeting.group, []
     for host in sorted(set(hosts) - {hosts[0]}):
         other = hosts.index(host)
         if rank == 0:
@@ -74,7 +74,7 @@ def write_and_read(folder: Path, hosts: Sequence[str], meeting: Meeting) -> File
 
     Raises TimeoutError, on every rank, naming a rank whose file system hangs.
     """
-    rank = dist.get_rank()
+    rank = meeting.rank
     content = os.urandom(FILE_BYTES)
     path = folder / f".preflight-{rank}"
     others = [r for r, host in enumerate(hosts) if host != hosts[rank]]

@@ -190,7 +190,7 @@ def _run_rank(rank: Rank, job: RunContext, joined: Callable[[], None] = lambda: 
     if rank.rank == 0:
         folder.write_environment(describe(hosts, device, dist.get_backend(), corpus.facts, job.links))
     try:
-        outcome = train_rank(spec, corpus, device, folder, is_shaped=job.links == SHAPED)
+        outcome = train_rank(rank.rank, spec, corpus, device, folder, is_shaped=job.links == SHAPED)
     except Diverged as error:
         outcome = Outcome(status="nan", cause=str(error), steps=folder.count_steps())
     except Overloaded as error:

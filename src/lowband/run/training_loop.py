@@ -16,6 +16,7 @@ import torch.distributed as dist
 from lowband.box.links import sent_bytes
 from lowband.engine.checkpoint.checkpointer import Checkpointer
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.meeting import Meeting
 from lowband.model.data import Corpus, batch
 from lowband.run import slow
@@ -36,21 +37,22 @@ class Diverged(Exception):
 
 
 def train_rank(
-    spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder, is_shaped: bool
+    rank: int, spec: RunSpec, corpus: Corpus, device: torch.device, folder: RunFolder, is_shaped: bool
 ) -> Outcome:
     """Train according to the spec, from the last checkpoint if there is one; rank 0 records each step.
 
+    rank:      this one's number in the job
     is_shaped: whether the rank has a box's network interface, whose byte counter is read
     Raises Diverged or Overloaded, on every rank at the same step.
     """
-    is_first = dist.get_rank() == 0
+    is_first = rank == 0
     trainer = prepare(spec, device)
     model, optimizer = trainer.model, trainer.optimizer
     replicas = trainer.replicas
     outside = Outside(spec.job_levels, trainer.lanes)
     clock = StepClock(trainer.lanes, device)
     checkpointer = _checkpointer(spec, corpus, folder)
-    resumed_from, outside_sent = _resume(checkpointer, trainer)
+    resumed_from, outside_sent = _resume(rank, checkpointer, trainer)
     stall_s = 0.0
     if is_first:
         folder.go_back_to(resumed_from)
@@ -62,7 +64,7 @@ def train_rank(
         # Count a steady, untimed step: the first gathers no updated weights, later warm-up steps do.
         with outside if step == spec.warmup_steps > 1 else nullcontext():
             with paced or nullcontext():
-                loss = _backward(spec, corpus, trainer, step, device)
+                loss = _backward(rank, spec, corpus, trainer, step, device)
             grad_norm = trainer.step(spec.grad_clip)
         outside_sent = outside.sent or outside_sent
         times = clock.stop()
@@ -133,7 +135,7 @@ def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
     return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _resume(checkpointer: Checkpointer | None, trainer: Trainer) -> tuple[int, tuple[Sent, ...]]:
+def _resume(rank: int, checkpointer: Checkpointer | None, trainer: Trainer) -> tuple[int, tuple[Sent, ...]]:
     """Load the newest undamaged checkpoint; returns its step and outside counts, (0, ()) if there is none."""
     extra = None
     if checkpointer is not None:
@@ -141,7 +143,7 @@ def _resume(checkpointer: Checkpointer | None, trainer: Trainer) -> tuple[int, t
     if extra is None:
         return 0, ()
     if "in_flight" in extra and trainer.replicas is not None:
-        mine = extra["in_flight"][dist.get_rank()]
+        mine = extra["in_flight"][rank]
         trainer.replicas.count_in_flight(
             {unit: [Sent.model_validate(one) for one in sent] for unit, sent in mine.items()}
         )
@@ -150,19 +152,17 @@ def _resume(checkpointer: Checkpointer | None, trainer: Trainer) -> tuple[int, t
 
 def _in_flight(replicas: Replicas) -> list[dict[str, list[dict[str, Any]]]]:
     """By rank and unit: what exchanges have sent that no step has counted, because they have not arrived."""
-    everyones: list[Any] = [None] * dist.get_world_size()
     sent = {name: [one.model_dump() for one in counts] for name, counts in replicas.sent_in_flight().items()}
-    dist.all_gather_object(everyones, sent)
-    return everyones
+    return everyones(sent)
 
 
 def _backward(
-    spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
+    rank: int, spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
 ) -> torch.Tensor:
     """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
 
-    data = spec.mesh.group("data", dist.get_rank())
-    place = data.index(dist.get_rank())
+    data = spec.mesh.group("data", rank)
+    place = data.index(rank)
 
     def loss_of(micro: int) -> torch.Tensor:
         # A global batch is ordered by accumulation step first, then by the place along the data axis.
@@ -197,7 +197,7 @@ def _gather_record(
     # Only gloo's messages are timed; where it runs, ranks are few enough for a number of each pair.
     ranks = range(spec.ranks if dist.get_backend() == "gloo" else 0)
     mine += [message_s.get(rank, math.nan) for rank in ranks]
-    rows, data = _all_gather(mine, loss.device), spec.mesh.group("data", 0)
+    rows, data = _all_gather(mine, spec, loss.device), spec.mesh.group("data", 0)
     slowest = max(rows, key=lambda row: row[1])
     return StepRecord(
         step=step,
@@ -246,10 +246,10 @@ def _known(seconds: float) -> float | None:
     return None if math.isnan(seconds) else seconds
 
 
-def _all_gather(values: list[float], device: torch.device) -> list[list[float]]:
+def _all_gather(values: list[float], spec: RunSpec, device: torch.device) -> list[list[float]]:
     """Every rank's values, by rank."""
     mine = torch.tensor(values, dtype=torch.float64, device=device)
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    rows = [torch.empty_like(mine) for _ in range(spec.ranks)]
     dist.all_gather(rows, mine)
     return [row.tolist() for row in rows]
 
@@ -262,19 +262,19 @@ def _total(counts: list[int | None]) -> int | None:
 
 def _outcome(spec: RunSpec, trainer: Trainer, device: torch.device, has_stepped: bool) -> Outcome:
     """has_stepped: whether this attempt took a step; without one, its memory use is not a measurement."""
-    memory = _memory(trainer, device) if has_stepped else {}
+    memory = _memory(trainer, spec, device) if has_stepped else {}
     fingerprint = trainer.fingerprint(Meeting(spec.peer_timeout_s)) if spec.fingerprint else ""
     return Outcome(status="ok", steps=spec.steps, notes=trainer.notes, weights_sha256=fingerprint, **memory)
 
 
-def _memory(trainer: Trainer, device: torch.device) -> dict[str, Any]:
+def _memory(trainer: Trainer, spec: RunSpec, device: torch.device) -> dict[str, Any]:
     """The memory fields of an outcome, over all ranks."""
-    peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], device)]
+    peaks = [row[0] for row in _all_gather([float(peak_memory_bytes(device))], spec, device)]
     reserved = peak_reserved_bytes(device)
     if reserved is not None:
-        reserved = int(max(row[0] for row in _all_gather([float(reserved)], device)))
+        reserved = int(max(row[0] for row in _all_gather([float(reserved)], spec, device)))
     states = trainer.state_peaks()
-    held = _all_gather([float(peak) for peak in states.values()], device)
+    held = _all_gather([float(peak) for peak in states.values()], spec, device)
     return {
         "peak_memory_bytes_max": int(max(peaks)),
         "peak_memory_bytes_min": int(min(peaks)),

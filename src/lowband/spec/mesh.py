@@ -12,9 +12,11 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 from lowband.errors import UserError
+
+_Name = TypeVar("_Name", bound=str)
 
 SELF: Final = "self"  # the level of one rank
 WORLD: Final = "world"  # the level of all ranks
@@ -199,7 +201,7 @@ class Mesh:
     digits: tuple[Digit, ...]
 
     @classmethod
-    def fit(cls, inner: Mapping[str, int], degrees: Mapping[str, int]) -> "Mesh":
+    def fit(cls, inner: Mapping[str, int], degrees: Mapping[_Name, int]) -> "Mesh":
         """Axes laid out one after the other, each filling the levels from the inside.
 
         inner:   sizes of the levels inside the world, inner to outer

@@ -12,7 +12,6 @@ from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern
-from lowband.spec.yaml_model import Strict
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -108,11 +107,6 @@ class RunSpec(RunOptions):
                 "be turned off, its collectives are its own, it accumulates depth-first, and its only axis "
                 "is data"
             )
-        if self.has_other_axes and self.device != "fake":
-            raise ValueError(
-                "a model cannot be cut along tensor or pipeline yet (allowed: 1, or device fake, which counts "
-                "the bytes of the data axis)"
-            )
         if self.steps % self.scheme.period:
             raise ValueError(
                 f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "
@@ -145,8 +139,14 @@ class RunSpec(RunOptions):
         return {**options, "machine": self.machine.hardware, "seed": first_seed}
 
     def check_engine(self) -> None:
-        """Raises UserError, with the reason, if the engine is a peer that has no counterpart for this run."""
+        """Raises UserError, with the reason, if the engine cannot do this run or has no counterpart."""
         if self.engine == "lowband":
+            if self.has_other_axes and self.device != "fake":
+                raise UserError(
+                    "a model cannot be cut along them yet",
+                    where=f"tensor {self.tensor} x pipeline {self.pipeline}",
+                    allowed="1, or device fake, which counts the bytes of the data axis",
+                )
             return
         peer_arguments(self.engine, self.scheme, self.levels)
         if self.engine in ("ddp", "powersgd") and self.compute_dtype != "fp32":

@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powe
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
+from lowband.engine.transport.everyone import speaks_for_all
 from lowband.model.gpt import GPT
 from lowband.spec.peers import peer_arguments
 from lowband.spec.run import RunSpec
@@ -51,6 +52,6 @@ class Ddp(Trainer):
         return self.model.no_sync()
 
     def full_state(self) -> dict[str, torch.Tensor]:
-        if dist.get_rank() != 0:
+        if not speaks_for_all():
             return {}
         return {name: value.cpu() for name, value in self._whole.state_dict().items()}

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.transport.everyone import speaks_for_all
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.spec.peers import peer_arguments, ranks_per_node
@@ -83,7 +84,7 @@ class DeepSpeed(Trainer):
         for name in self._names:
             value = parameters[name] if self._stage == 0 else self._fp32(parameters[name])
             full[name] = value.detach().cpu()
-        return full if dist.get_rank() == 0 else {}
+        return full if speaks_for_all() else {}
 
 
 def configuration(spec: RunSpec, zero: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.transport.everyone import speaks_for_all
 from lowband.model.gpt import GPT
 from lowband.spec.peers import peer_arguments
 from lowband.spec.run import RunSpec
@@ -52,4 +52,4 @@ class Fsdp2(Trainer):
 
     def full_state(self) -> dict[str, torch.Tensor]:
         full = {name: value.full_tensor().cpu() for name, value in self.model.state_dict().items()}
-        return full if dist.get_rank() == 0 else {}
+        return full if speaks_for_all() else {}
