@@ -81,6 +81,7 @@ CASES = {
         Case("zero1", "wrapped before", recomputes=True),
     ),
 }
+BY_RANKS = {1: (), 2: (), 4: pytest.mark.wide}
 
 
 def tokens_of(step: int, micro: int, rank: int) -> torch.Tensor:
@@ -187,7 +188,8 @@ def expected(ranks: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "i"), [(ranks, i) for ranks, cases in CASES.items() for i in range(len(cases))]
+    ("ranks", "i"),
+    [pytest.param(n, i, marks=BY_RANKS[n]) for n, cases in CASES.items() for i in range(len(cases))],
 )
 def test_bit_equal_to_compiled_training_on_one_process(ranks: int, i: int) -> None:
     weights, single = found(ranks)[i][0], expected(ranks)[i]
@@ -195,7 +197,7 @@ def test_bit_equal_to_compiled_training_on_one_process(ranks: int, i: int) -> No
         assert torch.equal(weights[name], value), (CASES[ranks][i], name)
 
 
-@pytest.mark.parametrize("ranks", CASES)
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=BY_RANKS[n]) for n in CASES])
 def test_one_graph_serves_all_blocks_and_none_breaks(ranks: int) -> None:
     """A whole module breaks at its units' hooks; where torch goes on from there depends on the module."""
     for case, (_, graphs, breaks) in zip(CASES[ranks], found(ranks), strict=True):

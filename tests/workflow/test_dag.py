@@ -41,7 +41,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    "group",
+    [pytest.param(group, marks=[pytest.mark.wide] * (group in ("peers", "convergence"))) for group in GROUPS],
+)
 def test_every_suite_can_be_planned(tree: Path, group: str) -> None:
     suites = GROUPS[group]
     result = snakemake(tree, "-n", "--config", f"suites=[{','.join(suites)}]")
@@ -99,10 +102,10 @@ def test_shipped_measurements_train_nothing(tree: Path) -> None:
     [
         ("suites=[nope]", ("no suite 'nope'", "allowed: ", "smoke")),
         ("colour=red", ("config/config.yaml", "colour")),
-        ("results=reported", ("config/config.yaml", "reported")),
-        ("results=a b", ("config/config.yaml", "results", "a b")),
+        pytest.param("results=reported", ("config/config.yaml", "reported"), marks=pytest.mark.wide),
+        pytest.param("results=a b", ("config/config.yaml", "results", "a b"), marks=pytest.mark.wide),
         ("results=../a", ("config/config.yaml", "results", "../a")),
-        ("measurements=some", ("config/config.yaml", "some")),
+        pytest.param("measurements=some", ("config/config.yaml", "some"), marks=pytest.mark.wide),
     ],
 )
 def test_bad_configuration_is_one_line(tree: Path, setting: str, words: tuple[str, ...]) -> None:
