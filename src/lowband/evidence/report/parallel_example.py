@@ -1,4 +1,4 @@
-"""The worked example of docs/parallel.md: eight ranks in every view, from the mesh and the scheme themselves."""
+"""The worked example of docs/parallel.md: eight ranks in every view, from their mesh and scheme."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def groups(_root: Path) -> list[str]:
 
 
 def rows(root: Path) -> list[str]:
-    """By row of the step that sends anything: when it runs, and with whom one rank exchanges on which links."""
+    """By row of the step that sends anything: how often, and with whom a rank exchanges on which links."""
     scheme, levels = Config(root).scheme(SCHEME), _mesh().levels("data")
     found = [
         {
