@@ -7,7 +7,7 @@ from typing import Any
 from lowband.commands import add_verb
 from lowband.spec.benchmarks import BENCHMARKS
 
-# Several ways of a step in turns (bench/turns.py), by the module of bench/ that has them: help, more of it, and
+# Several ways of a step in turns (bench/turns.py), by the module of bench/: help, more of it, and
 # the columns by which medians are printed.
 IN_TURNS = {
     "optimizers": (
