@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from lowband.engine.transport.axis import Axis, new_group
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.hosts import check_hosts
+from lowband.errors import UserError
 from lowband.spec.axes import Axes, AxisName
 from lowband.spec.config import Config
 from lowband.spec.mesh import Hop, Levels, Mesh
@@ -24,7 +26,7 @@ class Topology:
     """The levels and axes of this job's ranks, with their process groups and lanes.
 
     inner: sizes of the levels inside the world, inner to outer, e.g. {"package": 2, "node": 8}
-    axes:  of parallelism beside data; schemes are placed on the data axis
+    axes:  degrees beside data, and nothing else of them; schemes are placed on the data axis
 
     levels: as the ranks along the data axis see them
     rank:   this rank's number in the job
@@ -32,7 +34,8 @@ class Topology:
     Modules in one program may share a topology: their collectives then have one order. torch.distributed must
     be initialised; groups inherit the timeout of its default group. Every rank must build the same
     topologies in the same order, because building one creates process groups. Raises UserError if the ranks
-    do not fill whole groups, differ in the levels' sizes or in axes, or are not numbered host after host.
+    do not fill whole groups, differ in the levels' sizes or in axes, or are not numbered host after host; and
+    for axes with more than degrees.
     """
 
     inner: Mapping[str, int]
@@ -51,6 +54,9 @@ class Topology:
         if not is_alone():
             same = {"sizes of levels": dict(self.inner), "axes": self.axes.model_dump()}
             check_hosts(check_same(same), machine)
+        if unread := self.axes.model_dump().keys() - set(get_args(AxisName)):
+            what = f"the engine does not read {', '.join(sorted(unread))}"
+            raise UserError(what, where="axes", allowed="tensor and pipeline")
         self.rank, self.levels = dist.get_rank(), self.along("data").levels
 
     @classmethod
