@@ -133,6 +133,7 @@ def refused(folder: str) -> list[str]:
         outcome(partial(lowband.save_safetensors, model, folder)),
         outcome(lambda: lowband.Topology({}, Axes(tensor=3))),
         outcome(lambda: lowband.Topology({}, Axes(tensor=1 + topology.rank % 2))),
+        outcome(lambda: lowband.Topology({}, Axes.of_options(tp=2, interleave=2, schedule="breadth-first"))),
     ]
 
 
@@ -146,7 +147,10 @@ def test_what_does_not_know_other_axes_says_so_on_every_rank(tmp_path) -> None:
     assert texts[2] == (
         "axes: 2 ranks are no multiple of tensor 3 x pipeline 1 (allowed: multiples of 3 ranks)"
     )
-    assert "differs from rank 0 in axes" in texts[3]
+    assert texts[3].endswith("differs from rank 0 in axes: {'tensor': 2}, not {}")
+    assert texts[4] == (
+        "axes: the engine does not read chunks, schedule, sequence_parallel (allowed: tensor, pipeline)"
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -48,11 +48,8 @@ def memory_items(job: Workload) -> dict[str, Num]:
         _value(job.stack.gathered_inputs, 0),
     )  # fmt: skip
     tokens = job.micro_batch * job.seq_len
-    in_flight = np.minimum(job.accumulation, axes.pipeline * 1.0)
-    if axes.chunks > 1:
-        in_flight = np.minimum(job.accumulation, axes.pipeline + (axes.pipeline - 1) / axes.chunks)
-    if axes.schedule == "breadth-first":
-        in_flight = job.accumulation
+    most = axes.pipeline + ((axes.pipeline - 1) / axes.chunks if axes.chunks > 1 else 0.0)
+    in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
     blocks = job.model.layers // axes.pipeline
     items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
     items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor

@@ -61,8 +61,7 @@ class Grid:
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute
         ):
             yield Workload(
-                machine, stack, model, scheme, ranks, b, sequence(model, seq), a,
-                recompute=recompute, axes=self.axes,
+                machine, stack, model, scheme, ranks, b, sequence(model, seq), a, recompute, axes=self.axes,
             )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:

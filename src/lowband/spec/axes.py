@@ -1,6 +1,5 @@
 """The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
-from math import prod
 from typing import Any, Final, Literal
 
 from pydantic import PositiveInt, SerializerFunctionWrapHandler, model_serializer
@@ -33,7 +32,7 @@ class Axes(Strict):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is the default, so that checksums of jobs with a data axis alone stay."""
+        """Without what is as if there were a data axis alone, so that checksums stay."""
         values: dict[str, Any] = handler(self)
         return {key: value for key, value in values.items() if value != getattr(ONLY_DATA, key)}
 
@@ -44,13 +43,10 @@ class Axes(Strict):
 
     def degrees(self, ranks: int) -> dict[str, int]:
         """Ranks along every axis of a job, inner to outer. Raises UserError if they are no whole number."""
-        others = prod((self.tensor, self.pipeline))
+        others = self.tensor * self.pipeline
         if ranks % others:
-            raise UserError(
-                f"{ranks} ranks are no multiple of tensor {self.tensor} x pipeline {self.pipeline}",
-                where="axes",
-                allowed=f"multiples of {others} ranks",
-            )
+            what = f"{ranks} ranks are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
+            raise UserError(what, where="axes", allowed=f"multiples of {others} ranks")
         return {"tensor": self.tensor, "data": ranks // others, "pipeline": self.pipeline}
 
     @property

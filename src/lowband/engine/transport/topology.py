@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -54,9 +53,8 @@ class Topology:
         if not is_alone():
             same = {"sizes of levels": dict(self.inner), "axes": self.axes.model_dump()}
             check_hosts(check_same(same), machine)
-        if unread := self.axes.model_dump().keys() - set(get_args(AxisName)):
-            what = f"the engine does not read {', '.join(sorted(unread))}"
-            raise UserError(what, where="axes", allowed="tensor and pipeline")
+        if unread := ", ".join(sorted(self.axes.model_dump().keys() - {"tensor", "pipeline"})):
+            raise UserError(f"the engine does not read {unread}", where="axes", allowed="tensor, pipeline")
         self.rank, self.levels = dist.get_rank(), self.along("data").levels
 
     @classmethod
