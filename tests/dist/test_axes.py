@@ -80,7 +80,7 @@ def plain(inner: dict[str, int], cases: list[tuple[Scheme, str]], seed: int) -> 
 @pytest.mark.parametrize(
     "axes",
     [
-        pytest.param(a, marks=[pytest.mark.wide] if a.tensor * a.pipeline > 2 else [], id=str(a))
+        pytest.param(a, marks=[pytest.mark.wide] if a.tensor * a.pipeline > 2 else [], id=str(a.model_dump()))
         for a in MESHES
     ],
 )

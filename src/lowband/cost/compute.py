@@ -126,9 +126,8 @@ def work(
     if attention == "plain":
         one = computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
-    moved = (8 + (14 if dropout else 12)) * h / axes.outside + (
-        4 * (h + 2 * k) + (8 if model.gated else 4) * f
-    ) / tensor
+    inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
+    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(KERNELS[attention])
     forward = products + core + scores + rest + kernels

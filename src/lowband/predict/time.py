@@ -70,10 +70,8 @@ class StepTime:
 
 def step_time(job: Workload, case: Case = "value") -> StepTime:
     """Time of one optimizer step of `job`, with every constant taken at `case`."""
-    network, computer = (
-        Network(job.machine, job.stack, case, job.faster, own=job.collectives),
-        Computer(job.machine, job.compute_dtype, case),
-    )
+    network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
+    computer = Computer(job.machine, job.compute_dtype, case)
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
         job.dropout,

@@ -103,7 +103,7 @@ def plan(
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
 ) -> Plan:
-    """Every candidate, predicted. Raises UserError if none fits, with how much memory is short.
+    """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
     axes:          to try, in each order that the search has; None: all of `axes_to_try`
     micro_batches: to try; None: every one that is possible
@@ -112,7 +112,8 @@ def plan(
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
-    tried = machine, stack, model, ranks, seq_len, global_batch, axes, micro_batches, recompute, exact
+    possible = _possible(machine, model, ranks, axes or axes_to_try(machine))
+    tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
     for job in jobs(*tried):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
@@ -124,33 +125,16 @@ def plan(
             knobs = _knobs(job, KNOBS, int(b))
             found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s))
     if not found:
-        raise _none_possible(machine, model, ranks, global_batch, axes, micro_batches)
+        given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
+        raise UserError(
+            f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
+            f"{ranks} ranks{given}",
+            allowed=f"a multiple of the data-parallel ranks{given}",
+        )
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
         raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
     return Plan(ranked, found)
-
-
-def _none_possible(
-    machine: Machine,
-    model: ModelSpec,
-    ranks: int,
-    global_batch: int,
-    axes: Sequence[Axes] | None,
-    micro_batches: Sequence[int] | None,
-) -> UserError:
-    """Why there is no candidate: no axes are possible, or the batch cannot be divided by any that are."""
-    possible, refused = _possible(machine, model, ranks, axes)
-    if not possible:
-        first, are_alike = refused[0], len({str(error) for error in refused}) == 1
-        more = "" if are_alike else "; no other axes are possible either"
-        return UserError(first.what + more, where=first.where, allowed=first.allowed)
-    given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
-    return UserError(
-        f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
-        f"{ranks} ranks{given}",
-        allowed=f"a multiple of the data-parallel ranks{given}",
-    )
 
 
 def axes_to_try(
@@ -161,18 +145,20 @@ def axes_to_try(
     return list(itertools.starmap(Axes.of_options, itertools.product(*degrees)))
 
 
-def _possible(
-    machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Axes] | None
-) -> tuple[list[Axes], list[UserError]]:
-    """The axes to try that are possible, and why each of the others is not."""
+def _possible(machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Axes]) -> list[Axes]:
+    """Those of the axes that are possible. Raises UserError if none is, with the reason of the first."""
     possible, refused = [], []
-    for one in axes or axes_to_try(machine):
+    for one in axes:
         try:
             mesh_of(machine, model, ranks, one)
             possible.append(one)
         except UserError as error:
             refused.append(error)
-    return possible, refused
+    if possible:
+        return possible
+    first, are_alike = refused[0], len({str(error) for error in refused}) == 1
+    more = "" if are_alike else "; no other axes are possible either"
+    raise UserError(first.what + more, where=first.where, allowed=first.allowed)
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
@@ -198,14 +184,13 @@ def jobs(
     ranks: int,
     seq_len: int,
     global_batch: int,
-    axes: Sequence[Axes] | None = None,
+    axes: Sequence[Axes],
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
 ) -> Iterator[Workload]:
-    """The search's jobs; each has its micro-batches as an array."""
-    possible, _ = _possible(machine, model, ranks, axes)
-    for one in possible:
+    """The search's jobs; each has its micro-batches as an array. Raises UserError for impossible axes."""
+    for one in axes:
         share, rest = divmod(global_batch, one.degrees(ranks)["data"])
         if rest:
             continue
