@@ -87,7 +87,7 @@ class Workload:
 
 
 def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Axes) -> Mesh:
-    """Ranks by axis. Raises UserError for too many, and if they, the model or the machine's groups cannot be
+    """Ranks by axis. Raises UserError if they are too many, or if they, the model or the machine cannot be
     divided so."""
     if ranks > MOST_RANKS:
         raise UserError(

@@ -25,7 +25,7 @@ class Topology:
     """The levels and axes of this job's ranks, with their process groups and lanes.
 
     inner: sizes of the levels inside the world, inner to outer, e.g. {"package": 2, "node": 8}
-    axes:  degrees beside data, and nothing else of them; schemes are placed on the data axis
+    axes:  degrees beside data, other fields are refused; schemes are placed on the data axis
 
     levels: as the ranks along the data axis see them
     rank:   this rank's number in the job
@@ -33,8 +33,7 @@ class Topology:
     Modules in one program may share a topology: their collectives then have one order. torch.distributed must
     be initialised; groups inherit the timeout of its default group. Every rank must build the same
     topologies in the same order, because building one creates process groups. Raises UserError if the ranks
-    do not fill whole groups, differ in the levels' sizes or in axes, or are not numbered host after host; and
-    for axes with more than degrees.
+    do not fill whole groups, differ in the levels' sizes or in axes, or are not numbered host after host.
     """
 
     inner: Mapping[str, int]

@@ -25,9 +25,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
         axes, groups, micro_batch = Axes(tensor=int(row.tp), pipeline=int(row.pp)), int(row.dp), int(row.mbs)
         job = Workload(
             setting.machine, setting.stack, setting.model(MODELS[row.model]),
-            setting.scheme(SCHEMES[row.zero_stage]),
-            axes.tensor * axes.pipeline * groups, micro_batch, int(row.seq),
-            accumulation=int(row.gbs) // groups // micro_batch, axes=axes,
+            setting.scheme(SCHEMES[row.zero_stage]), axes.tensor * axes.pipeline * groups, micro_batch,
+            int(row.seq), accumulation=int(row.gbs) // groups // micro_batch, axes=axes,
         )  # fmt: skip
 
         def predicted(job: Workload = job) -> Num:

@@ -38,6 +38,5 @@ def _job(setting: Setting, row: Any) -> Workload:
     return Workload(
         setting.machine, setting.stack, model, setting.scheme("ddp"), int(row.n_gpus), micro_batch,
         model.seq_len, accumulation=int(row.global_batch) // int(row.dp) // micro_batch, recompute="none",
-        attention="plain", dropout=True,
-        axes=Axes(tensor=int(row.tp), pipeline=int(row.pp)),
+        attention="plain", dropout=True, axes=Axes(tensor=int(row.tp), pipeline=int(row.pp)),
     )  # fmt: skip
