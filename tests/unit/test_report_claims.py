@@ -198,7 +198,7 @@ def test_latex_text_is_taken_literally() -> None:
 
 
 def test_another_table_is_no_graded_claims(tmp_path: Path) -> None:
-    (tmp_path / "claims.csv").write_text("id,verdict\na,pass\n")
+    (tmp_path / "claims.csv").write_text("id,verdict\na,met\n")
     with pytest.raises(UserError, match="no graded claims"):
         read_graded(tmp_path / "claims.csv")
     (tmp_path / "claims.csv").write_text("# words\n\na,b\n1,2,3\n")
