@@ -34,15 +34,16 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 PAGES = {
     "Use": [
         "docs/library", "docs/low-communication", "docs/jobs-that-join", "docs/site/api", "docs/site/verbs",
-        "docs/predictor", "docs/running", "docs/sites", "docs/reliability",
+        "docs/predictor", "docs/predictor-model", "docs/running", "docs/sites", "docs/reliability",
     ],
     "Results": [
         "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model",
-        "docs/low-communication-measured", "docs/kernels", "docs/softmax-cpu", "docs/flops",
-        "docs/reading-the-report",
+        "docs/low-communication-measured", "docs/predictor-errors", "docs/kernels", "docs/softmax-cpu",
+        "docs/flops", "docs/reading-the-report",
     ],
     "Keep": [
-        "docs/design", "docs/adding", "CONTRIBUTING", "config/README", "docs/testing", "docs/words", "CHANGELOG",
+        "docs/design", "docs/adding", "CONTRIBUTING", "config/README", "docs/testing", "docs/words",
+        "CHANGELOG",
     ],
 }  # fmt: skip
 
