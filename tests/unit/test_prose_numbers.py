@@ -84,18 +84,6 @@ def test_the_predictors_speed() -> None:
     )
 
 
-def test_a_lane_per_level() -> None:
-    one, several = (
-        shipped(f"box-lanes/{name}").set_index(["scheme", "ranks"]) for name in ("one-lane", "lane-per-level")
-    )
-    for key in one.index:
-        comm, step = (
-            [f"{rows.loc[key, column]:.2f}" for rows in (one, several)]
-            for column in ("exposed_comm_time_s", "step_time_s")
-        )
-        BENCHMARKS.says(f"| {key[0]} | {key[1]} | {comm[0]} | {comm[1]} | {step[0]} | {step[1]} |")
-
-
 def test_cost_of_make_smoke() -> None:
     cost = pd.read_csv(SHIPPED / "workflow" / "smoke.csv").set_index("step")
     seconds, number = cost["processor_time_s"], cost["processes"].fillna(0).astype(int)
