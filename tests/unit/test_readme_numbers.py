@@ -1,13 +1,18 @@
 """README's numbers against the shipped files that it links."""
 
 import csv
+import re
 
 import pandas as pd
+import pytest
 from report_runs import ROOT
 from texts import Text
 
+from lowband.errors import UserError
 from lowband.evidence.claims.experiments import read_experiments
 from lowband.evidence.report.needs import disk
+from lowband.evidence.report.page.placement import CELL, TALL, draw_placement
+from lowband.evidence.report.page.schemes import STATES
 from lowband.evidence.tables.derived import box
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
@@ -73,7 +78,15 @@ def test_what_the_two_commands_need() -> None:
     README.says(f"({cost['everything that was started'] / 60:.1f} minutes of processor time)")
 
 
-def test_the_picture_has_the_machines_rates() -> None:
-    picture = (ROOT / "docs" / "figures" / "hier3.svg").read_text()
-    for level in Config(ROOT).machine("frontier").levels:
-        assert f"{level.link.gigabytes_per_s:g} GB/s" in picture
+def test_the_picture() -> None:
+    """Each rank's slices are as high as its share, one under the other within a level's group."""
+    config = Config(ROOT)
+    machine = config.machine("frontier")
+    picture = draw_placement(config.scheme("hier3"), machine)
+    for state, ranks in {"weights": 2, "grads": 8, "optim": 16}.items():
+        slices = re.findall(rf'y="([\d.]+)" width="{CELL}" height="([\d.]+)" fill="{STATES[state]}"', picture)
+        assert {float(height) for _, height in slices} == {TALL / ranks}
+        assert (len(slices), len({top for top, _ in slices})) == (16, ranks)
+    assert all(f"{level.link.gigabytes_per_s:g} GB/s" in picture for level in machine.levels)
+    with pytest.raises(UserError, match="no level 'package'"):
+        draw_placement(config.scheme("hier3"), config.machine("dgx2"))
