@@ -23,19 +23,27 @@ from lowband.evidence.report import (
 from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, read_graded
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import needs
+from lowband.evidence.report.page import MACHINE
+from lowband.evidence.report.page.placement import draw_placement
 from lowband.evidence.report.shipped import write_shipped_tables
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_sources
 from lowband.evidence.tables.derived import peers, softmax
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.plain_data import read_text
 from lowband.spec.softmax import TORCH
 
+PICTURE = "docs/figures/hier3.svg"  # README's
+
 
 def write_documents(root: Path) -> None:
-    """Write every block of BLOCKS into its document. Raises UserError for a document without the block."""
+    """Write every block of BLOCKS into its document, and README's picture.
+
+    Raises UserError for a document without the block.
+    """
     built = {name: build(root) for name, (_, build) in BLOCKS.items()}  # all of them, before any is written
     for name, (document, _) in BLOCKS.items():
         path = root / document
@@ -46,6 +54,8 @@ def write_documents(root: Path) -> None:
         block = begin + "\n".join(built[name]) + "\n" + end
         before, after = text.split(begin)[0], text.split(end)[1]
         write_if_changed(path, before + block + after)
+    config = Config(root)
+    write_if_changed(root / PICTURE, draw_placement(config.scheme("hier3"), config.machine(MACHINE)) + "\n")
 
 
 def _counterparts(_root: Path) -> list[str]:
@@ -176,21 +186,21 @@ BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "hops": ("docs/scale-model.md", box_documents.hops),
     "comm": ("docs/scale-model.md", box_documents.links),
     "jobs": ("docs/scale-model.md", box_documents.jobs),
-    "accuracy": ("docs/predictor.md", predictor_documents.accuracy),
-    "left_out": ("docs/predictor.md", predictor_documents.left_out),
-    "at_scale": ("docs/predictor.md", predictor_documents.at_scale),
-    "products": ("docs/predictor.md", predictor_documents.products),
-    "beyond": ("docs/predictor.md", predictor_documents.beyond),
-    "intervals": ("docs/predictor.md", predictor_documents.intervals),
-    "alternatives": ("docs/predictor.md", predictor_documents.alternatives),
+    "accuracy": ("docs/predictor-errors.md", predictor_documents.accuracy),
+    "left_out": ("docs/predictor-errors.md", predictor_documents.left_out),
+    "at_scale": ("docs/predictor-errors.md", predictor_documents.at_scale),
+    "products": ("docs/predictor-errors.md", predictor_documents.products),
+    "beyond": ("docs/predictor-model.md", predictor_documents.beyond),
+    "intervals": ("docs/predictor-errors.md", predictor_documents.intervals),
+    "alternatives": ("docs/predictor-errors.md", predictor_documents.alternatives),
     "pareto": ("docs/predictor.md", predictor_documents.pareto),
-    "published": ("docs/low-communication.md", seldom_documents.published),
-    "slow_links": ("docs/low-communication.md", seldom_documents.slow_links),
-    "beside_torch": ("docs/low-communication.md", seldom_documents.beside_torch),
-    "partners": ("docs/low-communication.md", seldom_documents.partners),
-    "delays": ("docs/low-communication.md", seldom_documents.delays),
-    "torchft": ("docs/low-communication.md", seldom_documents.beside_torchft),
-    "one_byte": ("docs/low-communication.md", seldom_documents.one_byte),
+    "published": ("docs/low-communication-measured.md", seldom_documents.published),
+    "slow_links": ("docs/low-communication-measured.md", seldom_documents.slow_links),
+    "beside_torch": ("docs/low-communication-measured.md", seldom_documents.beside_torch),
+    "partners": ("docs/low-communication-measured.md", seldom_documents.partners),
+    "delays": ("docs/low-communication-measured.md", seldom_documents.delays),
+    "torchft": ("docs/jobs-that-join.md", seldom_documents.beside_torchft),
+    "one_byte": ("docs/jobs-that-join.md", seldom_documents.one_byte),
     "softmax": ("docs/softmax-cpu.md", _softmax),
     "suites": ("config/README.md", suite_documents.suites),
     "needs": ("docs/running.md", needs),

@@ -1,4 +1,4 @@
-"""Tables of docs/predictor.md, from the shipped predictions."""
+"""Tables of docs/predictor*.md, from the shipped predictions."""
 
 from pathlib import Path
 from typing import Any

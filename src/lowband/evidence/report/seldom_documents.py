@@ -1,4 +1,4 @@
-"""Tables in docs/low-communication.md, of predictions and of losses measured."""
+"""Tables in docs/low-communication-measured.md and docs/jobs-that-join.md."""
 
 from pathlib import Path
 
