@@ -79,14 +79,22 @@ def test_what_the_two_commands_need() -> None:
 
 
 def test_the_picture() -> None:
-    """Each rank's slices are as high as its share, one under the other within a level's group."""
+    """Each rank's slices are as high as its share, and each state's is a part of the one before it."""
     config = Config(ROOT)
     machine = config.machine("frontier")
     picture = draw_placement(config.scheme("hier3"), machine)
+    inside = [(0.0, float(TALL))] * 16
     for state, ranks in {"weights": 2, "grads": 8, "optim": 16}.items():
         slices = re.findall(rf'y="([\d.]+)" width="{CELL}" height="([\d.]+)" fill="{STATES[state]}"', picture)
         assert {float(height) for _, height in slices} == {TALL / ranks}
         assert (len(slices), len({top for top, _ in slices})) == (16, ranks)
+        row = min(float(top) for top, _ in slices)
+        held = [(float(top) - row, float(top) - row + float(height)) for top, height in slices]
+        pairs = zip(held, inside, strict=True)
+        assert all(
+            top > outer_top - 1e-3 and end < outer_end + 1e-3 for (top, end), (outer_top, outer_end) in pairs
+        )
+        inside = held
     assert all(f"{level.link.gigabytes_per_s:g} GB/s" in picture for level in machine.levels)
     with pytest.raises(UserError, match="no level 'package'"):
         draw_placement(config.scheme("hier3"), config.machine("dgx2"))

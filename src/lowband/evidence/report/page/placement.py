@@ -4,6 +4,7 @@ from lowband.evidence.report.page.schemes import NODES, STATES
 from lowband.evidence.report.page.svg import FONT_PX, drawing, element, rect, text
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, Levels
+from lowband.spec.partition import shard_range
 from lowband.spec.scheme import Scheme
 
 CELL, TALL = 26, 48  # width and height of a rank's cell
@@ -34,7 +35,7 @@ def draw_placement(scheme: Scheme, machine: Machine) -> str:
         for left, right in edges:
             parts += _frame(left, right, height, depth, words)
     for row, (state, level) in enumerate(states.items()):
-        parts += _row(head + row * ROW, cells, state, level, levels.size(level), width - LABEL)
+        parts += _row(head + row * ROW, cells, state, level, levels, width - LABEL)
     slices = ", ".join(f"{state} over {level}" for state, level in states.items())
     title = f"{scheme.name} on {NODES} nodes of {machine.name}, {levels.world} ranks: {slices}"
     return drawing(width, height, title, [element("g", "".join(parts), font_family="sans-serif")])
@@ -75,8 +76,9 @@ def _frame(left: float, right: float, height: float, depth: int, words: list[str
     ]
 
 
-def _row(top: float, cells: list[float], state: str, level: str, size: int, right: float) -> list[str]:
+def _row(top: float, cells: list[float], state: str, level: str, levels: Levels, right: float) -> list[str]:
     """A state: its name, each rank's cell with the slice that the rank holds, and how large that is."""
+    size = levels.size(level)
     first, second = top + TALL / 2 - 2, top + TALL / 2 + FONT_PX + 1
     parts = [
         text(4, first, state, fill=STATES[state], font_weight="bold"),
@@ -86,6 +88,6 @@ def _row(top: float, cells: list[float], state: str, level: str, size: int, righ
     ]
     for rank, left in enumerate(cells):
         parts.append(rect(left, top, CELL, TALL, fill=PAPER, stroke=EDGE, stroke_width=0.5))
-        slice_ = TALL / size
-        parts.append(rect(left, top + rank % size * slice_, CELL, slice_, fill=STATES[state]))
+        start, stop = shard_range(TALL * size, levels, level, rank)
+        parts.append(rect(left, top + start / size, CELL, (stop - start) / size, fill=STATES[state]))
     return parts
