@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.evidence.report.writers import filled, markdown
-from lowband.evidence.tables.derived import box, box_jobs, box_links
+from lowband.evidence.tables.build import builder
+from lowband.evidence.tables.derived import box
 from lowband.evidence.tables.points import same_but
 from lowband.spec.csv_tables import read_table
 from lowband.spec.mesh import WORLD
@@ -124,13 +125,13 @@ def sent(root: Path) -> list[str]:
 
 def links(root: Path) -> list[str]:
     """Table of collectives on shaped links: seconds and counted bytes over those of the closed form."""
-    table = box_links.build(read_table(root / "results" / "reference" / "box-bench" / "comm.csv"))
+    table = builder("box_links")(read_table(root / "results" / "reference" / "box-bench" / "comm.csv"))
     return markdown(filled(table.assign(kilobytes=table["bytes"] / 1e3), _LINKS))
 
 
 def jobs(root: Path) -> list[str]:
     """Table of the time that Slurm and Snakemake add to a run."""
-    table = box_jobs.build(read_table(root / "results" / "reference" / "box-bench" / "jobs.csv"))
+    table = builder("box_jobs")(read_table(root / "results" / "reference" / "box-bench" / "jobs.csv"))
     return markdown(filled(table, _JOBS))
 
 
