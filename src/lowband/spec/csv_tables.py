@@ -64,7 +64,7 @@ def _read(path: Path, types: Any) -> pd.DataFrame:
 # What pandas raises for a table that lacks a column or has another kind of value in it.
 _UNFIT = (
     KeyError, NameError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError,
-    NotImplementedError, pd.errors.DataError, pd.errors.InvalidIndexError,
+    NotImplementedError, SyntaxError, pd.errors.DataError, pd.errors.InvalidIndexError,
 )  # fmt: skip
 
 

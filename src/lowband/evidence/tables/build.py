@@ -50,7 +50,8 @@ def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
     if source in OF_MACHINES and (several := sorted(tables_dir.glob(f"*/{source}.csv"))):
         return several
     if source.startswith(SHIPPED):
-        return sorted((root / "results" / "reference").glob(f"*/{source.removeprefix(SHIPPED)}.csv"))
+        name = source.removeprefix(SHIPPED)
+        return sorted((root / "results" / "reference").glob(f"{name if '/' in name else f'*/{name}'}.csv"))
     return [(root / "results" if source.startswith(REPORTED) else tables_dir) / f"{source}.csv"]
 
 
@@ -60,13 +61,18 @@ def read_sources(table: str, tables_dir: Path, root: Path) -> list[pd.DataFrame]
 
 
 def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
-    """One source as a table; rows of a benchmark have their machine's name in `cluster`."""
+    """One source as a table.
+
+    Rows of a benchmark have their machine's name in `cluster`, those of a source with a * their `folder`.
+    """
     read = read_benchmark if source.startswith(SHIPPED) else read_table
     paths = source_paths(source, tables_dir, root)
     parts = [read(path) for path in paths]
     if source in COLLECTED and "point" not in parts[0]:
         again = "tables of this version's `lowband collect`: collect the run folders again"
         raise UserError("no column 'point'", where=paths[0], allowed=again)
+    if "*" in source:
+        parts = [part.assign(folder=path.parent.name) for part, path in zip(parts, paths, strict=True)]
     if source in OF_MACHINES:
         names = [THIS_MACHINE if path.parent == tables_dir else path.parent.name for path in paths]
         parts = [part.assign(cluster=name) for part, name in zip(parts, names, strict=True)]

@@ -11,6 +11,17 @@ from lowband.spec.yaml_model import Strict
 Names = tuple[str, ...]
 
 
+class Other(Strict):
+    """The rows that each row is compared with: of those that fulfil `where`, the one that is equal in `on`.
+
+    Each of `columns` of it becomes <name>_other; empty where there is none.
+    """
+
+    where: str
+    on: Names
+    columns: Names
+
+
 class View(Strict):
     """What is made of a table, in the order of these fields; those left out change nothing.
 
@@ -18,6 +29,7 @@ class View(Strict):
 
     where    expression: the rows to keep
     add      new column -> expression
+    other    rows to compare each row with
     by       columns: from here on one row for each group of rows that are equal in them, first come first
     of       new column -> statistic and column of a group, as in `median time_s`, `q20 time_s`,
              `sum is_right`, `missing time_s`; `size` is the number of rows
@@ -30,6 +42,7 @@ class View(Strict):
 
     where: str = ""
     add: dict[str, str] = Field(default={})
+    other: Other | None = None
     by: Names = ()
     of: dict[str, str] = Field(default={})
     across: str = ""
@@ -42,6 +55,10 @@ class View(Strict):
         """The view of a table. Raises what pandas raises for a table that does not fit (see `made_of`)."""
         df = table.query(self.where, engine="python") if self.where else table
         df = _with(df, self.add)
+        if self.other is not None:
+            others = df.query(self.other.where, engine="python").set_index(list(self.other.on))
+            others = others[list(self.other.columns)].add_suffix("_other")
+            df = df.join(others, on=list(self.other.on))
         df = _with(self._groups(df) if self.by else df, self.then)
         if self.sort:
             ascending = [not name.startswith("-") for name in self.sort]
