@@ -45,7 +45,8 @@ class Part(View):
         """The part's view of a table as a frame of text."""
         rows = self.rows(table)
         for column, words in self.words.items():
-            rows[column] = rows[column].replace(WORDS.get(words) if isinstance(words, str) else words)
+            named = WORDS[words] if isinstance(words, str) else words
+            rows = rows.assign(**{column: rows[column].replace(named)})
         shown, records = self.show or {"": self.line}, rows.to_dict("records")
         return pd.DataFrame(
             {heading: [_text(forms, row) for row in records] for heading, forms in shown.items()}
