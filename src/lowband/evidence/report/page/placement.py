@@ -1,10 +1,13 @@
 """A scheme on a machine -> a picture: nested levels, and the slice of each state that each rank holds."""
 
-from lowband.evidence.report.page.schemes import NODES, STATES
+from pathlib import Path
+
+from lowband.evidence.report.page.schemes import MACHINE, NODES, STATES, part
 from lowband.evidence.report.page.svg import FONT_PX, drawing, element, rect, text
+from lowband.spec.config import Config
+from lowband.spec.files import write_if_changed
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, Levels
-from lowband.spec.partition import shard_range
 from lowband.spec.scheme import Scheme
 
 CELL, TALL = 26, 48  # width and height of a rank's cell
@@ -14,7 +17,15 @@ LINE, ROW = FONT_PX + 4, TALL + 10  # heights of a line of words and of a row of
 INK, QUIET, EDGE, PAPER = "#222222", "#666666", "#9a9a9a", "#ffffff"
 FRAMES = ("#f7f7f7", "#eeeeee", "#e2e2e2")  # of levels, from the outermost in; further ones as the last
 
+PICTURE = "docs/figures/hier3.svg"
+
 Edges = tuple[float, float]  # left and right
+
+
+def write_picture(root: Path) -> None:
+    """README's picture: the scheme hier3 on the core paper's machine."""
+    config = Config(root)
+    write_if_changed(root / PICTURE, draw_placement(config.scheme("hier3"), config.machine(MACHINE)) + "\n")
 
 
 def draw_placement(scheme: Scheme, machine: Machine) -> str:
@@ -88,6 +99,6 @@ def _row(top: float, cells: list[float], state: str, level: str, levels: Levels,
     ]
     for rank, left in enumerate(cells):
         parts.append(rect(left, top, CELL, TALL, fill=PAPER, stroke=EDGE, stroke_width=0.5))
-        start, stop = shard_range(TALL * size, levels, level, rank)
-        parts.append(rect(left, top + start / size, CELL, (stop - start) / size, fill=STATES[state]))
+        start, height = part(levels, level, rank, TALL)
+        parts.append(rect(left, top + start, CELL, height, fill=STATES[state]))
     return parts
