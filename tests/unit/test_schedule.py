@@ -76,8 +76,9 @@ def test_peaks_are_those_of_the_papers(ranks: int, rounds: int) -> None:
     # 2205.05198, section 4.2.3: 1 + (p - 1) / (p v) as much as 1F1B, on the first rank
     interleaved = min(3 * many, 3 * ranks + ranks - 1)
     assert peak(lists("interleaved", ranks, many, 3))[0] == interleaved
-    # 2401.10241, section 2: ZB-H1 needs p M_B on every rank; its section 6: ZB-V as 1F1B, in half stages
+    # 2401.10241: ZB-H1 p M_B on every rank, ZB-H2 (2 p - 1) M_B; section 6: ZB-V as 1F1B, in half stages
     assert peak(lists("zb-h1", ranks, many, 1)) == [ranks] * ranks
+    assert peak(lists("zb-h2", ranks, many, 1)) == [min(many, 2 * ranks - 1)] * ranks
     if rounds > 1:
         assert peak(lists("zb-v", ranks, many, 2)) == [2 * ranks] * ranks
         # 2412.19437, table 2: DualPipe needs PP + 1 on PP ranks, so this half of it 2 p + 1 half stages

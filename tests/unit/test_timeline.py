@@ -53,6 +53,15 @@ def test_zb_h1_has_a_third_of_the_bubble(ranks: int, forward: float, input_: flo
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+def test_zb_h2_has_none(ranks: int) -> None:
+    """2401.10241, section 2.3: (p - 1) (F + B - 2 W) for a rank, from its first action to its last."""
+    for weight in (1, 0.7, 0.4):
+        found = timeline(lists("zb-h2", ranks, 3 * ranks, 1), 1, 1.2, weight)
+        assert found.span_s == pytest.approx(3 * ranks * (2.2 + weight) + (ranks - 1) * (2.2 - 2 * weight))
+    assert timeline(lists("zb-h2", ranks, 2 * ranks, 1), 1, 1, 1).span_s == 6 * ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
 def test_schedules_in_a_vee(name: str, ranks: int) -> None:
     """2401.10241, section 6: where forward, input and weight take equally long, a rank of ZB-V is never idle

@@ -11,7 +11,7 @@ from typing import Literal
 from lowband.errors import UserError
 from lowband.spec.schedule import Action, Kind, Lists
 
-Name = Literal["depth", "gpipe", "1f1b", "interleaved", "breadth", "zb-h1", "zb-v", "dualpipe-v"]
+Name = Literal["depth", "gpipe", "1f1b", "interleaved", "breadth", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"]
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,30 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list
     )
 
 
-def _zb_h1(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+def _zb_h(times: int, rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """1F1B with split backwards, whose weight parts wait (Qi et al., arXiv 2401.10241, section 2).
 
-    Rank r puts them off by r micro-batches: they fill its wait at the end, and it holds no more than rank 0.
+    times: as many forwards ahead as 1F1B's. Rank r puts off the weight parts of this many times r
+           micro-batches: they fill its wait at the end, and it holds no more than rank 0.
     """
-    found = []
-    for action in _one_f_one_b(rank, ranks, micro_batches, chunks):
-        if action.kind == "forward":
-            found.append(action)
-        else:
-            found += [action._replace(kind="input")]
-            found += [Action("weight", rank, i) for i in [action.micro_batch - rank] if i >= 0]
-    return found + _of("weight", rank, range(max(0, micro_batches - rank), micro_batches))
+    all_of_them, late, found = range(micro_batches), times * rank, list[Action]()
+    for action in _one_each(
+        _of("forward", rank, all_of_them), _of("input", rank, all_of_them), times * (ranks - 1 - rank)
+    ):
+        found.append(action)
+        if action.kind == "input":
+            found += [Action("weight", rank, i) for i in [action.micro_batch - late] if i >= 0]
+    return found + _of("weight", rank, all_of_them[-late:] if late else [])
+
+
+def _zb_h1(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+    """In the memory of 1F1B."""
+    return _zb_h(1, rank, ranks, micro_batches)
+
+
+def _zb_h2(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+    """In twice that memory: no bubble where forward, input and weight take equally long."""
+    return _zb_h(2, rank, ranks, micro_batches)
 
 
 class _Vee:
@@ -249,6 +260,7 @@ SCHEDULES: dict[Name, Schedule] = {
     "interleaved": Schedule(_interleaved, chunks=(2, None)),
     "breadth": Schedule(_breadth, chunks=(1, None)),
     "zb-h1": Schedule(_zb_h1, chunks=(1, 1), splits=True),
+    "zb-h2": Schedule(_zb_h2, chunks=(1, 1), splits=True),
     "zb-v": Schedule(_zb_v, chunks=(2, 2), in_a_vee=True, splits=True),
     "dualpipe-v": Schedule(_dualpipe_v, chunks=(2, 2), in_a_vee=True, splits=True),
 }
