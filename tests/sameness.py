@@ -23,6 +23,7 @@ from lowband.evidence.report.figures import FIGURES, write_figure
 from lowband.evidence.report.shipped import write_shipped_tables
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.plain_data import read_yaml
@@ -83,10 +84,12 @@ def _predictions() -> str:
             "micro_batch": int(one([1, 2, 4, 8])), "seq_len": int(one([64, 512, 2048])),
             "accumulation": int(one([1, 2, 4, 8])), "recompute": one(["none", "selective", "full"]),
             "attention": one(["flash", "plain"]), "dropout": bool(one([False, True])),
-            "tp": int(one([1, 1, 1, 2, 4, 8])), "pp": int(one([1, 1, 1, 2, 4])),
-            "interleave": int(one([1, 1, 2])), "schedule": one(["1f1b", "breadth-first"]),
-            "sequence_parallel": bool(one([False, True])), "compute_dtype": one(["bf16", "fp32"]),
-            "reduce_dtype": one(["bf16", "fp32"]), "faster": {"world": float(one([1.0, 2.0, 8.0]))},
+            "axes": Ways(
+                tensor=one([1, 1, 1, 2, 4, 8]), pipeline=one([1, 1, 1, 2, 4]), chunks=one([1, 1, 2]),
+                schedule=one(["1f1b", "breadth-first"]), sequence_parallel=one([False, True]),
+            ),
+            "compute_dtype": one(["bf16", "fp32"]), "reduce_dtype": one(["bf16", "fp32"]),
+            "faster": {"world": float(one([1.0, 2.0, 8.0]))},
         }  # fmt: skip
         try:
             total.update(
@@ -114,7 +117,7 @@ def _counts() -> dict[str, str]:
     sums = {}
     for ranks in (384, 3072):
         levels = Levels.fit(machine.sizes, ranks)
-        units = stage_numels(model, levels, 1, 1)
+        units = stage_numels(model, levels)
         for name in _schemes():
             scheme = Config(ROOT).scheme(name)
             values = [

@@ -32,7 +32,7 @@ def test_sample() -> None:
     assert len({each.exact for each in found}) == len(found)
 
 
-@pytest.mark.parametrize("axes", [Axes(tensor=2), Axes(pipeline=2)], ids=str)
+@pytest.mark.parametrize("axes", [Axes(tensor=2), Axes(pipeline=2)], ids=lambda axes: str(axes.model_dump()))
 def test_idle_axes_change_no_bit(axes: Axes) -> None:
     drawn = [c for c in sample() if c.ranks in (2, 3, 4)][::3]
     alone, beside = (

@@ -7,6 +7,7 @@ import pytest
 from lowband.errors import UserError
 from lowband.predict.search.plan import plan
 from lowband.predict.show.plan_files import write as write_plan
+from lowband.spec.axes import ONLY_DATA
 from lowband.spec.config import BUILT_IN, Config
 
 ROOT = Path(__file__).parents[2]
@@ -77,8 +78,7 @@ def test_a_plan_is_written_into_an_empty_folder_and_read_back(tmp_path: Path) ->
         64,
         2048,
         256,
-        [1],
-        [1],
+        [ONLY_DATA],
         [4],
         ["full"],
     )

@@ -18,11 +18,12 @@ from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.prediction import predict
-from lowband.predict.search.plan import KNOBS, Candidate, Plan, jobs, plan
+from lowband.predict.search.plan import KNOBS, Candidate, Plan, axes_to_try, jobs, plan
 from lowband.predict.show.plan_files import report, write
 from lowband.predict.show.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
@@ -74,7 +75,7 @@ SCORES = 4 * 16 * 32
 )
 def test_a_block_with_plain_attention(recompute: Recompute, again: float) -> None:
     """64 tokens on 2 ranks of tensor parallelism, with dropout."""
-    found = work(Computer(MACHINE, "bf16"), LLAMA, 2, 32, recompute, "plain", tp=2, dropout=True)
+    found = work(Computer(MACHINE, "bf16"), LLAMA, 2, 32, recompute, "plain", Ways(tensor=2), dropout=True)
     products = 64 * MATRICES / 2 / 50e12
     core = max(64 * SCORES / 2 / 50e12, 64 * 4 * 4 * 32 / 2 / 800e9)  # 4 bytes a score in the products
     scores = 64 * 9 * 4 * 32 / 2 / 800e9
@@ -92,7 +93,8 @@ def test_a_block_with_plain_attention(recompute: Recompute, again: float) -> Non
 
 def test_a_block_with_fused_attention() -> None:
     """Half of the products where causality masks; five of them backward for two forward; nothing stored."""
-    found = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "selective", "flash", tp=2, sequence_parallel=True)
+    axes = Ways(tensor=2, sequence_parallel=True)
+    found = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "selective", "flash", axes)
     products = 64 * 2 * 12 * 32 * 32 / 2 / 50e12
     core = 64 * 4 * 32 * 64 / 2 / 2 / 25e12
     rest = 64 * ((8 + 12) * 32 + 4 * 3 * 32 + 4 * 4 * 32) / 2 / 800e9
@@ -122,7 +124,7 @@ def test_adam_and_quantization_move_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "sequence_parallel", "recompute", "per_h", "per_core"),
+    ("tensor", "sequence_parallel", "recompute", "per_h", "per_core"),
     [
         (1, False, "none", 34, 5),  # equation 1 of arXiv 2205.05198: s b h (34 + 5 a s / h)
         (4, False, "none", 10 + 24 / 4, 5 / 4),  # equation 2
@@ -133,14 +135,13 @@ def test_adam_and_quantization_move_bytes() -> None:
     ],
 )
 def test_activations_are_korthikantis(
-    tp: int, sequence_parallel: bool, recompute: Recompute, per_h: float, per_core: float
+    tensor: int, sequence_parallel: bool, recompute: Recompute, per_h: float, per_core: float
 ) -> None:
-    kept = kept_bytes_per_token(GPT, 64, recompute, "plain", tp, sequence_parallel, dropout=True)
+    axes = Ways(tensor=tensor, sequence_parallel=sequence_parallel)
+    kept = kept_bytes_per_token(GPT, 64, recompute, "plain", axes, dropout=True)
     assert kept.block == pytest.approx(per_h * 32 + per_core * 8 * 64)
-    whole = kept_bytes_per_token(GPT, 64, "none", "plain", tp, sequence_parallel, dropout=True)
+    whole = kept_bytes_per_token(GPT, 64, "none", "plain", axes, dropout=True)
     assert kept.block + kept.working == pytest.approx(whole.block)
-    if not sequence_parallel:  # the default
-        assert kept_bytes_per_token(GPT, 64, recompute, "plain", tp, dropout=True) == kept
 
 
 def test_attention_takes_four_and_ten_products() -> None:
@@ -165,7 +166,8 @@ def test_gathered_inputs_are_kept_where_nothing_recomputes_them(
     recompute: Recompute, block: int, working: int
 ) -> None:
     """2 inputs of 32 16-bit values a token, of which each of 4 ranks has a quarter already."""
-    without, kept = (kept_bytes_per_token(GPT, 64, recompute, "flash", 4, True, gathered=n) for n in (0, 2))
+    axes = Ways(tensor=4, sequence_parallel=True)
+    without, kept = (kept_bytes_per_token(GPT, 64, recompute, "flash", axes, gathered=n) for n in (0, 2))
     assert kept.block - without.block == pytest.approx(block * 2 * 32 * 3 / 4)
     assert kept.working - without.working == pytest.approx(working * 2 * 32 * 3 / 4)
     one, both = (kept_bytes_per_token(GPT, 64, recompute, "flash", gathered=n) for n in (0, 2))
@@ -194,19 +196,21 @@ def job(**changes: object) -> Workload:
     ("changes", "in_flight"),
     [
         ({}, 1),
-        ({"pp": 4}, 4),
-        ({"pp": 4, "accumulation": 3}, 3),
-        ({"pp": 4, "interleave": 2}, 4 + 3 / 2),
-        ({"pp": 4, "interleave": 2, "accumulation": 5}, 5),
-        ({"pp": 4, "schedule": "breadth-first"}, 6),
-        ({"schedule": "breadth-first"}, 6),
+        ({"axes": Ways(pipeline=4)}, 4),
+        ({"axes": Ways(pipeline=4), "accumulation": 3}, 3),
+        ({"axes": Ways(pipeline=4, chunks=2)}, 4 + 3 / 2),
+        ({"axes": Ways(pipeline=4, chunks=2), "accumulation": 5}, 5),
+        ({"axes": Ways(pipeline=4, schedule="breadth-first")}, 6),
+        ({"axes": Ways(schedule="breadth-first")}, 6),
     ],
 )
 def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -> None:
     """One block keeps, per token, 32 h (arXiv 2205.05198 without dropout) and 4 bytes a head."""
     one = job(**changes)
     items = memory_items(one)
-    assert float(items["activations"]) == pytest.approx(in_flight * (8 / one.pp) * 64 * (32 * 32 + 4 * 8))
+    assert float(items["activations"]) == pytest.approx(
+        in_flight * (8 / one.axes.pipeline) * 64 * (32 * 32 + 4 * 8)
+    )
     assert float(items["logits"]) == 64 * 14 * 48
     compiled = Stack.model_validate({"name": "s", "description": "d", "logit_bytes": fact(4)})
     assert float(memory_items(replace(one, stack=compiled))["logits"]) == 64 * 4 * 48
@@ -219,7 +223,7 @@ def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     stack = Stack.model_validate(
         {"name": "s", "description": "d", "collective_us": fact(30), "unit_us": fact(100)}
     )
-    items = step_time(replace(job(ranks=4, pp=4, interleave=2), stack=stack, scheme=ZERO3)).items
+    items = step_time(replace(job(ranks=4, axes=Ways(pipeline=4, chunks=2)), stack=stack, scheme=ZERO3)).items
     exchange = 2 * 2 * (30e-6 + 2 * 64 * 32 / 100e9)
     assert items["pipeline_exchange"] == pytest.approx(6 * exchange, rel=1e-12)
     assert items["host"] == pytest.approx(6 * 2 * 2 * 100e-6, rel=1e-12)
@@ -254,13 +258,15 @@ def test_the_host_hides_behind_the_device_or_makes_it_wait() -> None:
 
 def test_a_stack_hides_tensor_parallel_collectives() -> None:
     """Behind a block's computation, all of the shorter but a quarter."""
+    axes = Ways(tensor=4)
     whole, hiding = (
         replace(
-            job(ranks=4, tp=4), stack=Stack.model_validate({"name": "s", "description": "d", **constants})
+            job(ranks=4, axes=axes),
+            stack=Stack.model_validate({"name": "s", "description": "d", **constants}),
         )
         for constants in ({}, {"tensor_overlap": fact(0.75)})
     )
-    w = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash", tp=4)
+    w = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash", axes)
     two = 2 * (2 * 3 / 4 * 2 * 64 * 32 / 100e9)  # all-reduces of 64 tokens x 32 values in 16 bits
     assert two < w.forward
     passes = 8 * whole.accumulation
@@ -414,10 +420,16 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
         ({"ranks": 0}, "ranks 0"),
         ({"accumulation": 0}, "accumulation 0"),
         ({"micro_batch": np.array([1, 0])}, "micro_batch"),
-        ({"tp": 3}, "8 ranks cannot be divided over tp 3"),
-        ({"pp": 8, "interleave": 2}, "8 layers cannot be divided over pp 8 x interleave 2"),
-        ({"ranks": 48, "tp": 16}, "8 heads cannot be divided over tp 16"),
-        ({"ranks": 6, "tp": 2, "pp": 3}, "8 layers cannot be divided over pp 3"),
+        ({"axes": Ways(tensor=3)}, "8 ranks are no multiple of tensor 3"),
+        (
+            {"axes": Ways(pipeline=8, chunks=2)},
+            "8 layers cannot be divided over pipeline 8 x chunks 2",
+        ),
+        ({"ranks": 48, "axes": Ways(tensor=16)}, "8 heads cannot be divided over tensor 16"),
+        (
+            {"ranks": 6, "axes": Ways(tensor=2, pipeline=3)},
+            "8 layers cannot be divided over pipeline 3",
+        ),
     ],
 )
 def test_degrees_that_do_not_divide(changes: dict[str, object], words: str) -> None:
@@ -426,23 +438,24 @@ def test_degrees_that_do_not_divide(changes: dict[str, object], words: str) -> N
 
 
 def test_ranks_are_numbered_tensor_parallel_first() -> None:
-    one = job(ranks=32, tp=2, pp=4)
-    assert (one.dp, one.levels.sizes) == (4, (1, 2, 4))
+    one = job(ranks=32, axes=Ways(tensor=2, pipeline=4))
+    assert one.levels.sizes == (1, 2, 4)
     assert one.tokens == 64 * 6 * 4
-    assert job(tp=4).levels.sizes == (1, 1, 2)
-    assert job(tp=8).levels.sizes == (1, 1, 1)
-    with pytest.raises(UserError, match="tp 8 does not divide level 'node' of 12"):
+    assert job(axes=Ways(tensor=4)).levels.sizes == (1, 1, 2)
+    assert job(axes=Ways(tensor=8)).levels.sizes == (1, 1, 1)
+    with pytest.raises(UserError, match="tensor 8 does not divide level 'node' of 12"):
         node = MACHINE.levels[0].model_copy(update={"size": 12})
         machine = MACHINE.model_copy(update={"levels": (node, MACHINE.levels[1])})
-        Workload(machine, OURS, GPT, DDP, 24, 1, 64, tp=8).levels  # noqa: B018
+        Workload(machine, OURS, GPT, DDP, 24, 1, 64, axes=Ways(tensor=8))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tp", "pp", "level"),
+    ("ranks", "tensor", "stages", "level"),
     [(4, 1, 4, "node"), (4, 2, 2, "node"), (8, 2, 2, "world"), (8, 1, 8, "node")],
 )
-def test_the_link_to_the_next_stage(ranks: int, tp: int, pp: int, level: str) -> None:
-    assert job(ranks=ranks, tp=tp, pp=pp).mesh.along("pp")[0].level == level
+def test_the_link_to_the_next_stage(ranks: int, tensor: int, stages: int, level: str) -> None:
+    one = job(ranks=ranks, axes=Ways(tensor=tensor, pipeline=stages))
+    assert one.mesh.along("pipeline")[0].level == level
 
 
 def test_rates_and_what_fits() -> None:
@@ -502,33 +515,34 @@ def test_what_other_choices_cost() -> None:
 
 def test_batches_and_degrees_of_the_search() -> None:
     """Every micro-batch that divides the share of 16 sequences on 4 groups; degrees that divide the rest."""
-    found = list(jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1]))
+    found = list(jobs(MACHINE, OURS, GPT, 8, 64, 16, [Ways(tensor=2)]))
     for one in found:
-        assert one.dp == 4
+        assert one.levels.world == 4
         batches = {"depth": [1, 2, 4], "breadth": [1, 2]}[one.order]  # a lone micro-batch has no order
         assert list(one.micro_batch) == batches
         assert list(one.accumulation) == [4 // b for b in batches]
     assert {one.order for one in found} == {"depth", "breadth"}
-    few = jobs(MACHINE, OURS, GPT, 8, 64, 16, [2], [1], micro_batches=[3, 4], recompute=["full"])
+    few = jobs(MACHINE, OURS, GPT, 8, 64, 16, [Ways(tensor=2)], micro_batches=[3, 4], recompute=["full"])
     assert {(*one.micro_batch, *one.accumulation, one.order, one.recompute) for one in few} == {
         (4, 1, "depth", "full")
     }
-    assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, GPT, 8, 64, 16, [1, 3], [1, 3])} == {(1, 1)}
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
-    assert {(one.tp, one.pp) for one in jobs(MACHINE, OURS, odd, 8, 64, 16, [1, 2], [1, 2])} == {(1, 1)}
-    assert not list(jobs(MACHINE, OURS, GPT, 8, 64, 12, [1], [1]))
+    for model, most in ((GPT, 3), (odd, 2)):
+        points = plan(MACHINE, OURS, model, 8, 64, 16, axes_to_try(MACHINE, [1, most], [1, most])).ranked
+        assert {point.job.levels.world for point in points} == {8}
+    assert not list(jobs(MACHINE, OURS, GPT, 8, 64, 12, [Ways()]))
     with pytest.raises(
         UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
     ):
-        plan(MACHINE, OURS, GPT, 8, 64, 12, [1], [1])
+        plan(MACHINE, OURS, GPT, 8, 64, 12, [Ways()])
     with pytest.raises(UserError, match=r"not divisible by .* of 8 ranks x micro-batch 3 or 5"):
-        plan(MACHINE, OURS, GPT, 8, 64, 16, [1], [1], micro_batches=[3, 5])
+        plan(MACHINE, OURS, GPT, 8, 64, 16, [Ways()], micro_batches=[3, 5])
 
 
 def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
     device = MACHINE.device.model_copy(update={"memory_gib": 2 + 2e-3})
     machine = MACHINE.model_copy(update={"device": device})
-    found = plan(machine, OURS, GPT, 4, 64, 16, [1], [1])
+    found = plan(machine, OURS, GPT, 4, 64, 16, [Ways()])
     shorts = {point.short_by for point in found.candidates.values()}
     assert 0 in shorts
     assert len(shorts) > 10
@@ -558,7 +572,7 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
         64,
         np.array([6, 3]),
         recompute="none",
-        schedule="breadth-first",
+        axes=Ways(schedule="breadth-first"),
     )
     best = Candidate((), batches, 2, 3, 1.0, 0.0)
     write(best, "found", Config(tmp_path))

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowband.errors import UserError
+from lowband.spec.axes import Axes
 from lowband.spec.mesh import SELF, WORLD, Digit, Levels, Mesh
 from lowband.spec.partition import shard_range
 
@@ -76,11 +77,17 @@ def test_one_axis_is_the_levels_of_all_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("inner", "degrees"),
-    [({"node": 8}, {"tp": 3}), ({"node": 8}, {"tp": 1, "dp": 12}), ({"node": 6}, {"tp": 4, "dp": 3})],
+    [({"node": 8}, {"tensor": 3}), ({"node": 8}, {"data": 12}), ({"node": 6}, {"tensor": 4, "data": 3})],
 )
 def test_an_axis_that_ends_inside_a_group_is_refused(inner: dict[str, int], degrees: dict[str, int]) -> None:
     with pytest.raises(UserError, match="level 'node' of"):
-        Mesh.fit(inner, {**degrees, "pp": 2})
+        Mesh.fit(inner, {**degrees, "pipeline": 2})
+
+
+def test_what_is_stored_of_axes_has_no_axis_of_one_rank() -> None:
+    assert Axes().model_dump() == {}
+    assert Axes(tensor=2).model_dump() == {"tensor": 2}
+    assert Axes.parse(Axes(tensor=2).model_dump(mode="json"), "stored") == Axes(tensor=2)
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,6 +10,7 @@ from lowband.evidence.validation.frontier_pareto import STATES, WIRES, pareto
 from lowband.predict.prediction import predict
 from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
+from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
@@ -31,7 +32,7 @@ def test_each_row_is_what_is_predicted(table: pd.DataFrame) -> None:
         job = Workload(
             FRONTIER, CONFIG.given_stack(row["stack"], FRONTIER), CONFIG.model(MODEL),
             Scheme(name="row", **chosen), RANKS, MICRO_BATCH, SEQ_LEN, ACCUMULATION,
-            schedule={"depth": "1f1b", "breadth": "breadth-first"}[row["order"]],
+            axes=Ways(schedule={"depth": "1f1b", "breadth": "breadth-first"}[row["order"]]),
         )  # fmt: skip
         p = predict(job, interval=False)
         assert row["tflops_per_gpu"] == pytest.approx(float(p.tflops_per_gpu), rel=1e-12)
@@ -74,7 +75,7 @@ def test_planned_takes_the_least_memory_of_those_within_the_models_error(table: 
     assert (least["scheme"], least["order"]) == ("planned", "breadth")
     found = plan(
         FRONTIER, CONFIG.given_stack(stack, FRONTIER), CONFIG.model(MODEL), RANKS, SEQ_LEN,
-        MICRO_BATCH * ACCUMULATION * RANKS, [1], [1], [MICRO_BATCH], ["full"],
+        MICRO_BATCH * ACCUMULATION * RANKS, [ONLY_DATA], [MICRO_BATCH], ["full"],
     )  # fmt: skip
     assert float(predict(found.ranked[0].job, interval=False).tflops_per_gpu) == pytest.approx(
         rows["tflops_per_gpu"].max(), rel=1e-9

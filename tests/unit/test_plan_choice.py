@@ -19,6 +19,7 @@ from lowband.predict.search.choice import MODEL_ERROR, STATES, chosen, lossy_wir
 from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan, _divisors, jobs, plan
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.axes import ONLY_DATA
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
@@ -34,7 +35,8 @@ def candidate(weights: str, lossy: int, seconds: float) -> Candidate:
     wires = {name: pair[i < lossy] for i, (name, pair) in enumerate(WIRES.items())}
     scheme = Scheme(name="plan", weights=weights, grads="world", optim="world", **wires)
     job = Workload(MACHINE, STACK, CONFIG.model("gpt-1m"), scheme, 8, np.array([1]), 128, np.array([1]))
-    values = {**vars(scheme), "micro_batch": 1, "order": "depth", "recompute": "full", "tp": 1, "pp": 1}
+    values = {**vars(scheme), "micro_batch": 1, "order": "depth", "recompute": "full"}
+    values |= vars(ONLY_DATA)
     return Candidate(tuple(values[knob] for knob in KNOBS), job, 1, 1, seconds, 0.0)
 
 
@@ -77,12 +79,14 @@ def test_the_models_error_is_that_of_held_out_rows() -> None:
 
 def test_one_node_needs_no_lossy_wires() -> None:
     """Links inside a node are fast: int8 gains 0.05 % there, which is nothing."""
-    found = plan(MACHINE, STACK, CONFIG.model("llama-7b"), 8, 2048, 32, [1], [1], [1], ["full"])
+    found = plan(MACHINE, STACK, CONFIG.model("llama-7b"), 8, 2048, 32, [ONLY_DATA], [1], ["full"])
     rows = chosen(found)
     assert [lossy_wires(row) for row in rows] == [0] * len(rows)
     placements = [row.knobs[: len(STATES)] for row in rows]
     assert len(set(placements)) == len(placements) > 1
-    exact = plan(MACHINE, STACK, CONFIG.model("llama-7b"), 8, 2048, 32, [1], [1], [1], ["full"], exact=True)
+    exact = plan(
+        MACHINE, STACK, CONFIG.model("llama-7b"), 8, 2048, 32, [ONLY_DATA], [1], ["full"], exact=True
+    )
     assert chosen(exact)[0].step_time_s == rows[0].step_time_s
     assert {lossy_wires(one) for one in exact.ranked} == {0}
 
@@ -213,5 +217,5 @@ def test_the_search_counts_beyond_64_bits() -> None:
     one = Workload(machine, stack, model, scheme, 64, 2**20, 2048, 1, recompute="full")
     several = replace(one, micro_batch=np.array([2**20], dtype=float), accumulation=np.array([1.0]))
     assert step_time(several).total == pytest.approx(step_time(one).total, rel=1e-12)
-    tried = list(jobs(machine, stack, model, 64, 2048, 64 * 2**20, [1], [1], [2**20], ["full"]))
+    tried = list(jobs(machine, stack, model, 64, 2048, 64 * 2**20, [ONLY_DATA], [2**20], ["full"]))
     assert {job.micro_batch.dtype for job in tried} == {np.dtype(float)}

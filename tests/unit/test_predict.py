@@ -15,11 +15,12 @@ from lowband.errors import UserError
 from lowband.evidence.validation.scale_model import box_step_s
 from lowband.predict.prediction import predict
 from lowband.predict.request import Grid, sequence
-from lowband.predict.search.plan import KNOBS, RECOMPUTE, Candidate, jobs, plan
+from lowband.predict.search.plan import KNOBS, RECOMPUTE, Candidate, axes_to_try, jobs, plan
 from lowband.predict.show.plan_files import write
 from lowband.predict.show.render import record, text
 from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import Workload, workload_of
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Joined, Levels
@@ -43,7 +44,7 @@ def job(
 
 
 def test_what_suites_cannot_say_is_not_written(tmp_path: Path) -> None:
-    best = Candidate((), job(recompute="none", tp=2), 1, 4, 1.0, 0.0)
+    best = Candidate((), job(recompute="none", axes=Ways(tensor=2)), 1, 4, 1.0, 0.0)
     with pytest.raises(UserError, match="tp 2"):
         write(best, "found", Config(tmp_path))
     assert not list(tmp_path.iterdir())
@@ -52,7 +53,7 @@ def test_what_suites_cannot_say_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
     one = job(scheme)
-    numels = stage_numels(one.model, one.levels, 1, 1)
+    numels = stage_numels(one.model, one.levels)
     total = sum(
         t.sent_bytes * {"pass": 4, "step": 1, "sync": 1 / one.scheme.period}[t.collective.every]
         for i, n in enumerate(numels)
@@ -76,7 +77,7 @@ def test_units_in_one_bucket_share_the_fixed_time_of_a_reduction_by_hand() -> No
 def test_replicas_that_meet_seldom_by_hand() -> None:
     """DiLoCo on 8 nodes of 8: an exchange sends 2 x 4 N / 8 x 7/8 bytes per rank, every 100 steps."""
     one = job("diloco")
-    numel, sync = sum(stage_numels(one.model, one.levels, 1, 1)), one.scheme.sync
+    numel, sync = sum(stage_numels(one.model, one.levels)), one.scheme.sync
     assert sync is not None
     found = record(one, predict(one))
     assert found["memory_bytes"]["anchor"] == 4 * numel // 8
@@ -95,7 +96,7 @@ def test_replicas_that_meet_seldom_by_hand() -> None:
 def test_exchanges_that_arrive_late_by_hand() -> None:
     """Streaming DiLoCo on 8 nodes of 8: a tenth of the units at once, and what a step hides of it."""
     one = job("streaming-diloco")
-    numels, sync = stage_numels(one.model, one.levels, 1, 1), one.scheme.sync
+    numels, sync = stage_numels(one.model, one.levels), one.scheme.sync
     assert sync is not None
     found = record(one, predict(one))
     fragments = [sum(numels[fragment::10]) for fragment in range(10)]
@@ -126,9 +127,9 @@ def test_exchanges_that_arrive_late_by_hand() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("pp", [1, 4])
-def test_time_items_add_up(scheme: str, pp: int) -> None:
-    step = step_time(job(scheme, pp=pp, tp=2))
+@pytest.mark.parametrize("stages", [1, 4])
+def test_time_items_add_up(scheme: str, stages: int) -> None:
+    step = step_time(job(scheme, axes=Ways(tensor=2, pipeline=stages)))
     assert sum(step.items.values()) == pytest.approx(step.total)
     assert all(seconds >= -1e-12 for seconds in step.items.values())
 
@@ -214,13 +215,13 @@ def test_without_overlap_every_lane_second_is_exposed() -> None:
     factor=st.floats(1, 50),
     overlap=st.floats(0, 1),
     ranks=st.sampled_from([8, 16, 64, 384]),
-    tp=st.sampled_from([1, 2, 8]),
+    tensor=st.sampled_from([1, 2, 8]),
 )
 def test_more_bandwidth_is_never_slower(
-    scheme: str, level: str, factor: float, overlap: float, ranks: int, tp: int
+    scheme: str, level: str, factor: float, overlap: float, ranks: int, tensor: int
 ) -> None:
     stack = ZERO.model_copy(update={"overlap": Fact(value=overlap, source="drawn")})
-    base = job(scheme, FRONTIER, stack, ranks=ranks, tp=tp)
+    base = job(scheme, FRONTIER, stack, ranks=ranks, axes=Ways(tensor=tensor))
     before = step_time(base).total
     assert step_time(replace(base, faster={level: factor})).total <= before * (1 + 1e-12)
 
@@ -245,9 +246,8 @@ def test_pipeline_bubble_by_hand() -> None:
             "levels": [{"name": "world", "link": {"gigabytes_per_s": 1e9, "source": "made up"}}],
         }
     )  # fmt: skip
-    step = step_time(
-        job("ddp", machine, OURS, ranks=4, pp=4, interleave=11, accumulation=8, recompute="none")
-    )
+    axes = Ways(pipeline=4, chunks=11)
+    step = step_time(job("ddp", machine, OURS, ranks=4, axes=axes, accumulation=8, recompute="none"))
     head = 3 * 2048 * 2 * 6144 * 50432 / 100e12 * 8
     blocks = step.items["forward"] + step.items["backward"] - head
     assert step.items["bubble"] == pytest.approx(3 / (11 * 8) * blocks, rel=1e-6)
@@ -255,9 +255,10 @@ def test_pipeline_bubble_by_hand() -> None:
 
 def test_the_planner_equals_brute_force() -> None:
     model = Config(ROOT).model("gpt-1m")
-    found = plan(FRONTIER, ZERO, model, 16, 128, 64, [1, 2], [1, 2])
+    axes = axes_to_try(FRONTIER, [1, 2], [1, 2])
+    found = plan(FRONTIER, ZERO, model, 16, 128, 64, axes)
     brute = []
-    for batches in jobs(FRONTIER, ZERO, model, 16, 128, 64, [1, 2], [1, 2]):
+    for batches in jobs(FRONTIER, ZERO, model, 16, 128, 64, axes):
         for b, a in zip(batches.micro_batch, batches.accumulation, strict=True):
             p = predict(replace(batches, micro_batch=int(b), accumulation=int(a)), interval=False)
             if p.fits:
@@ -265,7 +266,7 @@ def test_the_planner_equals_brute_force() -> None:
     assert found.ranked[0].step_time_s == pytest.approx(min(brute), rel=1e-12)
     assert len(found.ranked) == len(brute)
     # What it claims to cover: every ordered placement of 4 levels, and both ways to recompute.
-    placements = {c.knobs[:4] for c in found.ranked if c.job.tp == c.job.pp == 1}
+    placements = {c.knobs[:4] for c in found.ranked if c.job.levels.world == 16}
     names = [SELF, "package", "node", WORLD]
     assert placements == {
         (names[i], inner, names[j], names[k])
@@ -280,14 +281,14 @@ def test_the_planner_equals_brute_force() -> None:
 @pytest.mark.parametrize("stack", [OURS, ZERO], ids=lambda stack: stack.name)
 def test_each_row_of_a_plan_is_what_is_predicted_in_its_order(stack: Stack) -> None:
     model = Config(ROOT).model("gpt-1m")
-    found = plan(FRONTIER, stack, model, 16, 128, 64, [1], [1], recompute=["full"])
+    found = plan(FRONTIER, stack, model, 16, 128, 64, [Ways()], recompute=["full"])
     schedules = {"depth": "1f1b", "breadth": "breadth-first"}
     orders = set()
     for one in found.ranked:
         knobs = dict(zip(KNOBS, one.knobs, strict=True))
         direct = Workload(
             FRONTIER, stack, model, one.job.scheme, 16, knobs["micro_batch"], 128, 4 // knobs["micro_batch"],
-            schedule=schedules[knobs["order"]],
+            axes=Ways(schedule=schedules[knobs["order"]]),
         )  # fmt: skip
         p = predict(direct, interval=False)
         assert one.step_time_s == pytest.approx(float(p.step_time_s), rel=1e-12)
@@ -308,9 +309,9 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words):
             Config(ROOT).given_machine(str(file))
     with pytest.raises(UserError, match=r"GiB short per rank \(optim"):
-        plan(FRONTIER, ZERO, Config(ROOT).model("gpt-1t"), 16, 2048, 64, [1], [1])
-    with pytest.raises(UserError, match="cannot be divided over tp"):
-        job(tp=3)
+        plan(FRONTIER, ZERO, Config(ROOT).model("gpt-1t"), 16, 2048, 64, [Ways()])
+    with pytest.raises(UserError, match="no multiple of tensor 3"):
+        job(axes=Ways(tensor=3))
 
 
 def test_one_json_object() -> None:

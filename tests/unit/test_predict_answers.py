@@ -39,16 +39,15 @@ ON_64 = ("--cluster", "frontier", "--gpus", "64")
     [
         (
             ["--tp", "5"],
-            "64 ranks cannot be divided over tp 5 x pp 1; no other pair of tp and pp is possible",
+            "axes: 64 ranks are no multiple of tensor 5 x pipeline 1; no other axes are possible either",
         ),
-        (["--tp", "5", "--pp", "1"], "64 ranks cannot be divided over tp 5 x pp 1 (allowed: multiples of 5)"),
         (
             ["--tp", "8", "--pp", "64"],
-            "64 ranks cannot be divided over tp 8 x pp 64 (allowed: multiples of 512)",
+            "axes: 64 ranks are no multiple of tensor 8 x pipeline 64 (allowed: multiples of 512 ranks)",
         ),
         (
             ["--pp", "32", "--tp", "1"],
-            "model 'gpt-20b': 44 layers cannot be divided over pp 32 x interleave 1",
+            "model 'gpt-20b': 44 layers cannot be divided over pipeline 32 x chunks 1",
         ),
         (
             ["--tp", "1", "--pp", "1", "--global-batch", "100"],
@@ -85,7 +84,7 @@ def test_a_plan_skips_degrees_that_do_not_fill_nodes(
     ]
     assert main([*asked, *small]) == 0
     assert {row["tp"] for row in json.loads(capsys.readouterr().out)} <= {1, 2}
-    assert "machine 'mine': tp 4 does not divide level 'node' of 6" in refused(
+    assert "machine 'mine': tensor 4 does not divide level 'node' of 6" in refused(
         capsys, "plan", "--cluster", machine(tmp_path, size=6), "--gpus", "12", "--tp", "4", "--pp", "1"
     )
 
@@ -121,6 +120,15 @@ def test_sizes_that_no_machine_has_are_refused(tmp_path: Path, capsys: pytest.Ca
 
 
 ASKED = ["predict", "--cluster", "frontier", "--scheme", "zero3", "--root", str(ROOT), "--gpus", "8"]
+
+
+def test_options_are_columns_by_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"tp": 2, "pp": 2, "interleave": 11, "schedule": "breadth-first"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    assert main([*ASKED, "--model", "gpt-20b", *words, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert {name: row[name] for name in options} == options
+    assert row["dp"] == 2
 
 
 def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:

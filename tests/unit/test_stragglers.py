@@ -14,6 +14,7 @@ from lowband.predict.request import Grid, setting
 from lowband.predict.show.render import flat
 from lowband.predict.time import COMPUTED, StepTime, step_time
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.sourced import Fact
 
@@ -57,7 +58,7 @@ def test_a_step_computes_as_long_as_its_slowest_device(ranks: int) -> None:
 
 
 def test_a_pipeline_s_bubble_waits_too() -> None:
-    even, uneven = (step(16, spread, "ddp", pp=4, accumulation=8) for spread in (None, 0.02))
+    even, uneven = (step(16, spread, "ddp", axes=Ways(pipeline=4), accumulation=8) for spread in (None, 0.02))
     assert uneven.items["bubble"] > even.items["bubble"]
     assert uneven.total > even.total + uneven.items["straggler"]
 

@@ -4,7 +4,6 @@ On a GPU one rank over NCCL, else ranks over gloo on this machine's cores. A ste
 AdamW. The bare module has its weights in the compute dtype and sends nothing: each rank trains its own.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import lowband
+from lowband.bench.turns import by_step, in_turns, timed
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
@@ -65,17 +65,17 @@ def bench(root: Path) -> list[Step]:
     rows = []
     for ranks in setup.ranks:
         by_rank = on_ranks(ranks, _train, device, sizes, scheme, spec, time_limit_s=TIME_LIMIT_S)
-        for engine, blocks in by_rank[0]:
-            slowest = map(max, zip(*(found[engine, blocks] for found in by_rank), strict=True))
-            for step, seconds in enumerate(slowest):
-                rows.append(Step(device, ranks, spec.parameters, engine, blocks, step, seconds))
+        for (engine, blocks), step, times in by_step(by_rank, first=0):
+            slowest = max(seconds for seconds, _ in times)
+            rows.append(Step(device, ranks, spec.parameters, engine, blocks, step, slowest))
     return rows
 
 
 def _train(
     device: str, sizes: dict[str, int], scheme: Scheme, spec: ModelSpec
-) -> dict[tuple[str, str], list[float]]:
-    """Per engine, eager and compiled, seconds of the first step and of each step after WARMUP."""
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Per engine, eager and compiled, seconds and processor seconds of the first step and of each step after
+    WARMUP."""
     if device == "cuda":
         dist.destroy_process_group()  # the helper's gloo group
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
@@ -86,17 +86,11 @@ def _train(
             with torch.device(device):
                 model = GPT(spec, seed=1)
                 tokens = torch.randint(spec.vocab, (setup.sequences, setup.seq_len))
-            steps[engine, blocks] = _stepper(
+            step = _stepper(
                 _prepared(engine, model, blocks == "compiled", topology, scheme, setup.dtype), tokens
             )
-    times: dict[tuple[str, str], list[float]] = {name: [] for name in steps}
-    for i in range(WARMUP + STEPS):
-        for name, step in steps.items():
-            dist.barrier()
-            seconds = _seconds(step, device)
-            if i == 0 or i >= WARMUP:
-                times[name].append(seconds)
-    return times
+            steps[engine, blocks] = timed(step, torch.cuda.synchronize if device == "cuda" else lambda: None)
+    return in_turns(steps, WARMUP, STEPS, keeps_first=True)
 
 
 def _prepared(
@@ -126,12 +120,3 @@ def _stepper(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
         adamw.zero_grad()
 
     return step
-
-
-def _seconds(step: Callable[[], None], device: str) -> float:
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
-    begun = time.perf_counter()
-    step()
-    wait()
-    return time.perf_counter() - begun

@@ -1,12 +1,11 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
-Each engine trains its own copy in the same processes, one step of each after the other. So what else the
-machine does falls on all of them alike. Each block is a unit; under `ddp` ours also trains the model as one
-unit, which shows what units themselves cost. Peak memory is that of ranks that train by one engine alone.
+Each engine trains its own copy in the same processes. Each block is a unit; under `ddp` ours also trains the
+model as one unit, which shows what units themselves cost. Peak memory is that of ranks that train by one
+engine alone.
 """
 
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import lowband
+from lowband.bench.turns import by_step, in_turns, timed
 from lowband.model.gpt import GPT, Block
 from lowband.run.clock import peak_memory_bytes
 from lowband.run.joining import share_one_heap
@@ -59,13 +59,14 @@ def bench(root: Path) -> list[Step]:
         for name, engines in ENGINES.items():
             given = engines, sizes, config.scheme(name), spec
             by_rank = on_ranks(ranks, _train, *given, time_limit_s=TIME_LIMIT_S)
-            for engine in engines:
-                peaks = on_ranks(ranks, _held_bytes, engine, *given[1:], time_limit_s=TIME_LIMIT_S)
-                for step, times in enumerate(zip(*(found[engine] for found in by_rank), strict=True), 1):
-                    walls, used = zip(*times, strict=True)
-                    rows.append(
-                        Step(ranks, name, engine, step, max(walls), sum(used) / ranks, sum(peaks) / ranks)
-                    )
+            held = {
+                engine: sum(on_ranks(ranks, _held_bytes, engine, *given[1:], time_limit_s=TIME_LIMIT_S))
+                / ranks
+                for engine in engines
+            }
+            for engine, step, times in by_step(by_rank):
+                walls, used = zip(*times, strict=True)
+                rows.append(Step(ranks, name, engine, step, max(walls), sum(used) / ranks, held[engine]))
     return rows
 
 
@@ -75,16 +76,8 @@ def _train(
     """Per engine, this rank's seconds and processor seconds of each step after WARMUP."""
     share_one_heap()
     topology = lowband.Topology(sizes)
-    steps = {name: _stepper(_prepared(name, GPT(spec, seed=1), topology, scheme), spec) for name in engines}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
-    for i in range(WARMUP + STEPS):
-        for name, step in steps.items():
-            dist.barrier()
-            begun, used = time.perf_counter(), _processor_s()
-            step()
-            if i >= WARMUP:
-                times[name].append((time.perf_counter() - begun, _processor_s() - used))
-    return times
+    models = {name: _prepared(name, GPT(spec, seed=1), topology, scheme) for name in engines}
+    return in_turns({name: timed(_stepper(model, spec)) for name, model in models.items()}, WARMUP, STEPS)
 
 
 def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Scheme) -> nn.Module:
@@ -123,9 +116,3 @@ def _stepper(model: nn.Module, spec: ModelSpec) -> Callable[[], None]:
         adamw.zero_grad()
 
     return step
-
-
-def _processor_s() -> float:
-    """Of all threads of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

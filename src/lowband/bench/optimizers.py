@@ -6,6 +6,7 @@ it can cost.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from pytorch_optimizer import ScalableShampoo
 from torch import nn
 
 import lowband
+from lowband.bench.turns import by_step, in_turns
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
@@ -52,35 +54,32 @@ def bench(root: Path) -> list[Step]:
     rows = []
     for ranks in RANKS:
         by_rank = on_ranks(ranks, _train, sizes, scheme, spec, time_limit_s=TIME_LIMIT_S)
-        for optimizer in by_rank[0]:
-            for step, times in enumerate(zip(*(found[optimizer] for found in by_rank), strict=True), 1):
-                slowest = [max(each) for each in zip(*times, strict=True)]
-                rows.append(Step(ranks, SEQUENCES * SEQ_LEN, optimizer, step, *slowest))
+        for optimizer, step, times in by_step(by_rank):
+            slowest = [max(each) for each in zip(*times, strict=True)]
+            rows.append(Step(ranks, SEQUENCES * SEQ_LEN, optimizer, step, *slowest))
     return rows
 
 
 def _train(sizes: dict[str, int], scheme: Scheme, spec: ModelSpec) -> dict[str, list[tuple[float, ...]]]:
     """Per optimizer, the times of each step after WARMUP on this rank: passes, exchange, update."""
     topology = lowband.Topology(sizes)
-    trained = {}
+    tokens = torch.randint(spec.vocab, (SEQUENCES, SEQ_LEN), generator=torch.Generator().manual_seed(1))
+    ways = {}
     for name, update_of in {"adamw": _adamw, "muon": _muon, "shampoo": _shampoo}.items():
         with torch.device("meta"):
             model = GPT(spec)
         lowband.shard(model, scheme, topology, Block, torch.float32, init=model.init, seed=1)
-        trained[name] = model, update_of(model)
-    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in trained}
-    tokens = torch.randint(spec.vocab, (SEQUENCES, SEQ_LEN), generator=torch.Generator().manual_seed(1))
-    for step in range(WARMUP + STEPS):
-        for name, (model, update) in trained.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            model(tokens, tokens).backward()
-            passes_s = time.perf_counter() - begun
-            if step >= WARMUP:
-                times[name].append((passes_s, *update()))
-            else:
-                update()
-    return times
+        ways[name] = partial(_step, model, tokens, update_of(model))
+    return in_turns(ways, WARMUP, STEPS)
+
+
+def _step(
+    model: nn.Module, tokens: torch.Tensor, update: Callable[[], tuple[float, float]]
+) -> tuple[float, ...]:
+    begun = time.perf_counter()
+    model(tokens, tokens).backward()
+    passes_s = time.perf_counter() - begun
+    return passes_s, *update()
 
 
 def _adamw(model: nn.Module) -> Callable[[], tuple[float, float]]:

@@ -1,14 +1,14 @@
 """Processor time of a step in depth-first and in breadth-first order, in turns, on this machine."""
 
-import resource
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import lowband
+from lowband.bench.turns import by_step, in_turns, timed
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
@@ -40,32 +40,27 @@ def bench(root: Path) -> list[Step]:
     rows = []
     for passes in PASSES:
         by_rank = on_ranks(RANKS, _train, sizes, scheme, spec, passes, time_limit_s=TIME_LIMIT_S)
-        for order in by_rank[0]:
-            for step, times in enumerate(zip(*(found[order] for found in by_rank), strict=True), 1):
-                rows.append(Step(RANKS, passes, order, step, sum(times) / RANKS))
+        for order, step, times in by_step(by_rank):
+            rows.append(Step(RANKS, passes, order, step, sum(used for _, used in times) / RANKS))
     return rows
 
 
-def _train(sizes: dict[str, int], scheme: Scheme, spec: ModelSpec, passes: int) -> dict[str, list[float]]:
-    """Per order, this rank's processor time of each step after WARMUP."""
+def _train(
+    sizes: dict[str, int], scheme: Scheme, spec: ModelSpec, passes: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Per order, this rank's seconds and processor seconds of each step after WARMUP."""
     with torch.device("meta"):
         model = GPT(spec)
     lowband.shard(model, scheme, lowband.Topology(sizes), Block, torch.float32, init=model.init, seed=1)
     random = torch.Generator().manual_seed(1)
     batches = [torch.randint(spec.vocab, (SEQUENCES, SEQ_LEN), generator=random) for _ in range(passes)]
-    times: dict[str, list[float]] = {"depth": [], "breadth": []}
-    for step in range(WARMUP + STEPS):
-        for order, found in times.items():
-            dist.barrier()
-            begun = _processor_s()
-            _step(model, batches, order)
-            if step >= WARMUP:
-                found.append(_processor_s() - begun)
-            model.zero_grad()
-    return times
+    return in_turns(
+        {order: timed(partial(_step, model, batches, order)) for order in ("depth", "breadth")}, WARMUP, STEPS
+    )
 
 
 def _step(model: nn.Module, batches: list[torch.Tensor], order: str) -> None:
+    model.zero_grad()
     if order == "breadth":
         lowband.accumulate(model, batches, lambda tokens: model(tokens, tokens) / len(batches))
         return
@@ -73,9 +68,3 @@ def _step(model: nn.Module, batches: list[torch.Tensor], order: str) -> None:
         with lowband.no_sync(model):
             (model(tokens, tokens) / len(batches)).backward()
     (model(batches[-1], batches[-1]) / len(batches)).backward()
-
-
-def _processor_s() -> float:
-    """Of all threads of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

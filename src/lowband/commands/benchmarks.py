@@ -7,6 +7,31 @@ from typing import Any
 from lowband.commands import add_verb
 from lowband.spec.benchmarks import BENCHMARKS
 
+# Several ways of a step in turns (bench/turns.py), by the module of bench/: help, more of it, and
+# the columns by which medians are printed.
+IN_TURNS = {
+    "optimizers": (
+        "time steps: AdamW on shards, Muon and Shampoo on matrices",
+        "Takes five minutes.",
+        ["ranks", "optimizer"],
+    ),
+    "orders": (
+        "processor time of a step, depth-first and breadth-first",
+        "Takes two minutes.",
+        ["passes", "order"],
+    ),
+    "compile": (
+        "time steps: blocks as they are, and compiled by torch",
+        "Uses the GPU if there is one. Takes three minutes.",
+        ["ranks", "engine", "blocks"],
+    ),
+    "joined": (
+        "time steps: hops, joined hops, DDP and FSDP2, in turns",
+        "Takes two minutes.",
+        ["ranks", "scheme", "engine"],
+    ),
+}
+
 
 def add(commands: Any) -> None:
     for name, benchmark in BENCHMARKS.items():
@@ -21,22 +46,11 @@ def add(commands: Any) -> None:
     start.add_argument("--out", type=Path, required=True, help="folder of start.csv, read.csv, env.json")
     start.add_argument("--root", type=Path, default=Path())
     start.set_defaults(run=_bench_start)
-    optimizers = add_verb(
-        commands, "bench-optimizers", "time steps: AdamW on shards, Muon and Shampoo on matrices",
-        "--out results/optimizers", "Takes five minutes.",
-    )  # fmt: skip
-    orders = add_verb(
-        commands, "bench-orders", "processor time of a step, depth-first and breadth-first",
-        "--out results/orders", "Takes two minutes.",
-    )  # fmt: skip
-    compiled = add_verb(
-        commands, "bench-compile", "time steps: blocks as they are, and compiled by torch",
-        "--out results/compile", "Uses the GPU if there is one. Takes three minutes.",
-    )  # fmt: skip
-    joined = add_verb(
-        commands, "bench-joined", "time steps: hops, joined hops, DDP and FSDP2, in turns",
-        "--out results/joined", "Takes two minutes.",
-    )  # fmt: skip
+    for name, (text, more, by) in IN_TURNS.items():
+        steps = add_verb(commands, f"bench-{name}", text, f"--out results/{name}", more)
+        steps.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
+        steps.add_argument("--root", type=Path, default=Path())
+        steps.set_defaults(run=_bench_steps, name=name, by=by)
     products = add_verb(
         commands, "bench-products", "time 100 matrix products on one core beside their predictions",
         "--out results/products", "fp32, numpy's OpenBLAS. Takes half a minute.",
@@ -44,16 +58,6 @@ def add(commands: Any) -> None:
     products.add_argument("--out", type=Path, required=True, help="folder of products.csv, env.json")
     products.add_argument("--root", type=Path, default=Path())
     products.set_defaults(run=_bench_products)
-    by_name = {
-        "optimizers": (optimizers, ["ranks", "optimizer"]),
-        "orders": (orders, ["passes", "order"]),
-        "compile": (compiled, ["ranks", "engine", "blocks"]),
-        "joined": (joined, ["ranks", "scheme", "engine"]),
-    }
-    for name, (verb, by) in by_name.items():
-        verb.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
-        verb.add_argument("--root", type=Path, default=Path())
-        verb.set_defaults(run=_bench_steps, name=name, by=by)
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -6,10 +6,11 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
 from lowband.errors import UserError
+from lowband.spec.step import Schedule
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
-    predict.add_argument("--schedule", choices=["1f1b", "breadth-first"], default="1f1b")
+    predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
@@ -154,11 +155,13 @@ def _predict(options: argparse.Namespace) -> int:
 
     from lowband.predict.request import Grid
     from lowband.predict.show.render import flat, table, text
+    from lowband.spec.axes import Ways
     from lowband.spec.config import Config
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
-    values |= {"config": Config(options.root), "seq": options.seq or [None]}
+    axes = Ways.of_options(options.tp, options.pp, options.interleave, options.schedule)
+    values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
     records = Grid(**values).records()
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
@@ -180,7 +183,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
-    from lowband.predict.search.plan import plan
+    from lowband.predict.search.plan import axes_to_try, plan
     from lowband.predict.show import plan_files
     from lowband.spec.config import Config
 
@@ -196,8 +199,8 @@ def _plan(options: argparse.Namespace) -> None:
         return
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, options.tp, options.pp, options.micro_batch,
-        options.recompute, options.exact,
+        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp),
+        options.micro_batch, options.recompute, options.exact,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
     if options.json:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lowband.cost.numbers import Num
+from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.model import ModelSpec
 
 Recompute = Literal["none", "selective", "op", "full"]
@@ -43,29 +44,27 @@ def kept_bytes_per_token(
     seq_len: Num,
     recompute: Recompute,
     attention: Attention,
-    tp: int = 1,
-    sequence_parallel: bool = False,
+    axes: Ways = ONLY_DATA,
     dropout: bool = False,
     gathered: float = 0,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
-    tp:       ranks of tensor parallelism
     gathered: inputs of a block that sequence parallelism gathers and the backward finds, 0 to 2
     """
     h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
-    outside = tp if sequence_parallel else 1  # tensor parallelism alone does not divide these
+    tensor, outside = axes.tensor, axes.outside
     between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
     replicated = HALF * 4 * h + (2 * h if dropout else 0)
-    core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tp
-    everything = replicated / outside + between / tp + core + gathered * HALF * h * (1 - 1 / outside)
+    core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
+    everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     block_input = HALF * h / outside
     if recompute == "none":
         block: Num = everything
     elif recompute == "selective":
         block = everything - (core if attention == "plain" else 0)
     elif recompute == "op":
-        block = block_input + HALF * (h + h + k + f) / tp + HALF * h / outside
+        block = block_input + HALF * (h + h + k + f) / tensor + HALF * h / outside
     else:
         block = block_input
     return Kept(block, everything - block)

@@ -23,6 +23,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
+from lowband.spec.axes import ONLY_DATA, Axes
 from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
@@ -34,27 +35,27 @@ from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 NORM_BYTES = 8  # squares are summed in fp64
 
 
-def unit_numels(model: ModelSpec, levels: Levels, tp: int = 1, pp: int = 1) -> list[int]:
+def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> list[int]:
     """Elements per unit, padding included: the root's, then each block's.
 
     levels: levels of the ranks that share a part of the model
-    tp, pp: ranks over which matrices are split by rows, and blocks by stage. With pp the units are those of
-            the first stage, which has the embeddings and keeps the most activations.
+    axes:   matrices are split by rows along tensor, blocks along pipeline: there the units are those of the
+            first stage, which has the embeddings and keeps the most activations
     """
 
     def numel(shapes: Iterable[tuple[int, ...]]) -> int:
-        parts = [(-(-shape[0] // tp), *shape[1:]) if len(shape) == 2 else shape for shape in shapes]
+        parts = [(-(-shape[0] // axes.tensor), *shape[1:]) if len(shape) == 2 else shape for shape in shapes]
         return UnitLayout.of(parts, levels.world).numel
 
-    head = ("head.weight", "final_norm.weight", "final_norm.bias") if pp > 1 else ()
+    head = ("head.weight", "final_norm.weight", "final_norm.bias") if axes.pipeline > 1 else ()
     root = numel(shape for name, shape in model.root_shapes().items() if name not in head)
-    return [root, *[numel(model.block_shapes().values())] * (model.layers // pp)]
+    return [root, *[numel(model.block_shapes().values())] * (model.layers // axes.pipeline)]
 
 
 @cache
-def stage_numels(model: ModelSpec, levels: Levels, tp: int, pp: int) -> tuple[int, ...]:
+def stage_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> tuple[int, ...]:
     """`unit_numels`, cached: a search calls it with the same arguments again and again."""
-    return tuple(unit_numels(model, levels, tp, pp))
+    return tuple(unit_numels(model, levels, axes))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from lowband.cost.flops import (
 )
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
+from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 
@@ -113,23 +114,20 @@ def work(
     seq_len: Num,
     recompute: Recompute,
     attention: Attention,
-    tp: int = 1,
-    sequence_parallel: bool = False,
+    axes: Ways = ONLY_DATA,
     dropout: bool = False,
 ) -> Work:
-    """Computation of one micro-batch of `micro_batch` sequences on one of `tp` ranks."""
+    """Computation of one micro-batch of `micro_batch` sequences on one of the tensor ranks."""
     tokens = micro_batch * seq_len
-    h, k, f = model.hidden, model.kv_hidden, model.mlp_width
-    outside = tp if sequence_parallel else 1
-    products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tp)
-    core = computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tp, attention)
+    h, k, f, tensor = model.hidden, model.kv_hidden, model.mlp_width, axes.tensor
+    products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tensor)
+    core = computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
     scores: Num = 0.0
     if attention == "plain":
-        one = computer.memory_s(tokens * model.heads * seq_len / tp)  # a byte of each score
+        one = computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
-    moved = (8 + (14 if dropout else 12)) * h / outside + (
-        4 * (h + 2 * k) + (8 if model.gated else 4) * f
-    ) / tp
+    inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
+    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(KERNELS[attention])
     forward = products + core + scores + rest + kernels
@@ -139,8 +137,8 @@ def work(
         "op": products / 2 + rest,
         "full": forward,
     }
-    head = computer.matmul_s(tokens * head_flops_per_token(model) / tp)
-    loss = computer.memory_s(tokens * LOSS_BYTES * model.vocab / tp)
+    head = computer.matmul_s(tokens * head_flops_per_token(model) / tensor)
+    loss = computer.memory_s(tokens * LOSS_BYTES * model.vocab / tensor)
     return Work(
         forward=forward,
         backward=BACKWARD_MATMUL * products

@@ -31,8 +31,8 @@ def memory_items(job: Workload) -> dict[str, Num]:
     With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
     keeps activations of p micro-batches (1F1B), of p + (p - 1) / v (interleaved) or of all (breadth-first).
     """
-    levels = job.levels
-    numels = stage_numels(job.model, levels, job.tp, job.pp)
+    levels, axes = job.levels, job.axes
+    numels = stage_numels(job.model, levels, axes)
     once, more = (
         state_bytes(
             numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
@@ -44,19 +44,16 @@ def memory_items(job: Workload) -> dict[str, Num]:
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
     kept = kept_bytes_per_token(
-        job.model, job.seq_len, job.recompute, job.attention, job.tp, job.sequence_parallel, job.dropout,
+        job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
         _value(job.stack.gathered_inputs, 0),
     )  # fmt: skip
     tokens = job.micro_batch * job.seq_len
-    in_flight = np.minimum(job.accumulation, job.pp * 1.0)
-    if job.interleave > 1:
-        in_flight = np.minimum(job.accumulation, job.pp + (job.pp - 1) / job.interleave)
-    if job.schedule == "breadth-first":
-        in_flight = job.accumulation
-    blocks = job.model.layers // job.pp
+    most = axes.pipeline + ((axes.pipeline - 1) / axes.chunks if axes.chunks > 1 else 0.0)
+    in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
+    blocks = job.model.layers // axes.pipeline
     items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
-    items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / job.tp
-    items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, job.tp, numels)
+    items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
+    items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, numels)
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
 
@@ -80,9 +77,9 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
 
 @cache
 def _start_bytes(
-    model: ModelSpec, scheme: Scheme, levels: Levels, compute_dtype: str, tp: int, numels: tuple[int, ...]
+    model: ModelSpec, scheme: Scheme, levels: Levels, compute_dtype: str, tensor: int, numels: tuple[int, ...]
 ) -> float:
     """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts."""
-    largest = max(prod(shape) for unit in model.unit_shapes() for shape in unit) / tp
+    largest = max(prod(shape) for unit in model.unit_shapes() for shape in unit) / tensor
     unit = max(numels) * DTYPE_BYTES[compute_dtype] if levels.hops(SELF, scheme.weights) else 0
     return max(MASTER_BYTES * largest, unit)

@@ -10,7 +10,8 @@ from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.show.render import record
-from lowband.predict.workload import Schedule, Workload
+from lowband.predict.workload import Workload
+from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
@@ -48,10 +49,7 @@ class Grid:
     accumulation: Sequence[int]
     seq: Sequence[int | None]
     recompute: Sequence[Recompute]
-    tp: int = 1
-    pp: int = 1
-    interleave: int = 1
-    schedule: Schedule = "1f1b"
+    axes: Ways = ONLY_DATA
     stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
@@ -63,9 +61,7 @@ class Grid:
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute
         ):
             yield Workload(
-                machine, stack, model, scheme, ranks, b, sequence(model, seq), a,
-                recompute=recompute, tp=self.tp, pp=self.pp, interleave=self.interleave,
-                schedule=self.schedule, sequence_parallel=self.tp > 1,
+                machine, stack, model, scheme, ranks, b, sequence(model, seq), a, recompute, axes=self.axes,
             )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:

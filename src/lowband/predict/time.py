@@ -70,19 +70,17 @@ class StepTime:
 
 def step_time(job: Workload, case: Case = "value") -> StepTime:
     """Time of one optimizer step of `job`, with every constant taken at `case`."""
-    network, computer = (
-        Network(job.machine, job.stack, case, job.faster, own=job.collectives),
-        Computer(job.machine, job.compute_dtype, case),
-    )
+    network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
+    computer = Computer(job.machine, job.compute_dtype, case)
     middle = work(
-        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.tp,
-        job.sequence_parallel, job.dropout,
+        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
+        job.dropout,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
     root, block = _lanes(job, network, computer)
-    blocks, micro_batches = job.model.layers // job.pp, job.accumulation
+    blocks, micro_batches = job.model.layers // job.axes.pipeline, job.accumulation
     turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
@@ -128,8 +126,8 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     for name, time in (_computed(middle, blocks, micro_batches) | optimizer).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    if job.pp > 1:
-        add("bubble", (job.pp - 1) / job.interleave * (blocks * (forward_s + backward_s) + exchange))
+    if (stages := job.axes.pipeline) > 1:
+        add("bubble", (stages - 1) / job.axes.chunks * (blocks * (forward_s + backward_s) + exchange))
     for name, time in _meeting(job, root, block, _sum(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
@@ -155,7 +153,7 @@ def _computed(one: Work, blocks: int, micro_batches: Num) -> dict[str, Num]:
 def _optimizer_s(job: Workload, computer: Computer) -> Num:
     """Seconds of the optimizer and, in the mean over a period, of the outer one."""
     levels, sync = job.levels, job.scheme.sync
-    numel = sum(stage_numels(job.model, levels, job.tp, job.pp))
+    numel = sum(stage_numels(job.model, levels, job.axes))
     optimizer = computer.adam_s(numel / levels.size(job.scheme.optim))
     if sync is None:
         return optimizer
@@ -168,7 +166,7 @@ def _meeting(job: Workload, root: Lane, block: Lane, step_s: Num, overlap: float
 
     step_s: of a step without them
     """
-    sync, blocks = job.scheme.sync, job.model.layers // job.pp
+    sync, blocks = job.scheme.sync, job.model.layers // job.axes.pipeline
     if sync is None:
         return {}
 
@@ -201,7 +199,7 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) 
 
 def _lanes(job: Workload, network: Network, computer: Computer) -> tuple[Lane, Lane]:
     """Seconds of each collective of the root and of a block."""
-    numels = stage_numels(job.model, job.levels, job.tp, job.pp)
+    numels = stage_numels(job.model, job.levels, job.axes)
     buckets = by_bucket(numels, job.scheme, job.levels, job.reduce_dtype)
     reductions = len(buckets) / len(numels)
     root, block, *_ = numels
@@ -259,10 +257,10 @@ def _attribute(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> Non
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:
     """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks, as a flat ring."""
-    if job.tp == 1:
+    if (ranks := job.axes.tensor) == 1:
         return 0.0
-    hops = job.mesh.levels("tp").hops(SELF, WORLD)
-    sent = 2 * (job.tp - 1) / job.tp * 2 * job.micro_batch * job.seq_len * job.model.hidden
+    hops = job.mesh.levels("tensor").hops(SELF, WORLD)
+    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.seq_len * job.model.hidden
     return network.ring_s(hops, sent, rounds=2)
 
 
@@ -271,9 +269,9 @@ def _exchange_s(job: Workload, network: Network) -> Num:
 
     Each tensor-parallel rank sends its part (scatter/gather, arXiv 2104.04473, section 4.1).
     """
-    if job.pp == 1:
+    if job.axes.pipeline == 1:
         return 0.0
-    level = job.mesh.along("pp")[0].level  # the links to the next stage
-    moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.tp
+    level = job.mesh.along("pipeline")[0].level  # the links to the next stage
+    moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.axes.tensor
     one = network.base_s + network.latency_s(level) + moved / network.rate(level)
-    return 2 * job.interleave * one
+    return 2 * job.axes.chunks * one

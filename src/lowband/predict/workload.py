@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
+from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -18,19 +18,15 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, passes
 
-Schedule = Literal["1f1b", "breadth-first"]
-
 
 @dataclass(frozen=True)
 class Workload:
     """One point, or a grid: micro_batch, seq_len, accumulation and `faster` may be arrays that broadcast.
 
-    Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage. The scheme is placed
-    over the data-parallel ranks.
+    The scheme is placed over the ranks along the data axis.
 
     micro_batch:  sequences per data-parallel group and pass; accumulation: passes per optimizer step, which
                   are a pipeline's micro-batches
-    interleave:   stages per rank of a pipeline (virtual stages)
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     """
@@ -46,11 +42,7 @@ class Workload:
     recompute: Recompute = "full"
     attention: Attention = "flash"
     dropout: bool = False
-    tp: int = 1
-    pp: int = 1
-    interleave: int = 1
-    schedule: Schedule = "1f1b"
-    sequence_parallel: bool = False
+    axes: Ways = ONLY_DATA
     compute_dtype: str = "bf16"
     reduce_dtype: str = "bf16"
     faster: Mapping[str, Num] = field(default_factory=dict)
@@ -58,35 +50,30 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, or if the levels cannot serve the scheme."""
-        for name in ("ranks", "tp", "pp", "interleave", "micro_batch", "seq_len", "accumulation"):
+        for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
-        check_degrees(self.model, self.ranks, self.tp, self.pp, self.interleave)
+        levels = self.levels
         try:
-            self.scheme.check(self.levels)
+            self.scheme.check(levels)
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
             raise UserError(error.what, where=where, allowed=error.allowed) from None
 
-    @property
-    def dp(self) -> int:
-        """Data-parallel ranks, over which the scheme is placed."""
-        return self.ranks // (self.tp * self.pp)
-
     @cached_property
     def mesh(self) -> Mesh:
-        """Ranks by axis, tensor-parallel first."""
-        return mesh_of(self.machine, self.ranks, self.tp, self.pp)
+        """Ranks by axis."""
+        return mesh_of(self.machine, self.model, self.ranks, self.axes)
 
     @cached_property
     def levels(self) -> Levels:
-        """Levels of the data-parallel ranks."""
-        return self.mesh.levels("dp")
+        """Levels of the ranks along the data axis, over which the scheme is placed."""
+        return self.mesh.levels("data")
 
     @property
     def order(self) -> Order:
         """The order in which a rank's units compute a step's micro-batches."""
-        return "breadth" if self.schedule == "breadth-first" else "depth"
+        return "breadth" if self.axes.schedule == "breadth-first" else "depth"
 
     @property
     def passes(self) -> Num:
@@ -96,32 +83,25 @@ class Workload:
     @property
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
-        return self.micro_batch * self.seq_len * self.accumulation * self.dp
+        return self.micro_batch * self.seq_len * self.accumulation * self.levels.world
 
 
-def check_degrees(model: ModelSpec, ranks: int, tp: int, pp: int, interleave: int = 1) -> None:
-    """Raises UserError, with the reason, if ranks or model cannot be divided so; for too many ranks too."""
+def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
+    """Ranks by axis. Raises UserError if they are too many, or if they, the model or the machine cannot be
+    divided so."""
     if ranks > MOST_RANKS:
         raise UserError(
             f"{ranks:,} ranks", allowed=f"at most {MOST_RANKS:,}: the largest jobs known have a tenth of that"
         )
-    if ranks % (tp * pp):
-        raise UserError(
-            f"{ranks} ranks cannot be divided over tp {tp} x pp {pp}", allowed=f"multiples of {tp * pp}"
-        )
-    if model.layers % (pp * interleave):
-        raise UserError(
-            f"{model.layers} layers cannot be divided over pp {pp} x interleave {interleave}",
-            where=f"model '{model.name}'",
-        )
-    if model.heads % tp:
-        raise UserError(f"{model.heads} heads cannot be divided over tp {tp}", where=f"model '{model.name}'")
-
-
-def mesh_of(machine: Machine, ranks: int, tp: int, pp: int) -> Mesh:
-    """Ranks by axis, tensor-parallel first. Raises UserError for degrees that do not fill whole groups."""
+    degrees = axes.degrees(ranks)
+    where = f"model '{model.name}'"
+    if model.layers % (axes.pipeline * axes.chunks):
+        stages = f"pipeline {axes.pipeline} x chunks {axes.chunks}"
+        raise UserError(f"{model.layers} layers cannot be divided over {stages}", where=where)
+    if model.heads % axes.tensor:
+        raise UserError(f"{model.heads} heads cannot be divided over tensor {axes.tensor}", where=where)
     try:
-        return Mesh.fit(machine.sizes, {"tp": tp, "dp": ranks // (tp * pp), "pp": pp})
+        return Mesh.fit(machine.sizes, degrees)
     except UserError as error:
         raise UserError(error.what, where=f"machine '{machine.name}'", allowed=error.allowed) from None
 
@@ -131,6 +111,9 @@ def workload_of(spec: RunSpec) -> Workload:
     return Workload(
         spec.machine, OURS, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
         spec.accumulation, recompute=spec.recompute,
-        schedule="breadth-first" if spec.order == "breadth" else "1f1b", compute_dtype=spec.compute_dtype,
-        reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        axes=Ways(
+            tensor=spec.tensor, pipeline=spec.pipeline,
+            schedule="breadth-first" if spec.order == "breadth" else "1f1b",
+        ),
+        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

@@ -1,14 +1,17 @@
-"""The axes of parallelism of one job: how many ranks lie along each."""
+"""The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
-from math import prod
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
+from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
 AxisName = Literal["tensor", "data", "pipeline"]
+
+# What the predictor's options and columns call these; Ways.of_options reads them.
+SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
 
 class Axes(Strict):
@@ -33,14 +36,37 @@ class Axes(Strict):
 
     def degrees(self, ranks: int) -> dict[AxisName, int]:
         """Ranks along every axis of a job, inner to outer. Raises UserError if they are no whole number."""
-        others = prod((self.tensor, self.pipeline))
+        others = self.tensor * self.pipeline
         if ranks % others:
-            raise UserError(
-                f"{ranks} ranks are no multiple of tensor {self.tensor} x pipeline {self.pipeline}",
-                where="axes",
-                allowed=f"multiples of {others} ranks",
-            )
+            what = f"{ranks} ranks are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
+            raise UserError(what, where="axes", allowed=f"multiples of {others} ranks")
         return {"tensor": self.tensor, "data": ranks // others, "pipeline": self.pipeline}
 
 
-AXES = Axes.model_fields
+AXES: Final = Axes.model_fields
+
+
+class Ways(Axes):
+    """Axes, and how their ranks work together: what the predictor knows and the engine does not run yet.
+
+    chunks:            stages per rank of a pipeline (virtual stages)
+    schedule:          of a step's micro-batches
+    sequence_parallel: whether ranks along tensor also divide what lies outside of their exchanges
+    """
+
+    chunks: PositiveInt = 1
+    schedule: Schedule = "1f1b"
+    sequence_parallel: bool = False
+
+    @classmethod
+    def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
+        """By the names of options, with sequence parallelism wherever there is a tensor axis."""
+        return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+
+    @property
+    def outside(self) -> int:
+        """Ranks that divide what lies outside of tensor parallelism's exchanges: norms, residuals."""
+        return self.tensor if self.sequence_parallel else 1
+
+
+ONLY_DATA: Final = Ways()

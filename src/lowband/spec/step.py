@@ -18,6 +18,9 @@ Place = Literal["self", "weights", "backward", "grads", "optim", "replica", "wor
 # Of gradient accumulation: depth: one micro-batch after the other; breadth: each unit computes all of them.
 Order = Literal["depth", "breadth"]
 
+# The same of a pipeline, by the names in use: 1f1b (and interleaved) is depth, breadth-first is breadth.
+Schedule = Literal["1f1b", "breadth-first"]
+
 Kind = Literal["gather", "reduce", "all_reduce", "swap"]
 
 # How collectives run: a hop per level, one ring over all their ranks, or one exchange between all of them.

@@ -14,6 +14,7 @@ from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.report import (
     benchmark_documents,
     box_documents,
+    parallel_example,
     predictor_documents,
     seldom_documents,
     suite_documents,
@@ -162,6 +163,9 @@ def _softmax(root: Path) -> list[str]:
 
 # block -> its document and the function that builds it
 BLOCKS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+    "parallel_places": ("docs/parallel.md", parallel_example.places),
+    "parallel_groups": ("docs/parallel.md", parallel_example.groups),
+    "parallel_rows": ("docs/parallel.md", parallel_example.rows),
     "counterparts": ("docs/peers.md", _counterparts),
     "faults": ("docs/peers.md", _faults),
     "peers": ("docs/benchmarks.md", _peers),

@@ -8,6 +8,7 @@ from lowband.cost.numbers import Num
 from lowband.evidence.validation import PublishedRow, Setting, ranks_name
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 
 MODELS = {"22B": "gpt-22b", "175B": "gpt-175b", "1T": "gpt-1t"}
 SCHEMES = {"0": "ddp", "1": "zero1"}
@@ -21,11 +22,15 @@ def rows(setting: Setting) -> list[PublishedRow]:
     peak = setting.machine.device.peak_tflops["bf16"]
     out = []
     for row in scripts.drop_duplicates("model").itertuples():
-        tp, pp, dp, micro_batch = int(row.tp), int(row.pp), int(row.dp), int(row.mbs)
+        axes, groups, micro_batch = (
+            Ways(tensor=int(row.tp), pipeline=int(row.pp)),
+            int(row.dp),
+            int(row.mbs),
+        )
         job = Workload(
             setting.machine, setting.stack, setting.model(MODELS[row.model]),
-            setting.scheme(SCHEMES[row.zero_stage]),
-            tp * pp * dp, micro_batch, int(row.seq), int(row.gbs) // dp // micro_batch, tp=tp, pp=pp,
+            setting.scheme(SCHEMES[row.zero_stage]), axes.tensor * axes.pipeline * groups, micro_batch,
+            int(row.seq), accumulation=int(row.gbs) // groups // micro_batch, axes=axes,
         )  # fmt: skip
 
         def predicted(job: Workload = job) -> Num:

@@ -20,6 +20,7 @@ from lowband.evidence.validation.frontier import BASE_RANKS, RANKS, at_point
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.prediction import predict, speed
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.sourced import Bounds
 
@@ -126,7 +127,7 @@ ALTERNATIVES = (
     ),
     Alternative(
         "two shares of links, units gathered once a step", {NODE: LINK, WORLD: LINK},
-        job={"schedule": "breadth-first"}, plausibility="DeepSpeed has no breadth-first order",
+        job={"axes": Ways(schedule="breadth-first")}, plausibility="DeepSpeed has no breadth-first order",
     ),
     Alternative(
         "two shares of links, hier3 unquantized", {NODE: LINK, WORLD: LINK}, hier3="hier3-exact",

@@ -13,6 +13,7 @@ from lowband.evidence.validation.frontier import ACCUMULATION, MICRO_BATCH, MODE
 from lowband.predict.prediction import predict
 from lowband.predict.search.plan import WIRES, jobs
 from lowband.predict.workload import Workload
+from lowband.spec.axes import ONLY_DATA
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
 
@@ -45,7 +46,7 @@ def _rows(config: Config, stack: str) -> list[dict[str, object]]:
     named = {_choices(scheme): scheme.name for scheme in schemes if scheme.sync is None}
     batch = MICRO_BATCH * ACCUMULATION * RANKS
     found = jobs(
-        machine, config.given_stack(stack, machine), model, RANKS, SEQ_LEN, batch, [1], [1], [MICRO_BATCH],
+        machine, config.given_stack(stack, machine), model, RANKS, SEQ_LEN, batch, [ONLY_DATA], [MICRO_BATCH],
         ["full"],
     )  # fmt: skip
     return [_row(job, named.get(_choices(job.scheme), "")) for job in found]

@@ -4,6 +4,7 @@ from lowband.cost.numbers import Num
 from lowband.evidence.validation import PublishedRow, Setting, ranks_name
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 
 VOCAB, SEQ_LEN = 51200, 2048
@@ -17,16 +18,17 @@ def rows(setting: Setting) -> list[PublishedRow]:
     out = []
     for row in df[(df["artifact"] == "Table 1") & (df["metric"] == "throughput")].itertuples():
         size, layers = str(row.params_B), int(row.layers)
-        tp, pp, ranks, micro_batch = int(row.tp), int(row.pp), int(row.gpus), int(row.microbatch)
+        stages, ranks, micro_batch = int(row.pp), int(row.gpus), int(row.microbatch)
+        chunks = layers // stages // VIRTUAL_STAGE.get(size, layers // stages)
+        axes = Ways(tensor=int(row.tp), pipeline=stages, chunks=chunks)
         model = ModelSpec(
             name=f"{size}B", layers=layers, hidden=int(row.hidden), heads=int(row.heads), vocab=VOCAB,
             seq_len=SEQ_LEN, source="arXiv 2104.04473, Table 1",
         )  # fmt: skip
         job = Workload(
             setting.machine, setting.stack, model, setting.scheme("ddp"), ranks, micro_batch, SEQ_LEN,
-            accumulation=int(row.batch) // (ranks // (tp * pp)) // micro_batch,
-            attention="plain", dropout=True, tp=tp, pp=pp,
-            interleave=layers // pp // VIRTUAL_STAGE.get(size, layers // pp),
+            accumulation=int(row.batch) // axes.degrees(ranks)["data"] // micro_batch,
+            attention="plain", dropout=True, axes=axes,
         )  # fmt: skip
 
         def predicted(job: Workload = job) -> Num:

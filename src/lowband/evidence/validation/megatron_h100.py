@@ -4,6 +4,7 @@ from lowband.cost.numbers import Num
 from lowband.evidence.validation import PublishedRow, Setting, ranks_name
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 
 NOTE = "read from a picture; micro-batch 1, one layer a virtual stage, no recomputation: ours, not stated"
@@ -12,15 +13,15 @@ NOTE = "read from a picture; micro-batch 1, one layer a virtual stage, no recomp
 def rows(setting: Setting) -> list[PublishedRow]:
     out = []
     for row in setting.reported.itertuples():
-        layers, tp, pp, ranks = int(row.layers), int(row.tp), int(row.pp), int(row.n_gpus)
+        layers, stages, ranks = int(row.layers), int(row.pp), int(row.n_gpus)
+        axes = Ways.of_options(int(row.tp), stages, layers // stages if stages > 1 else 1)
         model = ModelSpec(
             name=f"{row.model_b_params}B", layers=layers, hidden=int(row.hidden), heads=int(row.heads),
             vocab=int(row.vocab), seq_len=int(row.seq_len), source="Megatron-LM's README",
         )  # fmt: skip
         job = Workload(
             setting.machine, setting.stack, model, setting.scheme("zero1"), ranks, 1, model.seq_len,
-            accumulation=int(row.global_batch_seqs) // int(row.dp), recompute="none", tp=tp, pp=pp,
-            interleave=layers // pp if pp > 1 else 1, sequence_parallel=tp > 1,
+            accumulation=int(row.global_batch_seqs) // int(row.dp), recompute="none", axes=axes,
         )  # fmt: skip
 
         def predicted(job: Workload = job) -> Num:

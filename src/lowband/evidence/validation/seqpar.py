@@ -9,6 +9,7 @@ from lowband.cost.numbers import Num
 from lowband.evidence.validation import PublishedRow, Setting, ranks_name
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 
 
@@ -17,13 +18,13 @@ class SeqparRun:
     layers: int
     hidden: int
     heads: int
-    pp: int
-    interleave: int
+    pipeline: int
+    chunks: int
     batch: int
     micro_batch: int
 
 
-TP = 8
+TENSOR = 8
 RUNS = {
     "megatron-22B": SeqparRun(48, 6144, 64, 1, 1, 4, 4),
     "gpt3-175B": SeqparRun(96, 12288, 96, 8, 3, 64, 1),
@@ -40,11 +41,11 @@ def rows(setting: Setting) -> list[PublishedRow]:
             name=str(row.model), layers=run.layers, hidden=run.hidden, heads=run.heads, vocab=51200,
             seq_len=2048, source="arXiv 2205.05198, Table 3",
         )  # fmt: skip
+        axes = Ways(tensor=TENSOR, pipeline=run.pipeline, chunks=run.chunks, sequence_parallel=not is_full)
         job = Workload(
-            setting.machine, setting.stack, model, setting.scheme("ddp"), TP * run.pp, run.micro_batch, 2048,
-            accumulation=run.batch // run.micro_batch, recompute="full" if is_full else "selective",
-            attention="plain", dropout=True, tp=TP, pp=run.pp, interleave=run.interleave,
-            sequence_parallel=not is_full,
+            setting.machine, setting.stack, model, setting.scheme("ddp"), TENSOR * run.pipeline,
+            run.micro_batch, 2048, accumulation=run.batch // run.micro_batch,
+            recompute="full" if is_full else "selective", attention="plain", dropout=True, axes=axes,
         )  # fmt: skip
 
         def predicted(job: Workload = job) -> Num:

@@ -8,6 +8,7 @@ from lowband.evidence.validation import PublishedRow, Setting, ranks_name
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 
 SHAPES = {  # layers, hidden, heads, MLP width: Llama 3 (arXiv 2407.21783), Table 3
@@ -26,7 +27,8 @@ def rows(setting: Setting) -> list[PublishedRow]:
         (df["peak_mem_gib"] != "") & df["gpu"].str.startswith(GPUS[setting.machine.name])
     ].itertuples():
         layers, hidden, heads, width = SHAPES[str(row.model)]
-        tp, pp, cp, seq_len = int(row.tp), int(row.pp), int(row.cp), int(row.seq_len)
+        seq_len, stages = int(row.seq_len), int(row.pp)
+        axes = Ways.of_options(int(row.tp), stages, 2 if "Interleaved" in str(row.schedule) else 1)
         model = ModelSpec(
             name=str(row.model), layers=layers, hidden=hidden, heads=heads, kv_heads=8, mlp_hidden=width,
             gated=True, biases=False, vocab=128256, seq_len=seq_len, positions="rotary", tied_head=False,
@@ -34,11 +36,9 @@ def rows(setting: Setting) -> list[PublishedRow]:
         )  # fmt: skip
         job = Workload(
             setting.machine, setting.stack, model,
-            setting.scheme("zero1" if pp > 1 else "zero3"), int(row.n_gpus),
-            micro_batch=int(row.local_batch) // pp, seq_len=seq_len // cp, accumulation=pp,
-            recompute="full" if row.act_ckpt == "full" else "op", tp=tp, pp=pp,
-            interleave=2 if "Interleaved" in str(row.schedule) else 1, sequence_parallel=tp > 1,
-            reduce_dtype="fp32",
+            setting.scheme("zero1" if stages > 1 else "zero3"), int(row.n_gpus),
+            micro_batch=int(row.local_batch) // stages, seq_len=seq_len // int(row.cp), accumulation=stages,
+            recompute="full" if row.act_ckpt == "full" else "op", axes=axes, reduce_dtype="fp32",
         )  # fmt: skip
 
         def predicted(job: Workload = job) -> Num:

@@ -6,6 +6,7 @@ from lowband.cost.numbers import Num
 from lowband.evidence.validation import PublishedRow, Setting, ranks_name
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 
 VOCAB = 51200
@@ -37,5 +38,5 @@ def _job(setting: Setting, row: Any) -> Workload:
     return Workload(
         setting.machine, setting.stack, model, setting.scheme("ddp"), int(row.n_gpus), micro_batch,
         model.seq_len, accumulation=int(row.global_batch) // int(row.dp) // micro_batch, recompute="none",
-        attention="plain", dropout=True, tp=int(row.tp), pp=int(row.pp),
+        attention="plain", dropout=True, axes=Ways(tensor=int(row.tp), pipeline=int(row.pp)),
     )  # fmt: skip

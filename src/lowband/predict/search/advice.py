@@ -131,7 +131,8 @@ class Advisor:
         costs = []
         before, after = point[2] * point[3], to[2] * to[3]
         if before != after:
-            costs.append(f"global batch {after * self.job.dp} instead of {before * self.job.dp}")
+            groups = self.job.levels.world
+            costs.append(f"global batch {after * groups} instead of {before * groups}")
         if self.schemes[to[0]].is_quantized and not self.schemes[point[0]].is_quantized:
             costs.append("rounded values on the links")
         return Change(_words(point, to), to, found, gain, found.peak - base.peak, "; ".join(costs))

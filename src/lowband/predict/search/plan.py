@@ -1,4 +1,4 @@
-"""The search of `lowband plan`: placement x wires x micro-batch x order x recomputation x tp x pp, what fits.
+"""The search of `lowband plan`: placement x wires x micro-batch x order x recomputation x axes, what fits.
 
 It covers these choices only:
 
@@ -9,7 +9,7 @@ It covers these choices only:
                 batch; the rest is accumulation
     order       of accumulation: depth, and breadth where a step has several micro-batches
     recompute   none, full (or the one given)
-    tp, pp      those given (or every power of two to the node's size, and to 16 stages) that divide the model
+    axes        those given (or every power of two to the node's size, and to 16 stages) that divide the model
 """
 
 import itertools
@@ -28,23 +28,21 @@ from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
-from lowband.predict.workload import Schedule, Workload, check_degrees, mesh_of
+from lowband.predict.workload import Workload, mesh_of
+from lowband.spec.axes import SHORT, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import STEP
+from lowband.spec.step import STEP, Schedule
 from lowband.spec.wire import Wire
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MOST_STAGES = 16
-KNOBS = (
-    "weights", "secondary", "grads", "optim", *WIRES, "micro_batch", "order", "recompute", "tp", "pp",
-)  # fmt: skip
-
-MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "order", "recompute", "tp", "pp")
+MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "order", "recompute", "tensor", "pipeline")
+KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Plan:
                 effect = f"{least.knobs[i]} does not fit: {least.short_by / GIB:.3g} GiB short"
             else:
                 effect = "no other value was possible here"
-            lines.append(f"{knob} {best.knobs[i]}: {effect}")
+            lines.append(f"{SHORT.get(knob, knob)} {best.knobs[i]}: {effect}")
         return lines
 
 
@@ -100,24 +98,23 @@ def plan(
     ranks: int,
     seq_len: int,
     global_batch: int,
-    tps: Sequence[int] | None = None,
-    pps: Sequence[int] | None = None,
+    axes: Sequence[Ways] | None = None,
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
 ) -> Plan:
-    """Every candidate, predicted. Raises UserError if none fits, with how much memory is short.
+    """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
-    tps, pps, micro_batches: the values to try; None: every one that is possible
-    exact: whether all wires are native
+    axes:          to try, in each order that the search has; None: all of `axes_to_try`
+    micro_batches: to try; None: every one that is possible
+    exact:         whether all wires are native
     """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
-    tried = jobs(
-        machine, stack, model, ranks, seq_len, global_batch, tps, pps, micro_batches, recompute, exact
-    )
-    for job in tried:
+    possible = _possible(machine, model, ranks, axes or axes_to_try(machine))
+    tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
+    for job in jobs(*tried):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
             peak = peak_bytes(memory_items(job), np.asarray(job.passes) > 1)
@@ -128,49 +125,40 @@ def plan(
             knobs = _knobs(job, KNOBS, int(b))
             found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s))
     if not found:
-        raise _none_possible(machine, model, ranks, global_batch, tps, pps, micro_batches)
+        given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
+        raise UserError(
+            f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
+            f"{ranks} ranks{given}",
+            allowed=f"a multiple of the data-parallel ranks{given}",
+        )
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
         raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
     return Plan(ranked, found)
 
 
-def _none_possible(
-    machine: Machine,
-    model: ModelSpec,
-    ranks: int,
-    global_batch: int,
-    tps: Sequence[int] | None,
-    pps: Sequence[int] | None,
-    micro_batches: Sequence[int] | None,
-) -> UserError:
-    """Why there is no candidate: no degrees are possible, or the batch cannot be divided by any that are."""
-    possible, refused = _degrees(machine, model, ranks, tps, pps)
-    if not possible:
-        first, are_alike = refused[0], len({str(error) for error in refused}) == 1
-        more = "" if are_alike else "; no other pair of tp and pp is possible either"
-        return UserError(first.what + more, where=first.where, allowed=first.allowed)
-    given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
-    return UserError(
-        f"a global batch of {global_batch} sequences is not divisible by any data-parallel degree of "
-        f"{ranks} ranks{given}",
-        allowed=f"a multiple of the data-parallel ranks{given}",
-    )
+def axes_to_try(
+    machine: Machine, tensor: Sequence[int] | None = None, pipeline: Sequence[int] | None = None
+) -> list[Ways]:
+    """Every pair of these degrees. None: powers of two, to a node's size and to 16 stages"""
+    degrees = tensor or _powers(machine.node_size), pipeline or _powers(MOST_STAGES)
+    return list(itertools.starmap(Ways.of_options, itertools.product(*degrees)))
 
 
-def _degrees(
-    machine: Machine, model: ModelSpec, ranks: int, tps: Sequence[int] | None, pps: Sequence[int] | None
-) -> tuple[list[tuple[int, int]], list[UserError]]:
-    """The pairs of tp and pp to try that are possible, and why each of the others is not."""
+def _possible(machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Ways]) -> list[Ways]:
+    """Those of the axes that are possible. Raises UserError if none is, with the reason of the first."""
     possible, refused = [], []
-    for tp, pp in itertools.product(tps or _powers(machine.node_size), pps or _powers(MOST_STAGES)):
+    for one in axes:
         try:
-            check_degrees(model, ranks, tp, pp)
-            mesh_of(machine, ranks, tp, pp)
-            possible.append((tp, pp))
+            mesh_of(machine, model, ranks, one)
+            possible.append(one)
         except UserError as error:
             refused.append(error)
-    return possible, refused
+    if possible:
+        return possible
+    first, are_alike = refused[0], len({str(error) for error in refused}) == 1
+    more = "" if are_alike else "; no other axes are possible either"
+    raise UserError(first.what + more, where=first.where, allowed=first.allowed)
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
@@ -185,7 +173,7 @@ def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserErr
 
 
 def _knobs(job: Workload, names: Sequence[str], micro_batch: int = 0) -> tuple[object, ...]:
-    values = {**vars(job.scheme), **vars(job), "micro_batch": micro_batch, "order": job.order}
+    values = vars(job.scheme) | vars(job) | vars(job.axes) | {"micro_batch": micro_batch, "order": job.order}
     return tuple(values[name] for name in names)
 
 
@@ -196,18 +184,16 @@ def jobs(
     ranks: int,
     seq_len: int,
     global_batch: int,
-    tps: Sequence[int] | None = None,
-    pps: Sequence[int] | None = None,
+    axes: Sequence[Ways],
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
 ) -> Iterator[Workload]:
-    """The search's jobs; each has its micro-batches as an array."""
-    possible, _ = _degrees(machine, model, ranks, tps, pps)
-    for tp, pp in possible:
-        if global_batch % (ranks // (tp * pp)):
+    """The search's jobs; each has its micro-batches as an array. Raises UserError for impossible axes."""
+    for one in axes:
+        share, rest = divmod(global_batch, one.degrees(ranks)["data"])
+        if rest:
             continue
-        share = global_batch // (ranks // (tp * pp))
         # As floats: a step of a trillion parameters has more FLOPs than 64 bits can count.
         batches = np.array([b for b in micro_batches or _divisors(share) if share % b == 0], dtype=float)
         in_order: dict[Schedule, NDArray[Any]] = {"1f1b": batches, "breadth-first": batches[batches < share]}
@@ -216,8 +202,8 @@ def jobs(
                 continue
             base = Workload(
                 machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
-                micro_batch=several, seq_len=seq_len, accumulation=share // several, tp=tp, pp=pp,
-                schedule=schedule, sequence_parallel=tp > 1,
+                micro_batch=several, seq_len=seq_len, accumulation=share // several,
+                axes=one.model_copy(update={"schedule": schedule}),
             )  # fmt: skip
             for scheme in schemes(base.levels, exact):
                 for each in recompute:

@@ -72,7 +72,7 @@ def _question(job: Workload) -> list[str]:
         f"predicted: {job.model.name} ({job.model.parameters / 1e9:.3g} billion parameters) under "
         f"{job.scheme.name} on {job.ranks} GPUs of {job.machine.name}, stack {job.stack.name}",
         f"micro-batch {job.micro_batch} x {job.accumulation}, sequence {job.seq_len}, recompute "
-        f"{job.recompute}, global batch {job.micro_batch * job.accumulation * job.dp}",
+        f"{job.recompute}, global batch {job.micro_batch * job.accumulation * job.levels.world}",
     ]
 
 

@@ -11,6 +11,7 @@ from lowband.predict.prediction import predict
 from lowband.predict.search.choice import MODEL_ERROR, chosen, lossy_wires
 from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan
 from lowband.predict.show.render import fits, record, text
+from lowband.spec.axes import SHORT
 from lowband.spec.config import Config
 from lowband.spec.files import create_whole
 from lowband.spec.suites import Suite, expand
@@ -52,7 +53,8 @@ def _record(rank: int, c: Candidate) -> dict[str, Any]:
     fast, slow = row["interval"]["step_time_s"]
     return {
         "rank": rank, **{key: row[key] for key in shown}, "step_time_fast_s": fast, "step_time_slow_s": slow,
-        **dict(zip(KNOBS, c.knobs, strict=True)), "lossy_wires": lossy_wires(c),
+        **{SHORT.get(knob, knob): value for knob, value in zip(KNOBS, c.knobs, strict=True)},
+        "lossy_wires": lossy_wires(c),
     }  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def _line(c: Candidate) -> str:
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
         f"micro-batch {c.micro_batch} x {c.accumulation}, order {job.order}, "
-        f"recompute {job.recompute}, tp {job.tp}, pp {job.pp}"
+        f"recompute {job.recompute}, tp {job.axes.tensor}, pp {job.axes.pipeline}"
     )
 
 
@@ -89,8 +91,9 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     pipeline parallelism, models that are no plain GPT), and for a machine that is no cluster of config.
     """
     job = best.job
-    if job.tp * job.pp > 1:
-        raise UserError(f"tp {job.tp}, pp {job.pp}: the engine runs tp 1, pp 1", allowed="--tp 1 --pp 1")
+    tp, pp = job.axes.tensor, job.axes.pipeline
+    if tp * pp > 1:
+        raise UserError(f"tp {tp}, pp {pp}: the engine runs tp 1, pp 1", allowed="--tp 1 --pp 1")
     if job.machine.name not in config.clusters:
         raise UserError(f"no cluster '{job.machine.name}' for a suite", where=config.clusters_folder)
     keys = ("weights", "secondary", "grads", "optim", *WIRES)

@@ -9,6 +9,7 @@ from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.room import room_of
 from lowband.predict.workload import Workload
+from lowband.spec.axes import SHORT
 from lowband.spec.sourced import DEFAULT, Kind
 
 STATES = ("weights", "secondary", "grads", "optim")
@@ -18,6 +19,7 @@ KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "defaul
 def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
     """The prediction as plain numbers. Times in seconds, memory in bytes per rank; zero items are kept."""
     p, room = prediction, room_of(job, prediction)
+    axes = vars(job.axes) | job.axes.degrees(job.ranks)
     return {
         "provenance": "predicted",
         "cluster": job.machine.name,
@@ -27,11 +29,8 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "scheme": job.scheme.name,
         **{key: getattr(job.scheme, key) for key in STATES},
         "gpus": job.ranks,
-        "tp": job.tp,
-        "pp": job.pp,
-        "dp": job.dp,
-        "interleave": job.interleave,
-        "schedule": job.schedule,
+        **{short: axes[name] for name, short in SHORT.items()},
+        "schedule": job.axes.schedule,
         "micro_batch": job.micro_batch,
         "accumulation": job.accumulation,
         "seq_len": job.seq_len,
@@ -71,7 +70,7 @@ def _sync(job: Workload) -> dict[str, Any]:
     if (sync := scheme.sync) is None:
         return {}
     by_fragment = [0] * sync.fragments
-    for i, numel in enumerate(stage_numels(job.model, levels, job.tp, job.pp)):
+    for i, numel in enumerate(stage_numels(job.model, levels, job.axes)):
         parts = transfers(numel, i == 0, scheme, levels, "bf16", "bf16")
         sent = sum(part.sent_bytes for part in parts if part.collective.every == "sync")
         by_fragment[sync.fragment_of(i)] += sent

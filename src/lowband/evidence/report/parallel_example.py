@@ -1,0 +1,73 @@
+"""The worked example of docs/parallel.md: eight ranks in every view, from their mesh and scheme."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from lowband.evidence.report.writers import markdown
+from lowband.spec.axes import Axes
+from lowband.spec.config import Config
+from lowband.spec.mesh import SELF, WORLD, Mesh
+from lowband.spec.scheme import Scheme
+
+RANKS, INNER, AXES, SCHEME = 8, {"package": 2, "node": 4}, Axes(tensor=2), "hpz"
+SHOWN = 5  # the rank whose partners are shown
+
+
+def _mesh() -> Mesh:
+    return Mesh.fit(INNER, AXES.degrees(RANKS))
+
+
+def places(_root: Path) -> list[str]:
+    """By rank: its group of each level, and its number along each axis."""
+    mesh, degrees = _mesh(), AXES.degrees(RANKS)
+    axes = [axis for axis, degree in degrees.items() if degree > 1]
+    rows = [
+        {
+            "rank": rank,
+            **{level: rank // size for level, size in reversed(INNER.items())},
+            **{axis: mesh.group(axis, rank).index(rank) for axis in axes},
+        }
+        for rank in range(RANKS)
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
+def groups(_root: Path) -> list[str]:
+    """By axis and level: who has a group with whom, and the levels as the ranks along the axis see them."""
+    mesh, rows = _mesh(), []
+    for axis in dict.fromkeys(digit.axis for digit in mesh.digits):
+        levels = mesh.levels(axis)
+        seen = ", ".join(f"{name} {levels.size(name)}" for name in (*INNER, WORLD))
+        for hop in levels.hops(SELF, WORLD):
+            found = dict.fromkeys(tuple(hop.partners(rank)) for rank in range(RANKS))
+            named = ", ".join("{" + " ".join(map(str, group)) + "}" for group in found)
+            rows.append({"axis": axis, "its levels": seen, "links": hop.level, "groups": named})
+    return markdown(pd.DataFrame(rows))
+
+
+def rows(root: Path) -> list[str]:
+    """By row of the step that sends anything: how often, and with whom a rank exchanges on which links."""
+    scheme, levels = Config(root).scheme(SCHEME), _mesh().levels("data")
+    found = [
+        {
+            "row": f"`{row.name}`",
+            "kind": row.kind,
+            "of each unit": f"once per {row.every}",
+            "from the shard of": scheme.span(row)[row.kind == "gather"],
+            "to that of": scheme.span(row)[row.kind != "gather"],
+            f"rank {SHOWN} exchanges with": ", then ".join(_partners(scheme, row.name)),
+        }
+        for row in scheme.rows
+        if levels.hops(*scheme.span(row))
+    ]
+    return markdown(pd.DataFrame(found))
+
+
+def _partners(scheme: Scheme, name: str) -> Iterator[str]:
+    [row] = [row for row in scheme.rows if row.name == name]
+    hops = list(_mesh().levels("data").hops(*scheme.span(row)))
+    for hop in reversed(hops) if row.kind == "gather" else hops:
+        others = [rank for rank in hop.partners(SHOWN) if rank != SHOWN]
+        yield f"{', '.join(map(str, others))} ({hop.level})"
