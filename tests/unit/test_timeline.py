@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowband.cost.timeline import timeline
+from lowband.cost.timeline import idle_s, timeline
 from lowband.errors import UserError
 from lowband.spec.schedule import Action, Lists
 from lowband.spec.schedules import SCHEDULES, lists
@@ -158,3 +158,20 @@ def test_against_events_on_a_clock(name: str, ranks: int, micro_batches: int, ra
     expected = simulated(found, by_stage, send)
     for ends, wanted in zip(timeline(found, *times.values(), send).ends, expected, strict=True):
         assert ends == pytest.approx(wanted)
+
+
+SPLIT = [name for name, row in SCHEDULES.items() if row.splits]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(SPLIT), st.integers(1, 5), st.randoms())
+def test_idle_seconds_of_long_steps(name: str, ranks: int, random: Random) -> None:
+    """For more micro-batches than are simulated, as for fewer; in one array, as one by one."""
+    chunks = SCHEDULES[name].chunks[0]
+    seconds = [random.uniform(0.3, 2) for _ in range(3)]
+    several = np.array([1, ranks, 2 * ranks, 4 * ranks, 4 * ranks + 1, 11 * ranks])
+    found = idle_s(name, ranks, several, chunks, *seconds)
+    for many, idle in zip(several.tolist(), found, strict=True):
+        step_s = timeline(lists(name, ranks, many, chunks), *(s / chunks for s in seconds)).step_s
+        assert idle == pytest.approx(step_s - many * sum(seconds), abs=1e-9)
+        assert idle_s(name, ranks, many, chunks, *seconds) == pytest.approx(idle, abs=1e-9)

@@ -12,6 +12,7 @@ import numpy as np
 
 from lowband.cost.numbers import Num
 from lowband.spec.schedule import Action, Done, Lists, stages, walk
+from lowband.spec.schedules import Name, lists
 
 ByStage = Num | Sequence[Num]  # a sequence: one for each stage; a number or array: the same for all of them
 
@@ -47,7 +48,7 @@ class Timeline:
 
 
 def timeline(
-    lists: Lists, forward_s: ByStage, input_s: ByStage, weight_s: ByStage, send_s: ByStage = 0.0
+    schedule: Lists, forward_s: ByStage, input_s: ByStage, weight_s: ByStage, send_s: ByStage = 0.0
 ) -> Timeline:
     """The timeline of lists that `spec.schedule.check` accepts.
 
@@ -55,22 +56,22 @@ def timeline(
     send_s:                       between neighbouring stages on two ranks; a sequence: behind each stage
     Arrays are broadcast against each other. Raises UserError for lists that come to no end.
     """
-    last = stages(lists) - 1
+    last = stages(schedule) - 1
     forward, input_, weight, send = (
         _by_stage(seconds, last + 1) for seconds in (forward_s, input_s, weight_s, send_s)
     )
     whole = [i + w for i, w in zip(input_, weight, strict=True)]
     of_kind = {"forward": forward, "backward": whole, "input": input_, "weight": weight}
-    ends: list[list[Num]] = [[] for _ in lists]
-    starts: list[Num] = [0.0] * len(lists)
-    busy: list[Num] = [0.0] * len(lists)
+    ends: list[list[Num]] = [[] for _ in schedule]
+    starts: list[Num] = [0.0] * len(schedule)
+    busy: list[Num] = [0.0] * len(schedule)
     done: dict[Done, tuple[int, Num]] = {}  # the rank, and when it has it
 
     def arrival(action: Action, rank: int, need: Done) -> Num:
         sender, end = done[need]
         return end if sender == rank else end + send[min(action.stage, need[1])]
 
-    for rank, action, needed in walk(lists):
+    for rank, action, needed in walk(schedule):
         start = ends[rank][-1] if ends[rank] else 0.0
         for need in needed:
             start = np.maximum(start, arrival(action, rank, need))
@@ -82,6 +83,34 @@ def timeline(
         busy[rank] = busy[rank] + seconds
         done.update(((part, action.stage, action.micro_batch), (rank, end)) for part in action.parts)
     return Timeline(ends, starts, busy)
+
+
+def idle_s(
+    name: Name, ranks: int, micro_batches: Num, chunks: int, forward_s: Num, input_s: Num, weight_s: Num
+) -> Num:
+    """Seconds of a named schedule's step for which a rank is idle, where all stages are alike.
+
+    micro_batches:                may be an array, of whole numbers
+    forward_s, input_s, weight_s: of one micro-batch in all of a rank's stages, sends included
+
+    Simulated for at most 4 micro-batches per rank: from there on each adds as much as the last one.
+    """
+    most = 4 * ranks
+
+    def simulated(many: int) -> Num:
+        step = timeline(
+            lists(name, ranks, many, chunks), *(s / chunks for s in (forward_s, input_s, weight_s))
+        )
+        return step.step_s - many * (forward_s + input_s + weight_s)
+
+    found: Num = 0.0
+    for many in np.unique(np.minimum(micro_batches, most)):
+        beyond = np.maximum(np.asarray(micro_batches) - most, 0)
+        idle = simulated(int(many))
+        if many == most:
+            idle = idle + beyond * (idle - simulated(most - 1))
+        found = found + np.where(np.minimum(micro_batches, most) == many, idle, 0.0)
+    return found
 
 
 def _by_stage(seconds: ByStage, count: int) -> Sequence[Num]:

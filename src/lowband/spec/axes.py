@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
+from lowband.spec.schedules import Name
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
@@ -62,6 +63,13 @@ class Ways(Axes):
     def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
         return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+
+    @property
+    def row(self) -> Name:
+        """The schedule's row in spec.schedules."""
+        if self.schedule == "1f1b":
+            return "1f1b" if self.chunks == 1 else "interleaved"
+        return "breadth" if self.schedule == "breadth-first" else self.schedule
 
     @property
     def outside(self) -> int:

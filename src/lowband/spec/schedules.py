@@ -39,6 +39,12 @@ def lists(name: Name, ranks: int, micro_batches: int, chunks: int) -> Lists:
     chunks: stages on each rank, so that the pipeline has ranks x chunks of them
     Raises UserError for an unknown name, or for numbers that the schedule does not take.
     """
+    check_numbers(name, ranks, micro_batches, chunks)
+    return [SCHEDULES[name].of_rank(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+
+
+def check_numbers(name: Name, ranks: int, micro_batches: int, chunks: int) -> None:
+    """Raises UserError as `lists` does."""
     if name not in SCHEDULES:
         raise UserError(f"unknown schedule '{name}'", allowed=SCHEDULES)
     row = SCHEDULES[name]
@@ -52,7 +58,6 @@ def lists(name: Name, ranks: int, micro_batches: int, chunks: int) -> Lists:
                 f"{least}" if least == most else f"{least} or more" if most is None else f"{least}-{most}"
             )
             raise UserError(f"schedule '{name}' with {given} {what}", allowed=f"{allowed} {what}")
-    return [row.of_rank(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
 
 
 def _one_each(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> list[Action]:
