@@ -14,6 +14,7 @@ from lowband.cost.attention import flops
 from lowband.cost.buffers import buffer_bytes
 from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
+from lowband.cost.flops import block_matmul_flops_per_token
 from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
@@ -202,6 +203,11 @@ def job(**changes: object) -> Workload:
         ({"axes": Ways(pipeline=4, chunks=2), "accumulation": 5}, 5),
         ({"axes": Ways(pipeline=4, schedule="breadth-first")}, 6),
         ({"axes": Ways(schedule="breadth-first")}, 6),
+        ({"axes": Ways(pipeline=4, schedule="zb-h1")}, 4),
+        ({"axes": Ways(pipeline=4, schedule="zb-h2"), "accumulation": 20}, 7),
+        ({"axes": Ways(pipeline=4, chunks=2, schedule="zb-v")}, 4),
+        ({"axes": Ways(pipeline=4, chunks=2, schedule="dualpipe-v")}, 9 / 2),
+        ({"axes": Ways(pipeline=4, chunks=2, schedule="dualpipe-v"), "accumulation": 3}, 3),
     ],
 )
 def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -> None:
@@ -231,6 +237,27 @@ def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     head = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash")
     busy = blocks / 6 - head.head_forward - head.head_backward
     assert items["bubble"] == pytest.approx(3 / 2 * (busy + exchange), rel=1e-12)
+
+
+def test_bubbles_of_split_backwards() -> None:
+    """ZB-H1: (p - 1) (F + B - W) where 1F1B has (p - 1) (F + B + W) (2401.10241, section 2.3); W is the time
+    of the products of 2 blocks' forward. A single micro-batch leaves no hole that another's W could fill. A
+    grid is its points."""
+    several = np.array([6, 1, 40])
+    axes = Ways(pipeline=4)
+
+    def bubble(schedule: str, accumulation: object, chunks: int = 1) -> object:
+        changed = axes.model_copy(update={"schedule": schedule, "chunks": chunks})
+        return step_time(job(ranks=4, axes=changed, accumulation=accumulation)).items["bubble"]
+
+    weight = Computer(MACHINE, "bf16").matmul_s(2 * 64 * block_matmul_flops_per_token(GPT))
+    for many, weights in ((6, 2), (40, 2), (1, 1)):
+        expected = bubble("1f1b", many) - 3 * weights * weight
+        assert bubble("zb-h1", many) == pytest.approx(expected, rel=1e-9)
+    for schedule, chunks in (("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("dualpipe-v", 2)):
+        one_by_one = [bubble(schedule, int(many), chunks) for many in several]
+        assert bubble(schedule, several, chunks) == pytest.approx(one_by_one, rel=1e-9)
+        assert one_by_one[2] < bubble("1f1b", 40)
 
 
 def test_the_host_hides_behind_the_device_or_makes_it_wait() -> None:
@@ -421,14 +448,20 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
         ({"accumulation": 0}, "accumulation 0"),
         ({"micro_batch": np.array([1, 0])}, "micro_batch"),
         ({"axes": Ways(tensor=3)}, "8 ranks are no multiple of tensor 3"),
+        ({"axes": Ways(pipeline=2, schedule="zb-v")}, "schedule 'zb-v' with 1 chunks"),
+        ({"axes": Ways(pipeline=2, chunks=2, schedule="zb-h1")}, "schedule 'zb-h1' with 2 chunks"),
+        (
+            {"axes": Ways(pipeline=2, schedule="zb-h1"), "recompute": "full"},
+            "schedule 'zb-h1' with recompute 'full'",
+        ),
         (
             {"axes": Ways(pipeline=8, chunks=2)},
-            "8 layers cannot be divided over pipeline 8 x chunks 2",
+            "8 layers cannot be divided over 16 stages",
         ),
         ({"ranks": 48, "axes": Ways(tensor=16)}, "8 heads cannot be divided over tensor 16"),
         (
             {"ranks": 6, "axes": Ways(tensor=2, pipeline=3)},
-            "8 layers cannot be divided over pipeline 3",
+            "8 layers cannot be divided over 3 stages",
         ),
     ],
 )

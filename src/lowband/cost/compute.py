@@ -98,10 +98,14 @@ class Computer:
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of one micro-batch in one block, and in the head (final norm, output layer, loss)."""
+    """Seconds of one micro-batch in one block, and in the head (final norm, output layer, loss).
+
+    weight: of the backward, what a pipeline may put off: the products that are gradients of weights
+    """
 
     forward: Num
     backward: Num
+    weight: Num
     recompute: Num
     head_forward: Num
     head_backward: Num
@@ -144,6 +148,7 @@ def work(
         backward=BACKWARD_MATMUL * products
         + BACKWARD_ATTENTION[attention] * core
         + BACKWARD_MEMORY * (scores + rest + kernels),
+        weight=products,
         recompute=again[recompute],
         head_forward=head + loss / 3,
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,

@@ -13,6 +13,8 @@ from lowband.cost.numbers import Num
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.schedule import peak
+from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.wire import DTYPE_BYTES
@@ -29,7 +31,8 @@ def memory_items(job: Workload) -> dict[str, Num]:
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
 
     With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
-    keeps activations of p micro-batches (1F1B), of p + (p - 1) / v (interleaved) or of all (breadth-first).
+    keeps activations of all micro-batches (breadth-first), or of as many as its schedule has in flight at
+    most: p (1F1B, ZB-H1, ZB-V), p + (p - 1) / v (interleaved) ...
     """
     levels, axes = job.levels, job.axes
     numels = stage_numels(job.model, levels, axes)
@@ -48,7 +51,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
         _value(job.stack.gathered_inputs, 0),
     )  # fmt: skip
     tokens = job.micro_batch * job.seq_len
-    most = axes.pipeline + ((axes.pipeline - 1) / axes.chunks if axes.chunks > 1 else 0.0)
+    most = _most_in_flight(axes.row, axes.pipeline, axes.chunks)
     in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
     blocks = job.model.layers // axes.pipeline
     items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
@@ -73,6 +76,12 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     at_peak = np.maximum(at_loss, after) + items.get("sums", 0)
     in_step = items["optim"] + items["gathered"] + at_peak
     return weights + np.maximum(masters + items["start"], in_step)
+
+
+@cache
+def _most_in_flight(name: Name, ranks: int, chunks: int) -> float:
+    """Micro-batches whose activations the first rank holds at most, once they fill the pipeline."""
+    return peak([SCHEDULES[name].of_rank(0, ranks, 2 * ranks, chunks)])[0] / chunks
 
 
 @cache

@@ -25,7 +25,8 @@ afterwards is behind nothing.
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds the
 time of p - 1 passes of a micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and
-sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
+sends each micro-batch's activations v times each way. Where a schedule splits the backward, the idle time is
+that of its lists (cost/timeline.py). Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
 M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
 batch, behind M f or M b.
 
@@ -44,8 +45,10 @@ from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.numbers import Num, join
 from lowband.cost.stragglers import slower
+from lowband.cost.timeline import idle_s
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.schedules import SCHEDULES
 from lowband.spec.step import ANCHOR_GATHER, STEP
 
 ITEMS = (
@@ -126,13 +129,33 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     for name, time in (_computed(middle, blocks, micro_batches) | optimizer).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    if (stages := job.axes.pipeline) > 1:
-        add("bubble", (stages - 1) / job.axes.chunks * (blocks * (forward_s + backward_s) + exchange))
+    if job.axes.pipeline > 1:
+        add(
+            "bubble",
+            _bubble_s(
+                job, blocks * (forward_s + backward_s), blocks * forward_s, blocks * w.weight, exchange
+            ),
+        )
     for name, time in _meeting(job, root, block, _sum(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
     lane = {r.name: times[r.every] * (root.get(r.name, 0.0) + blocks * block.get(r.name, 0.0)) for r in STEP}
     return StepTime(_sum(items, items), items, lane)
+
+
+def _bubble_s(job: Workload, pass_s: Num, forward_s: Num, weight_s: Num, exchange_s: Num) -> Num:
+    """Seconds for which a pipeline's rank is idle.
+
+    pass_s:     of a micro-batch in all of a rank's blocks; of it, forward_s, and weight_s that may wait
+    exchange_s: to send its activations and their gradients
+    """
+    axes = job.axes
+    if not SCHEDULES[axes.row].splits:
+        return (axes.pipeline - 1) / axes.chunks * (pass_s + exchange_s)
+    input_s = pass_s - forward_s - weight_s + exchange_s / 2
+    return idle_s(
+        axes.row, axes.pipeline, job.accumulation, axes.chunks, forward_s + exchange_s / 2, input_s, weight_s
+    )
 
 
 def _wait(job: Workload, case: Case) -> float:

@@ -14,6 +14,7 @@ from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
+from lowband.spec.schedules import SCHEDULES, check_numbers
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, passes
@@ -54,6 +55,11 @@ class Workload:
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         levels = self.levels
+        if SCHEDULES[self.axes.row].splits and self.recompute != "none":
+            raise UserError(
+                f"schedule '{self.axes.schedule}' with recompute '{self.recompute}'",
+                allowed="recompute 'none': weight parts that wait need the activations",
+            )
         try:
             self.scheme.check(levels)
         except UserError as error:
@@ -94,12 +100,8 @@ def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
             f"{ranks:,} ranks", allowed=f"at most {MOST_RANKS:,}: the largest jobs known have a tenth of that"
         )
     degrees = axes.degrees(ranks)
-    where = f"model '{model.name}'"
-    if model.layers % (axes.pipeline * axes.chunks):
-        stages = f"pipeline {axes.pipeline} x chunks {axes.chunks}"
-        raise UserError(f"{model.layers} layers cannot be divided over {stages}", where=where)
-    if model.heads % axes.tensor:
-        raise UserError(f"{model.heads} heads cannot be divided over tensor {axes.tensor}", where=where)
+    axes.check(model)
+    check_numbers(axes.row, axes.pipeline, 1, axes.chunks)
     try:
         return Mesh.fit(machine.sizes, degrees)
     except UserError as error:

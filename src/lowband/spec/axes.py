@@ -5,6 +5,8 @@ from typing import Any, Final, Literal
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
+from lowband.spec.model import ModelSpec
+from lowband.spec.schedules import Name
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
@@ -34,6 +36,19 @@ class Axes(Strict):
         """Whether some ranks of the job do not lie along the data axis of this one."""
         return self.tensor * self.pipeline > 1
 
+    @property
+    def stages(self) -> int:
+        """Parts of a model, one after the other, on all ranks along pipeline."""
+        return self.pipeline
+
+    def check(self, model: ModelSpec) -> None:
+        """Raises UserError if the model cannot be divided so."""
+        where = f"model '{model.name}'"
+        if model.layers % self.stages:
+            raise UserError(f"{model.layers} layers cannot be divided over {self.stages} stages", where=where)
+        if model.heads % self.tensor:
+            raise UserError(f"{model.heads} heads cannot be divided over tensor {self.tensor}", where=where)
+
     def degrees(self, ranks: int) -> dict[AxisName, int]:
         """Ranks along every axis of a job, inner to outer. Raises UserError if they are no whole number."""
         others = self.tensor * self.pipeline
@@ -62,6 +77,17 @@ class Ways(Axes):
     def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
         return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.chunks
+
+    @property
+    def row(self) -> Name:
+        """The schedule's row in spec.schedules."""
+        if self.schedule == "1f1b":
+            return "1f1b" if self.chunks == 1 else "interleaved"
+        return "breadth" if self.schedule == "breadth-first" else self.schedule
 
     @property
     def outside(self) -> int:

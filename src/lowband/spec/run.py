@@ -122,7 +122,8 @@ class RunSpec(RunOptions):
         if box is not None and self.ranks > box.nodes * self.machine.node_size:
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")
         try:
-            _ = self.job_levels
+            _ = self.job_levels  # raises for ranks that do not fill groups
+            self.check(self.model)
             self.scheme.check(self.levels)
         except UserError as error:
             raise ValueError(str(error)) from None

@@ -18,8 +18,9 @@ Place = Literal["self", "weights", "backward", "grads", "optim", "replica", "wor
 # Of gradient accumulation: depth: one micro-batch after the other; breadth: each unit computes all of them.
 Order = Literal["depth", "breadth"]
 
-# The same of a pipeline, by the names in use: 1f1b (and interleaved) is depth, breadth-first is breadth.
-Schedule = Literal["1f1b", "breadth-first"]
+# The same of a pipeline, by the names in use: breadth-first is breadth, all others are depth. 1f1b with
+# several chunks is interleaved; the lists of all of them are in spec/schedules.py.
+Schedule = Literal["1f1b", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"]
 
 Kind = Literal["gather", "reduce", "all_reduce", "swap"]
 

@@ -9,6 +9,7 @@ from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
 from lowband.evidence.validation.frontier_pareto import pareto
 from lowband.evidence.validation.low_communication import low_communication
+from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
@@ -17,7 +18,7 @@ from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "low_communication",
-    "wan_steps", "constants",
+    "pipelines", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -32,6 +33,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(largest(config), out / "largest.csv")
     write_csv(pareto(config), out / "pareto.csv")
     write_csv(low_communication(config), out / "low_communication.csv")
+    write_csv(pipelines(config), out / "pipelines.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
 

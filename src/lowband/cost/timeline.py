@@ -1,0 +1,124 @@
+"""When each action of a pipeline's schedule ends, and how long its ranks are idle.
+
+A rank starts an action when the one before it in its list has ended and what it needs has arrived: at once
+from a stage on the same rank, `send` seconds after it was computed from one on another rank. Sends run beside
+the computation and do not delay each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowband.cost.numbers import Num
+from lowband.spec.schedule import Action, Done, Lists, stages, walk
+from lowband.spec.schedules import Name, lists
+
+ByStage = Num | Sequence[Num]  # a sequence: one for each stage; a number or array: the same for all of them
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds from the start of the step; a number each, or an array with one entry per point of a grid.
+
+    ends:   of each action, in the order of the lists, by rank
+    starts: of each rank's first action
+    busy_s: what each rank's actions take
+    """
+
+    ends: list[list[Num]]
+    starts: list[Num]
+    busy_s: list[Num]
+
+    @property
+    def step_s(self) -> Num:
+        """Until the last rank's last action has ended."""
+        return _largest([of_rank[-1] for of_rank in self.ends])
+
+    @property
+    def span_s(self) -> Num:
+        """Of the rank on which it is longest, the time from its first action to its last one's end: what a
+        step takes where a rank can start the next one while others are still busy."""
+        return _largest([of_rank[-1] - start for of_rank, start in zip(self.ends, self.starts, strict=True)])
+
+    @property
+    def bubble(self) -> Num:
+        """The share of the step for which ranks are idle, in the mean over ranks."""
+        return 1 - sum(self.busy_s) / (len(self.busy_s) * self.step_s)
+
+
+def timeline(
+    schedule: Lists, forward_s: ByStage, input_s: ByStage, weight_s: ByStage, send_s: ByStage = 0.0
+) -> Timeline:
+    """The timeline of lists that `spec.schedule.check` accepts.
+
+    forward_s, input_s, weight_s: seconds of an action in a stage; a whole backward takes input_s + weight_s
+    send_s:                       between neighbouring stages on two ranks; a sequence: behind each stage
+    Arrays are broadcast against each other. Raises UserError for lists that come to no end.
+    """
+    last = stages(schedule) - 1
+    forward, input_, weight, send = (
+        _by_stage(seconds, last + 1) for seconds in (forward_s, input_s, weight_s, send_s)
+    )
+    whole = [i + w for i, w in zip(input_, weight, strict=True)]
+    of_kind = {"forward": forward, "backward": whole, "input": input_, "weight": weight}
+    ends: list[list[Num]] = [[] for _ in schedule]
+    starts: list[Num] = [0.0] * len(schedule)
+    busy: list[Num] = [0.0] * len(schedule)
+    done: dict[Done, tuple[int, Num]] = {}  # the rank, and when it has it
+
+    def arrival(action: Action, rank: int, need: Done) -> Num:
+        sender, end = done[need]
+        return end if sender == rank else end + send[min(action.stage, need[1])]
+
+    for rank, action, needed in walk(schedule):
+        start = ends[rank][-1] if ends[rank] else 0.0
+        for need in needed:
+            start = np.maximum(start, arrival(action, rank, need))
+        if not ends[rank]:
+            starts[rank] = start
+        seconds = of_kind[action.kind][action.stage]
+        end = start + seconds
+        ends[rank].append(end)
+        busy[rank] = busy[rank] + seconds
+        done.update(((part, action.stage, action.micro_batch), (rank, end)) for part in action.parts)
+    return Timeline(ends, starts, busy)
+
+
+def idle_s(
+    name: Name, ranks: int, micro_batches: Num, chunks: int, forward_s: Num, input_s: Num, weight_s: Num
+) -> Num:
+    """Seconds of a named schedule's step for which a rank is idle, where all stages are alike.
+
+    micro_batches:                may be an array, of whole numbers
+    forward_s, input_s, weight_s: of one micro-batch in all of a rank's stages, sends included
+
+    Simulated for at most 4 micro-batches per rank: from there on each adds as much as the last one.
+    """
+    most = 4 * ranks
+
+    def simulated(many: int) -> Num:
+        step = timeline(
+            lists(name, ranks, many, chunks), *(s / chunks for s in (forward_s, input_s, weight_s))
+        )
+        return step.step_s - many * (forward_s + input_s + weight_s)
+
+    found: Num = 0.0
+    for many in np.unique(np.minimum(micro_batches, most)):
+        beyond = np.maximum(np.asarray(micro_batches) - most, 0)
+        idle = simulated(int(many))
+        if many == most:
+            idle = idle + beyond * (idle - simulated(most - 1))
+        found = found + np.where(np.minimum(micro_batches, most) == many, idle, 0.0)
+    return found
+
+
+def _by_stage(seconds: ByStage, count: int) -> Sequence[Num]:
+    return seconds if isinstance(seconds, Sequence) else [seconds] * count
+
+
+def _largest(values: Sequence[Num]) -> Num:
+    found = values[0]
+    for value in values[1:]:
+        found = np.maximum(found, value)
+    return found
