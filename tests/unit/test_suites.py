@@ -98,7 +98,7 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
         {"collectives": "flat"},
         {"collectives": "joined"},
         {"order": "breadth"},
-        {"device": "fake", "pipeline": 2, "ranks": 8},
+        {"device": "fake", "tensor": 2, "ranks": 8},
     ],
 )
 def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object]) -> None:
@@ -117,13 +117,13 @@ def test_the_axes_of_a_run(root: Path) -> None:
     text = file.read_text()
     file.write_text(text.replace("fixed:\n", "fixed:\n  tensor: 1\n"))
     assert [spec.to_json() for spec in Config(root).runs(["smoke"])] == [spec.to_json() for spec in before]
-    text = text.replace("ranks: [1, 4, 8]", "ranks: [4, 8]\n  tensor: [1, 2]\n  pipeline: [1, 2]")
+    text = text.replace("ranks: [1, 4, 8]", "ranks: [12, 24]\n  tensor: [1, 2]\n  pipeline: [1, 3]")
     text = re.sub(r"\nexclude:.*", "\n", text, flags=re.DOTALL)
-    file.write_text(text)
+    file.write_text(text.replace("global_batch: 8", "global_batch: 24"))
     specs = Config(root).runs(["smoke"])
-    assert {spec.global_batch for spec in specs} == {8}
+    assert {spec.global_batch for spec in specs} == {24}
     assert {(s.ranks, s.tensor, s.pipeline, s.micro_batch * s.accumulation) for s in specs} == {
-        (n, t, p, 8 * t * p // n) for n in (4, 8) for t in (1, 2) for p in (1, 2)
+        (n, t, p, 24 * t * p // n) for n in (12, 24) for t in (1, 2) for p in (1, 3)
     }
     assert len({spec.run_id for spec in specs}) == len(specs)
     assert {identity(spec)["tensor"] for spec in specs} == {1, 2}
