@@ -33,14 +33,19 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 # The pages in their order.
 PAGES = {
     "Use": [
-        "docs/library", "docs/low-communication", "docs/site/api", "docs/site/verbs", "docs/predictor",
-        "docs/running", "docs/sites", "docs/reliability",
+        "docs/library", "docs/parallel", "docs/low-communication", "docs/jobs-that-join", "docs/site/api",
+        "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running", "docs/sites",
+        "docs/reliability",
     ],
     "Results": [
-        "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model", "docs/kernels",
-        "docs/softmax-cpu", "docs/flops", "docs/reading-the-report",
+        "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model",
+        "docs/low-communication-measured", "docs/predictor-errors", "docs/kernels", "docs/softmax-cpu",
+        "docs/flops", "docs/reading-the-report",
     ],
-    "Keep": ["docs/design", "docs/adding", "config/README", "docs/testing", "docs/words", "CHANGELOG"],
+    "Keep": [
+        "docs/design", "docs/adding", "CONTRIBUTING", "config/README", "docs/testing", "docs/words",
+        "CHANGELOG",
+    ],
 }  # fmt: skip
 
 _pages = {root_doc, *(page for part in PAGES.values() for page in part)}

@@ -8,7 +8,7 @@ from modules import Tower, inputs, is_layer
 
 import lowband
 from lowband.engine.api import engine_of
-from lowband.evidence.report.parallel_example import AXES, INNER, RANKS, SCHEME, SHOWN
+from lowband.evidence.report.documents.parallel import AXES, INNER, RANKS, SCHEME, SHOWN
 from lowband.run.on_ranks import on_ranks
 
 PAGE = Path(__file__).parents[2] / "docs" / "parallel.md"

@@ -1,4 +1,4 @@
-"""The README's example runs; links and make targets of the README and of docs/ exist."""
+"""The README's example runs; links and make targets of the documents exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from lowband.run.on_ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 
 
 class Block(nn.Linear):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.report.documents import read_blocks
 from lowband.predict.request import Grid
 from lowband.predict.show.render import text
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from tests.fuzz.target import ROOT, Target, entries, put, run, sound
+from tests.fuzz.target import ROOT, Target, entries, put, run, sound, table
 
 SUITE = (
     "purpose: x\ncluster: frontier\nfixed: {model: gpt-200k, scheme: zero3, ranks: 4, micro_batch: 1, "
@@ -83,6 +84,34 @@ def _workflow_config(root: Path) -> None:
         config.suite(name)
 
 
+DOCUMENT = """
+campaign:
+  document: docs/reliability.md
+  table: faults/injected
+  where: ranks > 1
+  add: {same: same_weights & same_steps, late_s: detected_s + 1}
+  by: [kind]
+  of: {cases: size, same: min same, middle: median late_s, most: q80 detected_s}
+  total: all
+  then: {twice: 2 * cases}
+  sort: [-cases]
+  words: {kind: {kill rank: a rank is killed}}
+  show: {fault: "{kind}", cases: "{cases}", same: "{same:all|not all}", after (s): ["{middle:.1f}", "-"]}
+  more:
+    - {table: faults/injected, where: wrong.isna(), line: "- seed {seed}: {kind}", before: "Right:"}
+"""
+
+
+def _faults(root: Path) -> None:
+    file = "results/reference/faults/injected.csv"
+    put(root, file, table(ROOT / file))
+
+
+def _documents(root: Path) -> None:
+    for block in read_blocks(root).values():
+        block.all_lines(root, root)
+
+
 def targets(spec: str) -> list[Target]:
     at = partial(Target, kind="yaml", prepare=small)
     return [
@@ -137,5 +166,6 @@ def targets(spec: str) -> list[Target]:
         ),
         at("experiments.yaml", "config/experiments.yaml", text=entries("config/experiments.yaml"),
            call=_experiments, prepare=_with_experiments),
+        Target("documents.yaml", "config/documents.yaml", "yaml", DOCUMENT, _documents, prepare=_faults),
         Target("spec.json", "spec.json", "json", spec, lambda root: RunSpec.read_json(root / "spec.json")),
     ]  # fmt: skip

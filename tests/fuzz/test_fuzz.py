@@ -11,7 +11,7 @@ import pytest
 from lowband.__main__ import command_line
 from lowband.errors import UserError
 from lowband.evidence.importers import FORMATS
-from lowband.evidence.tables.build import TABLES
+from lowband.evidence.tables.entries import TABLES
 from tests.fuzz import arguments, campaign, judge, of_config, of_peers, of_tables
 from tests.fuzz.readers import OWN, READERS
 from tests.fuzz.target import Target

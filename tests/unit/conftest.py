@@ -7,8 +7,9 @@ import pytest
 from hypothesis import settings
 from report_runs import smoke_specs, write_run
 
-from lowband.evidence.tables.build import COLLECTED, SUITE_OF, TABLES, write_table
+from lowband.evidence.tables.build import SUITE_OF, write_table
 from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.validation.tables import write_predicted
 from lowband.spec.config import Config
 
@@ -22,7 +23,9 @@ settings.load_profile("unit")
 
 # Tables of the runs alone; the others are made of shipped measurements or of predictions.
 OF_RUNS = [
-    name for name, sources in TABLES.items() if name not in SUITE_OF and {*sources} <= {*COLLECTED, *TABLES}
+    name
+    for name, table in TABLES.items()
+    if name not in SUITE_OF and {*table.sources} <= {*COLLECTED, *TABLES}
 ]
 
 

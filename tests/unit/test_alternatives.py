@@ -51,7 +51,7 @@ def test_the_shipped_table_says_what_is_found_today(table: pd.DataFrame) -> None
 
 
 def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:
-    """docs/predictor.md: one share of all links gives the ratios; published links never do."""
+    """docs/predictor-errors.md: one share of all links gives the ratios; published links never do."""
     one = table.loc["one share of all links"]
     assert one["gives"]
     assert one["free"] == 1

@@ -4,7 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-from lowband.evidence.report.documents import BLOCKS, write_documents
+from lowband.evidence.report.documents import read_blocks, write_documents
+from lowband.evidence.report.page.placement import PICTURE, write_picture
 
 ROOT = Path(__file__).parents[2]
 
@@ -13,8 +14,10 @@ def test_documents_are_true(tmp_path: Path) -> None:
     for folder in ("docs", "config", "slurm", "results/reference", "results/reported"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / PICTURE).unlink()
     write_documents(tmp_path)
-    for document, _ in BLOCKS.values():
+    write_picture(tmp_path)
+    for document in {PICTURE, *(block.document for block in read_blocks(ROOT).values())}:
         assert (tmp_path / document).read_text() == (ROOT / document).read_text(), "run: lowband documents"
 
 

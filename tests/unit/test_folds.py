@@ -139,7 +139,7 @@ def test_the_files_have_the_factors_of_the_rows_left_out() -> None:
 
 
 def test_80_percent_of_rows_left_out_with_their_size_are_inside() -> None:
-    """What docs/predictor.md says; of single machines 60 to 89 %."""
+    """What docs/predictor-errors.md says; of single machines 60 to 89 %."""
     inside = covered(read_table(SHIPPED / "folds.csv"), read_table(SHIPPED / "held_out.csv"))
     share = inside.assign(inside=inside["inside"].astype(float)).groupby("kind")["inside"].mean()
     assert 0.75 <= share["size"] <= 0.85

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.evidence.report.suite_documents import suites
+from lowband.evidence.report.documents.code import suites
 from lowband.spec.config import Config
 from lowband.spec.job import SlurmRequest
 from lowband.spec.run import RunSpec
@@ -45,7 +45,7 @@ def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
 
 def test_what_each_suite_asks_for() -> None:
     """By hand: frontier has 9 runs each on 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
-    head, _, *lines = suites(ROOT)
+    head, _, *lines = suites(ROOT, ROOT)
     rows = {row[0].strip("`"): row[1:] for line in lines for row in [line.strip("| ").split(" | ")]}
     assert sorted(rows) == sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
     assert head.strip("| ").split(" | ")[1:] == [

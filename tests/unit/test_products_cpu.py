@@ -74,7 +74,7 @@ def test_an_unknown_processor_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_copies_explain_what_the_roofline_does_not_and_tiles_nothing_more() -> None:
-    """What docs/predictor.md says of the shipped measurement."""
+    """What docs/predictor-errors.md says of the shipped measurement."""
     off = errors(compare(pd.read_csv(SHIPPED))).set_index("kind").loc["all"]
     assert off["shapes"] == 100 == len({*bench.SHAPES})
     assert off["roofline_mean"] > 2 * off["packing_mean"]

@@ -1,4 +1,4 @@
-"""Numbers in sentences of docs/benchmarks.md, running.md, testing.md and predictor.md against their files."""
+"""Numbers in sentences of benchmarks, running, testing and predictor-errors against their files."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
 
 SHIPPED = ROOT / "results" / "reference"
-BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor.md")
+BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor-errors.md")
 RUNNING, TESTING = Text("docs/running.md"), Text("docs/testing.md")
 
 
@@ -71,29 +71,17 @@ def test_ddp_beside_torchs() -> None:
 def test_the_predictors_speed() -> None:
     bench = json.loads((SHIPPED / "predicted" / "bench.json").read_text())
     BENCHMARKS.says(
-        f"A grid of {bench['grid_points']:,} points (9 schemes x 4 rank counts x micro-batch x accumulation "
+        f"A grid of {bench['grid_points']:,} jobs (9 schemes x 4 rank counts x micro-batch x accumulation "
         f"x outer bandwidth; time and memory of each): {bench['grid_predictions_per_s']:,.0f} predictions "
         f"per second, "
         f"{bench['grid_predictions_per_wall_s']:,.0f} by the wall clock. "
-        f"One point at a time: {bench['single_predictions_per_s']:.0f} per second."
+        f"One job at a time: {bench['single_predictions_per_s']:.0f} per second."
     )
     BENCHMARKS.says(f"kept busy by other work (load {bench['load_average']:.0f})")
     BENCHMARKS.says(
         f"{bench['plan_candidates']:,} candidates in {bench['plan_cpu_s']:.1f} s of processor time "
         f"({bench['plan_wall_s']:.1f} s by the wall clock under that load)"
     )
-
-
-def test_a_lane_per_level() -> None:
-    one, several = (
-        shipped(f"box-lanes/{name}").set_index(["scheme", "ranks"]) for name in ("one-lane", "lane-per-level")
-    )
-    for key in one.index:
-        comm, step = (
-            [f"{rows.loc[key, column]:.2f}" for rows in (one, several)]
-            for column in ("exposed_comm_time_s", "step_time_s")
-        )
-        BENCHMARKS.says(f"| {key[0]} | {key[1]} | {comm[0]} | {comm[1]} | {step[0]} | {step[1]} |")
 
 
 def test_cost_of_make_smoke() -> None:
@@ -187,6 +175,16 @@ def test_why_the_suite_frontier_starts_at_16() -> None:
     held = (row["peak_memory_bytes"] - row["runtime_bytes"]) / GIB
     Text("config/suites/frontier.yaml").says(f"hier3 would hold {held:.1f} of 64 GiB (predicted)")
     assert not row["fits"]
+
+
+def test_how_far_the_predictor_is_off() -> None:
+    rows = shipped("predicted/accuracy")
+    held = rows[rows["use"] == "held out"]
+    low, high = held["mean_error_percent"].min(), held["mean_error_percent"].max()
+    PREDICTOR.says(f"off by {low:.0f} to {high:.0f} % in the mean of a source")
+    PREDICTOR.says(f"and by {held['max_error_percent'].max():.0f} % at most")
+    alone = rows["machine_mean_error_percent"]
+    PREDICTOR.says(f"they are off by {alone.min():.0f} to {alone.max():.0f} % in the mean")
 
 
 def test_links_as_published() -> None:

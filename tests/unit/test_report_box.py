@@ -8,7 +8,8 @@ import pytest
 from report_runs import ROOT
 
 from lowband.box import jobs
-from lowband.evidence.tables.derived import box, box_jobs, box_links, box_ratios
+from lowband.evidence.tables.build import builder
+from lowband.evidence.tables.derived import box, box_ratios
 from lowband.evidence.tables.points import same_but
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome, RunFolder
@@ -109,7 +110,7 @@ def test_collectives_are_held_to_the_closed_form_and_to_what_tcp_adds() -> None:
         for i, (took, more) in enumerate([(2.0, 1.00), (2.06, 1.01), (2.2, 1.02)])
     ]
     rows.append({**rows[0], "bytes": 1448, "closed_form_s": 0.002})
-    long, short = (row for _, row in box_links.build(pd.DataFrame(rows)).iterrows())
+    long, short = (row for _, row in builder("box_links")(pd.DataFrame(rows)).iterrows())
     assert (long["is_long"], short["is_long"], long["repeats"]) == (True, False, 3)
     assert long["time_error_percent"] == pytest.approx(3)
     assert long["time_over_closed_form_max"] == pytest.approx(1.1)
@@ -122,7 +123,7 @@ def test_what_slurm_adds_is_the_median_over_jobs() -> None:
         | {"before_s": [8.0, 9.0, 10.0, 7.0], "after_s": [3.0, 3.0, 4.0, 3.0]}
         | {"added_s": [11.0, 13.0, 16.0, 10.0], "wall_s": [50.0, 60.0, 70.0, 40.0]}
     )
-    table = box_jobs.build(times).set_index("ranks")
+    table = builder("box_jobs")(times).set_index("ranks")
     assert dict(table["added_s"]) == {8: 10.0, 16: 13.0}
     assert dict(table["jobs"]) == {8: 1, 16: 3}
 

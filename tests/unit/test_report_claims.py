@@ -38,9 +38,9 @@ def test_the_shipped_claims(graded: Path) -> None:
     df = read_graded(graded / "claims.csv").set_index("id")
     assert len(df) == len(read_claims(CLAIMS))
     assert list(df["kind"]) == sorted(df["kind"], key=list(KINDS).index)
-    assert df.loc["losses-agree", "verdict"] == "short"
+    assert df.loc["losses-agree", "verdict"] == "not met"
     for name in ("weights-bit-equal", "bytes-closed-form", "memory-closed-form", "hpz-backward-in-node"):
-        assert df.loc[name, "verdict"] == "pass", name
+        assert df.loc[name, "verdict"] == "met", name
         assert df.loc[name, "origin"] == "this run", name
     assert df.loc["hier3-over-zeropp", "verdict"] == "not run"
     assert df.loc["hier3-over-zeropp", "printed"] == "1.71"
@@ -96,10 +96,10 @@ def test_the_screen_leads_with_what_this_run_showed(all_tables: Path, graded: Pa
     assert lines[0] == "9 runs: 9 ok"
     [own] = [line for line in lines if line.startswith("This run: ")]
     df = read_graded(graded / "claims.csv")
-    assert own == f"This run: {(df['origin'] == 'this run').sum() - 1} pass, 1 short"
+    assert own == f"This run: {(df['origin'] == 'this run').sum() - 1} met, 1 not met"
     [shipped] = [line for line in lines if line.startswith("Shipped results")]
     assert lines.index(own) < lines.index(shipped)
-    listed = [line for line in lines if re.match(r"  (pass|short|partial|fit) ", line)]
+    listed = [line for line in lines if re.match(r"  (met|not met|partial|fit) ", line)]
     assert len(listed) == (df["origin"] == "this run").sum()
     assert lines[-1].endswith(str(all_tables.parent / "page.html"))
     assert not any(
@@ -198,7 +198,7 @@ def test_latex_text_is_taken_literally() -> None:
 
 
 def test_another_table_is_no_graded_claims(tmp_path: Path) -> None:
-    (tmp_path / "claims.csv").write_text("id,verdict\na,pass\n")
+    (tmp_path / "claims.csv").write_text("id,verdict\na,met\n")
     with pytest.raises(UserError, match="no graded claims"):
         read_graded(tmp_path / "claims.csv")
     (tmp_path / "claims.csv").write_text("# words\n\na,b\n1,2,3\n")

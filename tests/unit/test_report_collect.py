@@ -8,8 +8,9 @@ import pytest
 from report_runs import ROOT, ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
-from lowband.evidence.tables.build import TABLES, write_table
+from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.entries import TABLES
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, RunFolder, Sent
@@ -116,8 +117,8 @@ def test_failed_runs_are_rows_with_their_cause(tmp_path: Path) -> None:
 def test_tables_of_failed_runs_only(tmp_path: Path) -> None:
     collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
     write_softmax(tmp_path, {})
-    for name, sources in TABLES.items():
-        if not {"validation", "compiled", "comm", "jobs"} & set(sources):  # of no run
+    for name, table in TABLES.items():
+        if not {"validation", "compiled", "comm", "jobs"} & set(table.sources):  # of no run
             write_table(name, tmp_path)
     scaling = read_table(tmp_path / "scaling.csv")
     assert len(scaling) == 9

@@ -10,8 +10,9 @@ from lowband.errors import UserError
 from lowband.evidence.report import figures
 from lowband.evidence.report.figures import FIGURES, write_figure
 from lowband.evidence.report.figures.style import looks
-from lowband.evidence.tables.build import TABLES, write_table
+from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.entries import TABLES
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.csv_tables import read_table
 from tests.drawn_figures import check_origin, check_print

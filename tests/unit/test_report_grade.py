@@ -58,14 +58,14 @@ def grade(tables: Path, tmp_path: Path, **changes: object) -> "pd.Series[Any]":
 @pytest.mark.parametrize(
     ("relation", "target", "tolerance", "verdict"),
     [
-        (">=", 2, 0, "pass"),
-        (">=", 3, 0, "short"),
-        (">=", 3, 0.5, "pass"),
-        (">", 2.5, 0, "short"),
-        ("<=", 2, 0, "short"),
-        ("<", 3, 0, "pass"),
-        ("==", 2.4, 0.2, "pass"),
-        ("==", 2.4, 0, "short"),
+        (">=", 2, 0, "met"),
+        (">=", 3, 0, "not met"),
+        (">=", 3, 0.5, "met"),
+        (">", 2.5, 0, "not met"),
+        ("<=", 2, 0, "not met"),
+        ("<", 3, 0, "met"),
+        ("==", 2.4, 0.2, "met"),
+        ("==", 2.4, 0, "not met"),
     ],
 )
 def test_verdicts(
@@ -99,7 +99,7 @@ def test_the_worst_experiment_decides(
         (changed / f"{name}.csv").write_bytes((tables / f"{name}.csv").read_bytes())
     pd.concat(both).to_csv(changed / "scaling.csv", index=False)
     row = grade(changed, tmp_path, relation=relation, target=target, tolerance=tolerance)
-    assert (row["ours"], row["verdict"]) == (pytest.approx(worst), "short")
+    assert (row["ours"], row["verdict"]) == (pytest.approx(worst), "not met")
 
 
 def test_a_ratio_of_two_queries(tables: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_reported_text_without_a_number_is_refused(tables: Path, tmp_path: Pat
 
 def test_our_value_is_put_into_the_claims_unit(tables: Path, tmp_path: Path) -> None:
     row = grade(tables, tmp_path, divided_by=2, target=1.25, relation="==")
-    assert (row["ours"], row["verdict"]) == (pytest.approx(1.25), "pass")
+    assert (row["ours"], row["verdict"]) == (pytest.approx(1.25), "met")
     assert row["relation"] == "=="
 
 
@@ -207,7 +207,7 @@ def test_a_value_that_no_row_has_is_partial(tables: Path, tmp_path: Path) -> Non
     """One of the points that a claim names fell out of the table, and the others would pass."""
     ours = {**BASE["ours"], "where": {"scheme": "zero3", "ranks": [8, 32]}}
     row = grade(tables, tmp_path, ours=ours)
-    assert (row["verdict"], row["why"]) == ("partial", "no row with ranks 32; on the others: pass")
+    assert (row["verdict"], row["why"]) == ("partial", "no row with ranks 32; on the others: met")
 
 
 SELF_CHECKS = ("losses-agree", "weights-bit-equal", "bytes-closed-form", "memory-closed-form")
@@ -232,7 +232,7 @@ def grade_self_checks(folder: Path, specs: list[Any], failures: int, outcome: Ou
 
 def test_self_checks_pass_when_every_run_is_ok(tmp_path: Path) -> None:
     graded = grade_self_checks(tmp_path, Config(ROOT).runs(["default"]), 0, None)
-    assert set(graded["verdict"]) == {"pass"}
+    assert set(graded["verdict"]) == {"met"}
     assert set(graded["origin"]) == {"this run"}
 
 
@@ -271,7 +271,7 @@ def test_only_the_expected_runs_count(tables: Path, tmp_path: Path) -> None:
     for name in ("scaling", "communication"):
         (changed / f"{name}.csv").write_bytes((tables / f"{name}.csv").read_bytes())
     runs.to_csv(changed / "runs.csv", index=False)
-    assert grade(changed, tmp_path, expects={"scheme": "zero3"})["verdict"] == "pass"
+    assert grade(changed, tmp_path, expects={"scheme": "zero3"})["verdict"] == "met"
     assert grade(changed, tmp_path, expects={"scheme": ["zero3", "hsdp"], "ranks": 8})["verdict"] == "partial"
     assert grade(changed, tmp_path, expects={})["verdict"] == "partial"
 

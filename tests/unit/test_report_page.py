@@ -12,8 +12,9 @@ from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.report.page import write_page
 from lowband.evidence.report.page.machine import draw_machine, links
-from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, wires
+from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, part, wires
 from lowband.spec.config import Config
+from lowband.spec.mesh import Levels
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import read_yaml
 
@@ -62,6 +63,17 @@ def test_a_cell_is_filled_as_far_as_its_rank_holds(scheme: str, heights: tuple[f
     for color, share in zip(("#0173b2", "#029e73"), heights, strict=True):
         assert {float(height) for height, fill in filled if fill == color} == {share * TALL}
     assert drawn.count('class="cell"') == 4 * 16
+
+
+def test_a_state_s_slice_lies_within_the_one_before_it() -> None:
+    levels = Levels.fit({"package": 2, "node": 8}, 16)
+    for rank in range(16):
+        outer_top, outer_height = 0.0, 16.0
+        for level in ("package", "node", "world"):
+            top, height = part(levels, level, rank, 16)
+            assert outer_top <= top < top + height <= outer_top + outer_height
+            outer_top, outer_height = top, height
+    assert [part(levels, "node", rank, 16)[0] for rank in range(4)] == [0, 8, 2, 10]
 
 
 def test_wires_are_named() -> None:

@@ -19,9 +19,10 @@ from report_runs import ROOT, ok_outcome, write_run
 
 from lowband.errors import UserError
 from lowband.evidence.report.figures.style import paper_style
-from lowband.evidence.tables.build import COLLECTED, TABLES, write_table
+from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import KEYS, collect
 from lowband.evidence.tables.derived import parity, scaling
+from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.tables.points import COLUMNS, identity
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
@@ -31,7 +32,7 @@ from lowband.spec.yaml_model import Strict
 
 REFERENCE = ROOT / "results" / "reference"
 QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
-OF_RUNS = [name for name, sources in TABLES.items() if set(sources) & set(COLLECTED)]
+OF_RUNS = [name for name, table in TABLES.items() if set(table.sources) & set(COLLECTED)]
 BASE = (
     Config(ROOT).runs(["links"])[0].model_copy(update={"run_id": "a", "steps": 24})
 )  # zero3 on 16 ranks in a box

@@ -13,13 +13,13 @@ from lowband.preflight import TIME_LIMIT_S
 from lowband.evidence.report.appendix import APPENDICES
 from lowband.evidence.claims.claim import read_claims, sources
 from lowband.evidence.tables.build import (
-    COLLECTED,
-    TABLES,
+    code_of,
     raw_dir,
     source_paths,
     tables_of_runs,
 )
-from lowband.evidence.report.figures import FIGURES
+from lowband.evidence.tables.entries import COLLECTED, TABLES
+from lowband.evidence.report.figures import FIGURES, file_of
 from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
@@ -97,8 +97,15 @@ def table_sources(wildcards):
     folder = sources_dir(wildcards.table)
     return [
         str(path)
-        for source in TABLES[wildcards.table]
+        for source in TABLES[wildcards.table].sources
         for path in source_paths(source, folder, Path())
+    ]
+
+
+def table_code(wildcards):
+    return [
+        f"src/lowband/evidence/{module.replace('.', '/')}.py"
+        for module in code_of(wildcards.table)
     ]
 
 

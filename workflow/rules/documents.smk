@@ -29,7 +29,11 @@ rule page:
         figures=expand(
             f"{FIGURES_DIR}/{{figure}}.{{kind}}", figure=FIGURES, kind=["svg", "csv"]
         ),
-        config=["config/schemes.yaml", "slurm/frontier/machine.yaml"],
+        config=[
+            "config/schemes.yaml",
+            "config/documents.yaml",
+            "slurm/frontier/machine.yaml",
+        ],
         code=sorted(Path(f"{REPORT_CODE}/page").glob("*.*")),
     output:
         report(

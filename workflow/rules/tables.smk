@@ -54,10 +54,7 @@ else:
 rule table:
     input:
         sources=table_sources,
-        code=[
-            f"{TABLES_CODE}/{name}.py"
-            for name in ("derived/{table}", "derived/__init__", "points")
-        ],
+        code=table_code,
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",
     log:

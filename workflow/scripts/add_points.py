@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from lowband.evidence.tables.build import COLLECTED
 from lowband.evidence.tables.collect import KEYS, run_keys
+from lowband.evidence.tables.entries import COLLECTED
 from lowband.evidence.tables.points import identity
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv

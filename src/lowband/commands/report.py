@@ -107,8 +107,10 @@ def _page(options: argparse.Namespace) -> None:
 
 def _documents(options: argparse.Namespace) -> None:
     from lowband.evidence.report.documents import write_documents
+    from lowband.evidence.report.page.placement import write_picture
 
     write_documents(options.root)
+    write_picture(options.root)
 
 
 def _provenance(options: argparse.Namespace) -> None:

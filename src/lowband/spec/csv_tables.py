@@ -63,8 +63,8 @@ def _read(path: Path, types: Any) -> pd.DataFrame:
 
 # What pandas raises for a table that lacks a column or has another kind of value in it.
 _UNFIT = (
-    KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError, NotImplementedError,
-    pd.errors.DataError, pd.errors.InvalidIndexError,
+    KeyError, NameError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError,
+    NotImplementedError, SyntaxError, pd.errors.DataError, pd.errors.InvalidIndexError,
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Has:
-    """A counterpart: the peer's own arguments. `<shard>`, `<replicas>`, `<secondary>`, `<world>` stand for
+    """A counterpart: the peer's own arguments. `<shard>`, `<groups>`, `<secondary>`, `<world>` stand for
     numbers of ranks."""
 
     arguments: Arguments
@@ -77,7 +77,7 @@ TABLE: dict[str, dict[str, Has | Lacks]] = {
     "hsdp": {
         "ddp": _SHARDS_NOTHING,
         "powersgd": _SHARDS_NOTHING,
-        "fsdp2": Has({"mesh_shape": ["<replicas>", "<shard>"], "reshard_after_forward": True}),
+        "fsdp2": Has({"mesh_shape": ["<groups>", "<shard>"], "reshard_after_forward": True}),
         "deepspeed": _NO_MICS,
     },
     "other": {
@@ -141,7 +141,7 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     ranks = {
         "<world>": levels.world,
         "<shard>": levels.size(scheme.optim),
-        "<replicas>": levels.world // levels.size(scheme.optim),
+        "<groups>": levels.world // levels.size(scheme.optim),
         "<secondary>": levels.size(scheme.backward_level),
     }
     filled = {key: _fill(value, ranks) for key, value in cell.arguments.items()}

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from lowband.errors import UserError
 from lowband.evidence.claims.expected import Wanted, one_of
 from lowband.evidence.claims.experiments import read_experiments
-from lowband.evidence.tables.build import TABLES
+from lowband.evidence.tables.entries import TABLES
 from lowband.spec.yaml_model import Strict, read_entries
 
 Relation = Literal["<", "<=", "==", ">=", ">"]
@@ -62,7 +62,8 @@ class Query(Strict):
     @property
     def is_of_runs(self) -> bool:
         """Whether the table's rows come from runs of suites, and not from a benchmark or a prediction."""
-        return self.table in _OF_RUNS or bool(_OF_RUNS & set(TABLES.get(self.table, ())))
+        sources = TABLES[self.table].sources if self.table in TABLES else ()
+        return self.table in _OF_RUNS or bool(_OF_RUNS & set(sources))
 
 
 class Claim(Strict):

@@ -1,7 +1,7 @@
 """Claims + tables -> the rows of claims.csv.
 
-verdict   pass      our value has the claim's relation to its target
-          short     it was tried, and our value does not
+verdict   met       our value has the claim's relation to its target
+          not met   it was tried, and our value does not
           partial   an expected run is missing or did not end ok, whatever our value is
           fit       as many constants were fitted as there are numbers to match: nothing was tested
           not run   nothing was tried; `why` gives the reason
@@ -153,7 +153,7 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
         verdict = "partial"
     else:
         ours = _worst(values, claim.relation, claim.target * claim.divided_by) / claim.divided_by
-        verdict = "pass" if _holds(ours, claim) else "short"
+        verdict = "met" if _holds(ours, claim) else "not met"
         grade |= {"ours": ours, "values": _listed(claim, rows), "deviation": ours - claim.target}
     why = ""
     if lack is not None and lack.runs:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lowband.evidence.tables.build import OF_GPUS, TABLES, raw_dir, read_source, source_paths
-from lowband.evidence.tables.build import SHIPPED as SHIPPED_SOURCE
+from lowband.evidence.tables.build import raw_dir, read_source, source_paths
+from lowband.evidence.tables.entries import OF_GPUS, TABLES
+from lowband.evidence.tables.entries import SHIPPED as SHIPPED_SOURCE
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import read_table, sha256
@@ -55,7 +56,7 @@ def is_shipped(tables_dir: Path, root: Path) -> bool:
 
 def origin(table: str, tables_dir: Path, root: Path) -> Origin:
     """The origin of the rows of a table in `tables_dir`. root: the folder that holds results/"""
-    sources = TABLES.get(table, ())
+    sources = TABLES[table].sources if table in TABLES else ()
     if {table, *sources} & set(PREDICTED):
         return Origin(COMPUTED, tables_dir)
     if OF_GPUS in sources:

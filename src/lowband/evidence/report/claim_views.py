@@ -18,7 +18,7 @@ from lowband.evidence.report.writers import HTML, latex, markdown
 from lowband.spec.csv_tables import made_of, read_table, write_csv
 from lowband.spec.files import write_whole
 
-VERDICTS = ("pass", "short", "partial", "fit", "not run")
+VERDICTS = ("met", "not met", "partial", "fit", "not run")
 
 
 def read_graded(path: Path) -> pd.DataFrame:
@@ -87,7 +87,7 @@ def rows_from(claim: "pd.Series[Any]") -> str:
 
 
 def note(claim: "pd.Series[Any]") -> str:
-    """Details behind a verdict: each value if a few were aggregated, and why it is not a pass."""
+    """Details behind a verdict: each value if a few were aggregated, and why it is not met."""
     each = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
     return "; ".join(filter(None, (each, "" if pd.isna(claim["why"]) else str(claim["why"]))))
 

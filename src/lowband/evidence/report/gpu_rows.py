@@ -17,8 +17,9 @@ from lowband.errors import UserError
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.claims.grade import grade_claims
 from lowband.evidence.report.verify import write_sums
-from lowband.evidence.tables.build import OF_GPUS, TABLES, write_table
+from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.entries import OF_GPUS, TABLES
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import parse_json, read_text
 
@@ -114,7 +115,7 @@ def _told(path: Path) -> str:
 
 def _verdicts(root: Path) -> dict[str, str]:
     """The verdict of each claim that rests on shipped rows of GPUs alone."""
-    tables = [name for name, sources in TABLES.items() if OF_GPUS in sources]
+    tables = [name for name, table in TABLES.items() if OF_GPUS in table.sources]
     claims = root / "config" / "claims.yaml"
     only = [
         claim.id for claim in read_claims(claims)

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 from lowband.evidence.report.claim_views import write_claims
-from lowband.evidence.tables.build import SUITE_OF, TABLES, write_table
+from lowband.evidence.tables.build import SUITE_OF, write_table
+from lowband.evidence.tables.entries import TABLES
 from lowband.evidence.validation.tables import write_predicted
 from lowband.spec.config import Config
 

@@ -129,10 +129,9 @@ class Advisor:
         least, most = min(ratios[0], ratio / (1 + MODEL_ERROR)), max(ratios[2], ratio * (1 + MODEL_ERROR))
         gain = (least - 1, ratio - 1, most - 1)
         costs = []
-        before, after = point[2] * point[3], to[2] * to[3]
+        before, after = (each[2] * each[3] * self.job.levels.world for each in (point, to))
         if before != after:
-            groups = self.job.levels.world
-            costs.append(f"global batch {after * groups} instead of {before * groups}")
+            costs.append(f"global batch {after} instead of {before}")
         if self.schemes[to[0]].is_quantized and not self.schemes[point[0]].is_quantized:
             costs.append("rounded values on the links")
         return Change(_words(point, to), to, found, gain, found.peak - base.peak, "; ".join(costs))

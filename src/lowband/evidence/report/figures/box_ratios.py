@@ -1,14 +1,15 @@
-"""Throughput relative to another scheme against the outer link's rate; the paper's ratios as lines."""
+"""Throughput relative to another scheme in the scale model; the paper's ratios as dotted lines."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, log_ticks
+from lowband.evidence.report.figures.style import ONE_COLUMN, TWO_COLUMNS, canvas, legend_above, log_ticks
 
-SUITE = "box-sweep"
-CONDITION = ["tokens_per_rank", "overlap"]
-COLUMNS = ["provenance", "pair", "ranks", *CONDITION, "outer_link_share", "ratio", "links"]
+CONDITION = ("tokens_per_rank", "overlap")  # of a panel, where there are several
 _LOOKS = {
     "zeropp / zero3": ("#0173b2", "o", "-"),
     "hier3 / zero3": ("#d55e00", "s", "--"),
@@ -16,31 +17,61 @@ _LOOKS = {
 }
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The sweep's points and the reported ratios."""
-    return table.loc[(table["suite"] == SUITE) | (table["provenance"] == "reported"), COLUMNS]
+class Pairs(NamedTuple):
+    """A figure of a suite's ratios against column `x`, with one panel or one for each CONDITION.
+
+    columns: conditions in the figure's CSV; least: where the y axis starts
+    """
+
+    suite: str
+    columns: tuple[str, ...]
+    x: str
+    label: str
+    tick: Callable[[float], str] = "{:g}".format
+    has_panels: bool = False
+    is_falling: bool = False
+    least: float | None = None
+
+    def data(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The suite's points and, if there are any, the reported ratios."""
+        measured = table["suite"] == self.suite
+        kept = measured | (table["provenance"] == "reported") if measured.any() else measured
+        return table.loc[kept, ["provenance", "pair", "ranks", *self.columns, "ratio", "links"]]
+
+    def draw(self, df: pd.DataFrame) -> Figure:
+        measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
+        panels = [rows for _, rows in measured.groupby(list(CONDITION))] if self.has_panels else [measured]
+        figure = canvas(TWO_COLUMNS, 3.0) if self.has_panels else canvas(ONE_COLUMN, 3.9)
+        axes_row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, rows in zip(axes_row, panels, strict=True):
+            _draw_pairs(axes, rows, reported, self.x)
+            log_ticks(axes, rows[self.x], self.tick, self.label)
+            if self.is_falling:
+                axes.invert_xaxis()
+            if self.has_panels:
+                tokens, overlap = (rows[column].iloc[0] for column in CONDITION)
+                axes.set_title(f"{tokens:,.0f} tokens per rank\n{'with' if overlap else 'without'} overlap")
+        axes_row[0].set_ylim(bottom=self.least)
+        axes_row[0].set_ylabel("ratio of TFLOPS per GCD")
+        legend_above(figure, axes_row[0], columns=3 if self.has_panels else 1)
+        return figure
 
 
-def draw(df: pd.DataFrame) -> Figure:
-    measured, reported = df[df["provenance"] == "measured"], df[df["provenance"] == "reported"]
-    panels = list(measured.groupby(CONDITION, sort=True))
-    figure = canvas(TWO_COLUMNS, 3.0)
-    axes_row = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
-    for axes, (_, rows) in zip(axes_row, panels, strict=False):
-        tokens, overlap = (rows[column].iloc[0] for column in CONDITION)
-        draw_pairs(axes, rows, reported, "outer_link_share")
-        log_ticks(
-            axes, rows["outer_link_share"], lambda share: "1" if share == 1 else f"1/{round(1 / share)}",
-            "rate of the outer link\n(share of nominal)",
-        )  # fmt: skip
-        axes.invert_xaxis()
-        axes.set_title(f"{tokens:,.0f} tokens per rank\n{'with' if overlap else 'without'} overlap")
-    axes_row[0].set_ylabel("ratio of TFLOPS per GCD")
-    legend_above(figure, axes_row[0], columns=3)
-    return figure
+SWEEP = Pairs(
+    "box-sweep", ("tokens_per_rank", "overlap", "outer_link_share"), "outer_link_share",
+    "rate of the outer link\n(share of nominal)",
+    lambda share: "1" if share == 1 else f"1/{round(1 / share)}", has_panels=True, is_falling=True,
+)  # fmt: skip
+ACCUMULATION = Pairs(
+    "box-accumulation", ("tokens_per_rank", "accumulation", "overlap", "outer_link_share"), "accumulation",
+    "backward passes per optimizer step",
+)  # fmt: skip
+ATTAINED = Pairs(
+    "box-attained", ("tokens_per_rank", "accumulation", "overlap"), "ranks", "ranks", least=1
+)  # fmt: skip
 
 
-def draw_pairs(axes: Axes, rows: pd.DataFrame, reported: pd.DataFrame, x: str) -> None:
+def _draw_pairs(axes: Axes, rows: pd.DataFrame, reported: pd.DataFrame, x: str) -> None:
     """Each pair's measured ratios against column `x`, and its reported ratio as a line."""
     for pair, (color, marker, dash) in _LOOKS.items():
         line = rows[rows["pair"] == pair].sort_values(x)

@@ -21,11 +21,11 @@ from lowband.evidence.report.claim_views import (
     read_graded,
     tally_apart,
 )
+from lowband.evidence.report.documents import read_blocks
 from lowband.evidence.report.figures import FIGURES, commit
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.page.machine import draw_machine, links
-from lowband.evidence.report.page.schemes import draw_scheme, wires
-from lowband.evidence.report.predictor_documents import alternatives_frame
+from lowband.evidence.report.page.schemes import MACHINE, draw_scheme, wires
 from lowband.evidence.report.writers import HTML, filled
 from lowband.evidence.tables.build import SUITE_OF, is_made_by
 from lowband.evidence.validation.tables import PREDICTED
@@ -35,7 +35,6 @@ from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import read_text
 
-MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"
 PX_PER_POINT, ENLARGED, SHRUNK = 4 / 3, 1.35, 0.9  # figures are drawn for print
 
 _FOLDER = Path(__file__).parent
@@ -56,7 +55,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         schemes=schemes,
         not_drawn=not_drawn,
         at_scale=_at_scale(tables),
-        alternatives=_alternatives(tables),
+        alternatives=_alternatives(root, tables),
         in_force=config.given_stack(None, machine),
         findings=findings(root),
         papers=by_paper(claims),
@@ -133,9 +132,9 @@ def _inline(path: Path, name: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="{size}"', 1)
 
 
-def _alternatives(tables: Path) -> dict[str, pd.DataFrame]:
+def _alternatives(root: Path, tables: Path) -> dict[str, pd.DataFrame]:
     """The alternatives that give the paper's numbers (`yes`), and those that do not (`no`)."""
-    frame = alternatives_frame(read_table(tables / "alternatives.csv"))
+    frame = read_blocks(root)["alternatives"].frame(read_table(tables / "alternatives.csv"))
     verdicts = frame.pop("gives the numbers")
     return {verdict: frame[verdicts == verdict] for verdict in ("yes", "no")}
 

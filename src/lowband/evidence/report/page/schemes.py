@@ -2,12 +2,14 @@
 
 from lowband.evidence.report.page.svg import FONT_PX, drawing, rect, text
 from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.partition import shard_range
 from lowband.spec.scheme import Scheme
 
 STATES = {"weights": "#0173b2", "secondary": "#56b4e9", "grads": "#de8f05", "optim": "#029e73"}
 CELL, TALL, LABEL = 14, 30, 66  # width and height of a rank's cell, room for a state's name
 ROW = TALL + 8
 NODES = 2  # nodes drawn
+MACHINE = "frontier"  # the core paper's machine: drawn, and meant by "at scale"
 
 
 def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
@@ -28,11 +30,17 @@ def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
             left = LABEL + offset
             parts.append(rect(left, top, CELL, TALL, class_="cell"))
             if level is not None:
-                size = levels.size(level)
-                slice_ = TALL / size
-                parts.append(rect(left, top + rank % size * slice_, CELL, slice_, fill=color))
+                start, height = part(levels, level, rank, TALL)
+                parts.append(rect(left, top + start, CELL, height, fill=color))
     slices = ", ".join(f"{state} over {getattr(scheme, state)}" for state in STATES if getattr(scheme, state))
     return drawing(width, len(STATES) * ROW, f"{scheme.name}: {slices}", parts)
+
+
+def part(levels: Levels, level: str, rank: int, height: float) -> tuple[float, float]:
+    """Top and height of a rank's slice of a state over `level`, in a cell of `height` for the whole state."""
+    size = levels.size(level)
+    start, stop = shard_range(size, levels, level, rank)
+    return start * height / size, (stop - start) * height / size
 
 
 def _offsets(levels: Levels) -> list[float]:

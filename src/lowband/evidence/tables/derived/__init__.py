@@ -1,4 +1,7 @@
-"""One derived table per file: `build(raw tables) -> table`, pure, never reads or writes a file."""
+"""The derived tables that are more than a view, one per file: `build(raw tables) -> table`, pure.
+
+None reads or writes a file.
+"""
 
 from typing import Any
 

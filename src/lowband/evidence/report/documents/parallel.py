@@ -19,7 +19,7 @@ def _mesh() -> Mesh:
     return Mesh.fit(INNER, AXES.degrees(RANKS))
 
 
-def places(_root: Path) -> list[str]:
+def parallel_places(_tables: Path, _root: Path) -> list[str]:
     """By rank: its group of each level, and its number along each axis."""
     mesh, degrees = _mesh(), AXES.degrees(RANKS)
     axes = [axis for axis, degree in degrees.items() if degree > 1]
@@ -34,7 +34,7 @@ def places(_root: Path) -> list[str]:
     return markdown(pd.DataFrame(rows))
 
 
-def groups(_root: Path) -> list[str]:
+def parallel_groups(_tables: Path, _root: Path) -> list[str]:
     """By axis and level: who has a group with whom, and the levels as the ranks along the axis see them."""
     mesh, rows = _mesh(), []
     for axis in dict.fromkeys(digit.axis for digit in mesh.digits):
@@ -47,7 +47,7 @@ def groups(_root: Path) -> list[str]:
     return markdown(pd.DataFrame(rows))
 
 
-def rows(root: Path) -> list[str]:
+def parallel_rows(_tables: Path, root: Path) -> list[str]:
     """By row of the step that sends anything: how often, and with whom a rank exchanges on which links."""
     scheme, levels = Config(root).scheme(SCHEME), _mesh().levels("data")
     found = [

@@ -1,0 +1,142 @@
+"""The blocks of documents that are more than rows of a table: each makes its lines.
+
+Each is a function of the folder of derived tables and of the folder that holds docs/, config/ and results/.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from lowband.cost.softmax import TWO_PASS
+from lowband.evidence.claims.claim import read_claims
+from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, minutes, read_graded
+from lowband.evidence.report.documents.parallel import parallel_groups, parallel_places, parallel_rows
+from lowband.evidence.report.findings import findings
+from lowband.evidence.report.needs import disk
+from lowband.evidence.report.writers import filled, markdown
+from lowband.evidence.tables.build import read_source
+from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
+from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
+from lowband.spec.softmax import TORCH
+
+
+def counterparts(_tables: Path, _root: Path) -> list[str]:
+    """By placement: each peer's options, or why it has none."""
+    rows = [
+        {
+            "placement": f"`{form}`" if form != "other" else "all others, as `hier3`",
+            **{PEER_NAMES[peer]: _counterpart(row[peer]) for peer in PEERS},
+        }
+        for form, row in TABLE.items()
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
+def _counterpart(cell: Has | Lacks) -> str:
+    if not isinstance(cell, Has):
+        return f"none: {cell.reason}"
+    options = ", ".join(f"`{key}: {value}`" for key, value in cell.arguments.items())
+    return options.replace("'", "") or "yes"
+
+
+def claims(tables: Path, _root: Path) -> list[str]:
+    """Every claim, graded on the shipped results."""
+    return claims_markdown(read_graded(tables / "claims.csv"))
+
+
+def headline_claims(tables: Path, root: Path) -> list[str]:
+    """The verdicts by kind of claim, then the claims that are marked as headlines."""
+    graded = read_graded(tables / "claims.csv")
+    names = {claim.id: claim.headline for claim in read_claims(root / "config/claims.yaml") if claim.headline}
+    return [*markdown(by_kind(graded)), "", *markdown(headlines(graded, names))]
+
+
+def found(_tables: Path, root: Path) -> list[str]:
+    """The findings, in sentences."""
+    return [f"{i}. **{finding.lead}**{finding.rest}" for i, finding in enumerate(findings(root), 1)]
+
+
+def needs(_tables: Path, root: Path) -> list[str]:
+    """Resources of each experiment with shipped runs, as they used them; then a sentence about disk space."""
+    config = root / "config"
+    rows = [
+        {
+            "command": f"`{experiment.command}`",
+            "machine": experiment.hardware,
+            "minutes": minutes(experiment.minutes(config) or 0),
+            "memory (GiB, at most)": f"{experiment.memory_gib(config) or 0:.1f}",
+        }
+        for experiment in read_experiments(config).values()
+        if experiment.measured is not None
+    ]
+    return [*markdown(pd.DataFrame(rows)), "", disk(root)]
+
+
+_OVER = "{{over_two_pass_{0}:.2f}} ({{over_two_pass_q20_{0}:.2f}} to {{over_two_pass_q80_{0}:.2f}})"
+_SOFTMAX = {
+    "": "{isa}", "input": "{kib:,.0f} KiB", "regime": "{regime}", "n": "{n:.0f}",
+    "two-pass (ns per value)": "{ns:.2f}", "GB/s": "{rate:.1f}", "of limit": "{of_limit:.2f}",
+    "recompute / two-pass": _OVER.format("recompute"), "reload / two-pass": _OVER.format("reload"),
+    "gain": "{gain_percent:.0f} %", "torch.softmax (ns per value)": "{ns_torch:.2f}",
+}  # fmt: skip
+
+
+def softmax(tables: Path, root: Path) -> list[str]:
+    """By machine and size, for every instruction set measured: two-pass, and the others relative to it."""
+    table = read_table(tables / "softmax.csv")
+    setup = read_source("softmax_setup", root / "results/reference/softmax", root)
+    table["ns"] = 1e9 * table["time_s"] / table["elements"]
+    table = table.assign(kib=table["array_bytes"] / 2**10, rate=table["bytes_per_s"] / 1e9)
+    lines = []
+    measured = table[(table["provenance"] == "measured") & (table["status"] == "ok")]
+    for cluster, rows in measured.groupby("cluster"):
+        made = setup[setup["cluster"] == cluster].iloc[0]
+        title = f"{made['device']}, {made['compiler']}, commit {made['commit'][:7]}."
+        at_size = rows[rows["algorithm"] == TWO_PASS]
+        for name in ("recompute", "reload"):
+            others = rows[rows["algorithm"] == f"three-pass {name}"]
+            at_size = at_size.merge(others, on=["isa", "elements"], suffixes=("", f"_{name}"))
+        torch = rows[rows["algorithm"] == TORCH]
+        at_size = at_size.merge(torch, on="elements", suffixes=("", "_torch"))
+        lines += [title, "", *markdown(filled(at_size, _SOFTMAX)), ""]
+    return lines[:-1]
+
+
+def suites(_tables: Path, root: Path) -> list[str]:
+    """Of each suite of config/suites/: what it requests from Slurm, at most for a run, and in all."""
+    config = Config(root)
+    return markdown(pd.DataFrame([_suite(config, suite) for suite in config.suites]).fillna("-"))
+
+
+def _suite(config: Config, suite: str) -> dict[str, str]:
+    specs = config.runs([suite])
+    cluster = specs[0].machine.name
+    row = {
+        "suite": f"`{suite}`", "cluster": f"`{cluster}`", "runs": f"{len(specs)}",
+        "ranks": f"{max(spec.ranks for spec in specs):,}",
+    }  # fmt: skip
+    if not config.has_slurm(cluster):
+        return row
+    job = config.job(cluster)
+    asked = pd.DataFrame(job.resources(spec) for spec in specs)[["nodes", "runtime"]].astype(int)
+    tasks = asked["nodes"] * [job.tasks_per_node(spec) for spec in specs]
+    return {
+        **row,
+        "nodes of a run": f"{asked['nodes'].max()}",
+        "tasks of a run": f"{tasks.max()}",
+        "minutes of a run": f"{asked['runtime'].max()}",
+        "hours of all runs": f"{asked['runtime'].sum() / 60:.1f}",
+        "node-hours of all runs": f"{(asked['nodes'] * asked['runtime']).sum() / 60:.1f}",
+    }
+
+
+BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
+    each.__name__: each
+    for each in (
+        counterparts, claims, headline_claims, found, needs, softmax, suites,
+        parallel_places, parallel_groups, parallel_rows,
+    )
+}  # fmt: skip
