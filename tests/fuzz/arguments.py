@@ -133,7 +133,8 @@ def _prepare(sound_run: Path, verb: str, root: Path) -> None:
     put(root, "config/suites/mine.yaml", SUITE)
     put(root, "config/schemes.yaml", SCHEMES)
     put(root, "config/models.yaml", MODELS)
-    put(root, "config/experiments.yaml", sound("config/experiments.yaml"))
+    for name in ("experiments", "documents"):
+        put(root, f"config/{name}.yaml", sound(f"config/{name}.yaml"))
     put(root, "ds.json", DEEPSPEED)
     put(root, "hf.json", LLAMA)
     put(root, "train.log", sound("tests/fixtures/foreign/torchtitan.log"))

@@ -85,20 +85,20 @@ def _workflow_config(root: Path) -> None:
 
 
 DOCUMENT = """
-campaign:
-  document: docs/reliability.md
-  table: faults/injected
-  where: ranks > 1
-  add: {same: same_weights & same_steps, late_s: detected_s + 1}
-  by: [kind]
-  of: {cases: size, same: min same, middle: median late_s, most: q80 detected_s}
-  total: all
-  then: {twice: 2 * cases}
-  sort: [-cases]
-  words: {kind: {kill rank: a rank is killed}}
-  show: {fault: "{kind}", cases: "{cases}", same: "{same:all|not all}", after (s): ["{middle:.1f}", "-"]}
-  more:
-    - {table: faults/injected, where: wrong.isna(), line: "- seed {seed}: {kind}", before: "Right:"}
+docs/reliability.md:
+  campaign:
+    table: faults/injected
+    where: ranks > 1
+    add: {same: same_weights & same_steps, late_s: detected_s + 1}
+    by: [kind]
+    of: {cases: size, same: min same, middle: median late_s, most: q80 detected_s}
+    total: all
+    then: {twice: 2 * cases}
+    sort: [-cases]
+    words: {kind: {kill rank: a rank is killed}}
+    show: {fault: "{kind}", cases: "{cases}", same: "{same:all|not all}", after (s): ["{middle:.1f}", "-"]}
+    more:
+      - {table: faults/injected, where: wrong.isna(), line: "- seed {seed}: {kind}", before: "Right:"}
 """
 
 

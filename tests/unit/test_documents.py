@@ -42,10 +42,10 @@ def test_a_part_without_rows_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     ROWS.to_csv(tmp_path / "t.csv", index=False)
     (tmp_path / "config" / "documents.yaml").write_text(
-        "one:\n"
-        "  {document: d.md, table: t, where: time_s > 9, before: 'Slow:', line: '- {peer}',\n"
+        "d.md: {one:\n"
+        "  {table: t, where: time_s > 9, before: 'Slow:', line: '- {peer}',\n"
         "   more: [{table: t, where: not is_right, before: 'Wrong:', line: '- {peer}'},\n"
-        "          {table: t, show: {peer: '{peer}', why: ['{why}', '']}}]}\n"
+        "          {table: t, show: {peer, why: ['{why}', '']}}]}}\n"
     )
     assert read_blocks(tmp_path)["one"].all_lines(tmp_path, tmp_path) == [
         "Wrong:", "", "- ours", "", "| peer | why |", "| --- | --- |", "| fsdp2 |  |",
@@ -56,17 +56,18 @@ def test_a_part_without_rows_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("{document: d.md, table: t}", "has show, line or code"),
-        ("{document: d.md, code: nope}", "no code 'nope' .allowed: counterparts"),
-        ("{document: d.md, table: t, show: {a: '{nope}'}}", "t.csv: cannot be used: KeyError: 'nope'"),
-        ("{document: d.md, table: t, where: time_s >, line: a}", "t.csv: cannot be used: SyntaxError"),
-        ("{document: d.md, table: t, where: nope > 1, line: a}", "cannot be used: UndefinedVariableError"),
-        ("{document: d.md, table: u, line: a}", "u.csv: no such table"),
+        ("{table: t}", "has show, line or code"),
+        ("{code: nope}", "no code 'nope' .allowed: counterparts"),
+        ("{table: t, show: {a: '{nope}'}}", "t.csv: cannot be used: KeyError: 'nope'"),
+        ("{table: t, where: time_s >, line: a}", "t.csv: cannot be used: SyntaxError"),
+        ("{table: t, where: nope > 1, line: a}", "cannot be used: UndefinedVariableError"),
+        ("a table", "one: is not a mapping"),
+        ("{table: u, line: a}", "u.csv: no such table"),
     ],
 )
 def test_an_entry_that_does_not_fit_is_one_line(tmp_path: Path, entry: str, words: str) -> None:
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "documents.yaml").write_text(f"one: {entry}\n")
+    (tmp_path / "config" / "documents.yaml").write_text(f"d.md: {{one: {entry}}}\n")
     ROWS.to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(UserError, match=words) as error:
         read_blocks(tmp_path)["one"].all_lines(tmp_path, tmp_path)
@@ -81,7 +82,7 @@ def test_the_table_of_placements_names_every_wire() -> None:
 def test_a_document_without_its_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "write_shipped_tables", lambda root, out: None)
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "documents.yaml").write_text("one: {document: d.md, code: counterparts}\n")
+    (tmp_path / "config" / "documents.yaml").write_text("d.md: {one: {code: counterparts}}\n")
     (tmp_path / "d.md").write_text("no block\n")
     with pytest.raises(UserError, match=r"d.md: no block 'one' .allowed: <!-- one:begin"):
         write_documents(tmp_path)

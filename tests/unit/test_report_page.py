@@ -14,8 +14,8 @@ from lowband.evidence.report.page import write_page
 from lowband.evidence.report.page.machine import draw_machine, links
 from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, part, wires
 from lowband.spec.config import Config
-from lowband.spec.mesh import Levels
 from lowband.spec.files import write_whole
+from lowband.spec.mesh import Levels
 from lowband.spec.plain_data import read_yaml
 
 CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from lowband.evidence.tables.view import View
+from lowband.evidence.tables.view import Other, View
 
 STEPS = pd.DataFrame(
     {
@@ -39,6 +39,14 @@ def test_a_column_goes_across() -> None:
     found = view.rows(STEPS).set_index("ranks")
     assert list(found) == ["s", "s_depth", "s_breadth", "gain"]
     assert dict(found["gain"]) == {2: 2.5, 1: 2.0}
+
+
+def test_each_row_is_compared_with_another() -> None:
+    steps = STEPS.assign(step=[1, 2, 1, 2, 1, 1])
+    other = Other(where="order == 'depth'", on=("ranks", "step"), columns=("time_s",))
+    found = View(other=other, then={"over": "time_s / time_s_other"}).rows(steps)
+    assert list(found["time_s_other"]) == [4, 6, 4, 6, 8, 8]
+    assert list(found["over"].dropna()) == [1, 1, 0.5, 1, 0.5]
 
 
 def test_what_is_added_is_made_of_what_was_added_before() -> None:

@@ -16,8 +16,8 @@ from lowband.evidence.tables.view import View
 from lowband.spec.csv_tables import made_of, read_table
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES
-from lowband.spec.plain_data import read_text
-from lowband.spec.yaml_model import read_entries
+from lowband.spec.plain_data import read_text, read_yaml
+from lowband.spec.yaml_model import parse_entry
 
 WORDS = {"peers": PEER_NAMES}
 Forms = str | tuple[str, ...]
@@ -28,7 +28,7 @@ class Part(View):
 
     table: str = ""
     words: dict[str, Literal["peers"] | dict[str, str]] = Field(default={})
-    show: dict[str, Forms] = Field(default={})
+    show: dict[str, Forms | None] = Field(default={})
     line: str = ""
     before: str = ""
     code: str = ""
@@ -47,9 +47,10 @@ class Part(View):
         for column, words in self.words.items():
             named = WORDS[words] if isinstance(words, str) else words
             rows = rows.assign(**{column: rows[column].replace(named)})
-        shown, records = self.show or {"": self.line}, rows.to_dict("records")
+        shown = {heading: form or f"{{{heading}}}" for heading, form in self.show.items()} or {"": self.line}
+        records = rows.to_dict("records")
         return pd.DataFrame(
-            {heading: [_text(forms, row) for row in records] for heading, forms in shown.items()}
+            {heading: [_text(form, row) for row in records] for heading, form in shown.items()}
         )
 
     def lines(self, tables: Path, root: Path) -> list[str]:
@@ -68,7 +69,6 @@ class Part(View):
 class Block(Part):
     """An entry of documents.yaml: a part of a document, and more of them below it."""
 
-    name: str
     document: str
     more: tuple[Part, ...] = ()
 
@@ -89,7 +89,16 @@ class _Words(Formatter):
 
 def read_blocks(root: Path) -> dict[str, Block]:
     """The blocks of all documents, by name. root: the folder that holds config/"""
-    return read_entries(Block, root / "config" / "documents.yaml", "name")
+    path = root / "config" / "documents.yaml"
+    found: dict[str, Block] = {}
+    for document, entries in read_yaml(path).items():
+        if not isinstance(entries, dict):
+            raise UserError("is not a mapping of blocks to entries", where=f"{path}: {document}")
+        for name, entry in entries.items():
+            if name in found:
+                raise UserError(f"two blocks '{name}'", where=path, allowed="names of their own")
+            found[name] = parse_entry(Block, entry, f"{path}: {name}", document=document)
+    return found
 
 
 def write_documents(root: Path) -> None:
