@@ -47,7 +47,7 @@ ON_64 = ("--cluster", "frontier", "--gpus", "64")
         ),
         (
             ["--pp", "32", "--tp", "1"],
-            "model 'gpt-20b': 44 layers cannot be divided over pipeline 32 x chunks 1",
+            "model 'gpt-20b': 44 layers cannot be divided over 32 stages",
         ),
         (
             ["--tp", "1", "--pp", "1", "--global-batch", "100"],
