@@ -229,7 +229,8 @@ def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     stack = Stack.model_validate(
         {"name": "s", "description": "d", "collective_us": fact(30), "unit_us": fact(100)}
     )
-    items = step_time(replace(job(ranks=4, axes=Ways(pipeline=4, chunks=2)), stack=stack, scheme=ZERO3)).items
+    one = replace(job(ranks=4, axes=Ways(pipeline=4, chunks=2)), stack=stack, scheme=ZERO3)
+    items = step_time(one).items
     exchange = 2 * 2 * (30e-6 + 2 * 64 * 32 / 100e9)
     assert items["pipeline_exchange"] == pytest.approx(6 * exchange, rel=1e-12)
     assert items["host"] == pytest.approx(6 * 2 * 2 * 100e-6, rel=1e-12)
@@ -237,6 +238,9 @@ def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     head = work(Computer(MACHINE, "bf16"), GPT, 1, 64, "none", "flash")
     busy = blocks / 6 - head.head_forward - head.head_backward
     assert items["bubble"] == pytest.approx(3 / 2 * (busy + exchange), rel=1e-12)
+    # Two micro-batches over four ranks: each rank also waits for the first of them at its second chunk.
+    few = step_time(replace(one, accumulation=2)).items
+    assert few["bubble"] == pytest.approx((3 / 2 + 2 / 2) * (busy + exchange), rel=1e-12)
 
 
 def test_bubbles_of_split_backwards() -> None:

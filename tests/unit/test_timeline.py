@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowband.cost.timeline import idle_s, timeline
+from lowband.cost.timeline import idle_passes, idle_s, timeline
 from lowband.errors import UserError
 from lowband.spec.schedule import Action, Lists
 from lowband.spec.schedules import SCHEDULES, lists
@@ -37,6 +37,8 @@ def test_bubble_of_several_chunks(name: str, ranks: int, chunks: int) -> None:
         found = timeline(lists(name, ranks, micro_batches, chunks), 1.0, 1.1, 0.7)
         passes = (chunks - 1) * max(micro_batches, ranks) + micro_batches + ranks - 1
         assert found.bubble == pytest.approx(1 - chunks * micro_batches / passes)
+        idle = (passes - chunks * micro_batches) / chunks
+        assert idle_passes(ranks, micro_batches, chunks) == pytest.approx(idle)
         if micro_batches >= ranks:
             assert found.bubble == pytest.approx((ranks - 1) / (chunks * micro_batches + ranks - 1))
 

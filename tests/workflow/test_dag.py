@@ -146,7 +146,7 @@ def test_a_tiny_dag_for_real(tree: Path) -> None:
     first = snakemake(tree, *asked)
     assert first.returncode == 0, first.stderr
     assert "2 runs: 2 ok" in first.stdout
-    assert re.search(r"^This run: \d+ pass", first.stdout, re.MULTILINE)
+    assert re.search(r"^This run: \d+ met", first.stdout, re.MULTILINE)
 
     folder = tree / "results" / "tiny"
     assert len(list(folder.glob("runs/*/outcome.json"))) == 2

@@ -113,6 +113,18 @@ def idle_s(
     return found
 
 
+def idle_passes(ranks: int, micro_batches: Num, chunks: int) -> Num:
+    """The same of a schedule whose backwards are whole (1F1B, interleaved, breadth-first), in closed form: in
+    passes, forward and backward, of one micro-batch through all of a rank's stages.
+
+    (p - 1) / v (Narayanan et al., arXiv 2104.04473, section 2.2); with fewer micro-batches than ranks a rank
+    also waits for the first of them at each further chunk, (p - m) (v - 1) / v.
+    """
+    missing = np.maximum(ranks - np.asarray(micro_batches), 0)
+    idle: Num = (ranks - 1 + missing * (chunks - 1)) / chunks
+    return idle
+
+
 def _by_stage(seconds: ByStage, count: int) -> Sequence[Num]:
     return seconds if isinstance(seconds, Sequence) else [seconds] * count
 

@@ -23,10 +23,9 @@ lane, so for longer delays and unequal fragments this is an upper bound. What ga
 afterwards is behind nothing.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
-recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds the
-time of p - 1 passes of a micro-batch divided by v (Narayanan et al., arXiv 2104.04473, section 2.2), and
-sends each micro-batch's activations v times each way. Where a schedule splits the backward, the idle time is
-that of its lists (cost/timeline.py). Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
+recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
+idle time (cost/timeline.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
+sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
 M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
 batch, behind M f or M b.
 
@@ -45,7 +44,7 @@ from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.numbers import Num, join
 from lowband.cost.stragglers import slower
-from lowband.cost.timeline import idle_s
+from lowband.cost.timeline import idle_passes, idle_s
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.schedules import SCHEDULES
@@ -151,7 +150,7 @@ def _bubble_s(job: Workload, pass_s: Num, forward_s: Num, weight_s: Num, exchang
     """
     axes = job.axes
     if not SCHEDULES[axes.row].splits:
-        return (axes.pipeline - 1) / axes.chunks * (pass_s + exchange_s)
+        return idle_passes(axes.pipeline, job.accumulation, axes.chunks) * (pass_s + exchange_s)
     input_s = pass_s - forward_s - weight_s + exchange_s / 2
     return idle_s(
         axes.row, axes.pipeline, job.accumulation, axes.chunks, forward_s + exchange_s / 2, input_s, weight_s
