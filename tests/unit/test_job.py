@@ -44,7 +44,7 @@ def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
 
 
 def test_what_each_suite_asks_for() -> None:
-    """By hand: frontier has 9 runs each on 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
+    """By hand: frontier has 108, 36 and 120 runs on 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
     head, _, *lines = suites(ROOT, ROOT)
     rows = {row[0].strip("`"): row[1:] for line in lines for row in [line.strip("| ").split(" | ")]}
     assert sorted(rows) == sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
@@ -52,8 +52,9 @@ def test_what_each_suite_asks_for() -> None:
         "cluster", "runs", "ranks", "nodes of a run", "tasks of a run", "minutes of a run",
         "hours of all runs", "node-hours of all runs",
     ]  # fmt: skip
-    node_hours = 9 * (2 + 12 + 48) * 35 / 60
-    assert rows["frontier"] == ["`frontier`", "27", "384", "48", "384", "35", "15.8", f"{node_hours:.1f}"]
+    node_hours = (108 * 2 + 36 * 12 + 120 * 48) * 35 / 60
+    hours = f"{264 * 35 / 60:.1f}"
+    assert rows["frontier"] == ["`frontier`", "264", "384", "48", "384", "35", hours, f"{node_hours:.1f}"]
     assert rows["volume"] == ["`frontier`", "6", "384", "1", "1", "25", "2.5", "2.5"]  # counted, by one task
     assert rows["smoke"] == ["`local`", "9", "8", "-", "-", "-", "-", "-"]
 
@@ -66,6 +67,20 @@ def test_queue_limits() -> None:
     assert job.resources(run(ranks=92 * 8, time_limit_s=111 * 60))["runtime"] == 121
     with pytest.raises(UserError, match="allowed: 9856 at most"):
         job.resources(run(ranks=9857 * 8))
+
+
+def test_runs_on_as_many_nodes_share_a_job() -> None:
+    """Their time limits add up, to the limit of the queue; counts and other clusters' runs share nothing."""
+    config = Config(ROOT)
+    job = config.job("frontier")
+    short = [run(ranks=ranks, time_limit_s=600) for ranks in (384, 384, 16, 8)]
+    shared = job.allocations([*short, *config.runs(["volume"])])
+    assert [(one.name, len(one.runs), one.minutes) for one in shared] == [
+        ("frontier_1_nodes", 1, 20), ("frontier_2_nodes", 1, 20), ("frontier_48_nodes", 2, 30),
+    ]  # fmt: skip
+    [long] = job.allocations([run(ranks=384)] * 5)
+    assert (long.limits_minutes, long.minutes) == (5 * 25 + 10, 120)
+    assert config.job("cuda").allocations(config.runs(["cuda"])) == []
 
 
 def test_an_unknown_key_is_refused() -> None:

@@ -9,14 +9,15 @@ import pytest
 from trees import ROOT, copy_tree
 
 from lowband.run.submit import why_not
+from lowband.spec.config import Config
 
 # Writes down its arguments and refuses, so that the workflow ends at once.
 SBATCH = '#!/bin/sh\nprintf "%s\\n" "$*" >> "$SUBMITTED"\necho "sbatch: error: a stand-in" >&2\nexit 1\n'
 SCONTROL = "#!/bin/sh\necho 'Slurmctld(primary) at a stand-in is UP'\n"
 
 
-def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[str, str]:
-    """Submit runs with a profile; the sbatch lines by run."""
+def submit(tree: Path, profile: str, runs: dict[str, str], **variables: str) -> dict[str, str]:
+    """Submit runs, by names that their sbatch lines contain, with a profile; the lines by these names."""
     copy_tree(tree)
     commands = tree / "commands"
     commands.mkdir()
@@ -25,7 +26,7 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
         (commands / name).chmod(0o755)
     submitted = tree / "submitted"
     suite = profile.rpartition("/")[2]
-    targets = [f"results/{suite}/runs/{run}/trained" for run in runs]
+    targets = [f"results/{suite}/runs/{run}/trained" for run in runs.values()]
     done = subprocess.run(
         [
             sys.executable, "-m", "snakemake", "--profile", profile,
@@ -43,19 +44,20 @@ def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[
     assert done.returncode == 1
     assert submitted.exists(), done.stdout + done.stderr
     lines = submitted.read_text().split("--parsable")[1:]
-    return {run: next(line for line in lines if f"runs/{run}/" in line or run in line) for run in runs}
+    assert len(lines) == len(runs)
+    return {name: next(line for line in lines if name in line) for name in runs}
 
 
 @pytest.mark.waits
 def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None:
-    """2, 12 and 48 nodes."""
-    runs = {ranks: f"frontier-gpt-20b-hier3-n{ranks:04d}-b1-s2048-r1" for ranks in (16, 96, 384)}
-    lines = submit(tmp_path, "slurm/frontier", list(runs.values()), SLURM_PROJECT="abc123")
-    for ranks, run in runs.items():
-        line = lines[run]
+    """2, 12 and 48 nodes: a job each for all runs on them, as long as the queue's limit."""
+    first = {spec.ranks: spec.run_id for spec in reversed(Config(ROOT).runs(["frontier"]))}
+    runs = {f"train_frontier_{ranks // 8}_nodes": first[ranks] for ranks in (16, 96, 384)}
+    lines = submit(tmp_path, "slurm/frontier", runs, SLURM_PROJECT="abc123")
+    for ranks, line in zip((16, 96, 384), lines.values(), strict=True):
         for option in (
             f"--nodes={ranks // 8}", "--ntasks-per-node=8", "--cpus-per-task=7", "-A 'abc123'", "-p batch",
-            "-C nvme", "-t 35", "--gpus-per-node=8", "--core-spec=8", "--exclusive",
+            "-C nvme", "-t 120", "--gpus-per-node=8", "--core-spec=8", "--exclusive",
             "--network=disable_rdzv_get",
         ):  # fmt: skip
             assert option.replace("'", "") in line.replace("'", ""), (option, line)
@@ -66,7 +68,7 @@ def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None
 @pytest.mark.waits
 def test_generic_site_submits_without_an_account(tmp_path: Path) -> None:
     run = "cuda-gpt-10b-zeropp-n0016-b1-s2048-r1"
-    line = submit(tmp_path, "slurm/cuda", [run], SLURM_PART="gpu")[run]
+    line = submit(tmp_path, "slurm/cuda", {run: run}, SLURM_PART="gpu")[run]
     for option in ("--nodes=2", "--ntasks-per-node=8", "-p gpu", "--gpus-per-node=8"):
         assert option in line.replace("'", ""), (option, line)
     assert "$" not in line.partition("--wrap")[0]  # no variable was left as text

@@ -23,8 +23,10 @@ from lowband.evidence.report.figures import FIGURES, file_of
 from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
+from lowband.run.several import has_ended
 from lowband.run.submit import why_not
 from lowband.spec.config import Config
+from lowband.spec.records import RunFolder
 
 
 configfile: "config/config.yaml"
@@ -41,6 +43,16 @@ try:
     JOBS = {cluster: CONFIGURATION.job(cluster) for cluster in CLUSTERS}
     RESOURCES = {
         run: JOBS[spec.machine.name].resources(spec) for run, spec in SPECS.items()
+    }
+    ALLOCATIONS = [
+        allocation
+        for cluster, job in JOBS.items()
+        for allocation in job.allocations(
+            [spec for spec in SPECS.values() if spec.machine.name == cluster]
+        )
+    ]
+    ALONE = set(SPECS) - {
+        spec.run_id for allocation in ALLOCATIONS for spec in allocation.runs
     }
     # The largest run of each cluster: its job is the one whose nodes are examined before it.
     LARGEST = {
@@ -119,6 +131,18 @@ def claim_tables(wildcards):
 def job_resource(name):
     """A resource of the Slurm job of a run."""
     return lambda wildcards: RESOURCES[wildcards.run][name]
+
+
+def shared_resources(allocation):
+    """Resources of the job that runs share: of minutes, those that the runs which have not ended may take."""
+    job = JOBS[allocation.runs[0].machine.name]
+    left = [
+        spec
+        for spec in allocation.runs
+        if not has_ended(RunFolder(Path(RUNS_DIR) / spec.run_id))
+    ]
+    [asked] = job.allocations(left or allocation.runs)
+    return {**job.resources(allocation.runs[0]), "runtime": asked.minutes}
 
 
 def preflight_minutes(wildcards):

@@ -29,6 +29,8 @@ rule train:
         f"{RUNS_DIR}/{{run}}/trained",
     log:
         f"{LOGS_DIR}/train/{{run}}.log",
+    wildcard_constraints:
+        run=one_of(ALONE),
     conda:
         "../../envs/cpu.yaml"
     threads: 1024
@@ -49,6 +51,40 @@ rule train:
         "slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
         " python -m lowband train {input.spec:q} >> {log:q} 2>&1"
         " && sha256sum {params.outcome:q} > {output:q}"
+
+
+# Where a cluster's job.yaml has `job_of: nodes`: one job per number of nodes, which runs what has not ended.
+# Before a job starts, Snakemake removes its outputs: markers, which it gets back at once for the runs that
+# have ended (src/lowband/run/several.py).
+for allocation in ALLOCATIONS:
+
+    rule:
+        name:
+            f"train_{allocation.name}"
+        input:
+            specs=[f"{RUNS_DIR}/{spec.run_id}/spec.json" for spec in allocation.runs],
+        output:
+            [f"{RUNS_DIR}/{spec.run_id}/trained" for spec in allocation.runs],
+        log:
+            f"{LOGS_DIR}/train/{allocation.name}.log",
+        conda:
+            "../../envs/cpu.yaml"
+        threads: 1024
+        resources:
+            **shared_resources(allocation),
+            mpi="srun",
+        params:
+            cluster=allocation.runs[0].machine.name,
+            tasks_per_node=JOBS[allocation.runs[0].machine.name].tasks_per_node(
+                allocation.runs[0]
+            ),
+            srun=shlex.quote(JOBS[allocation.runs[0].machine.name].srun),
+            logs=f"{LOGS_DIR}/train",
+            folders=[f"{RUNS_DIR}/{spec.run_id}" for spec in allocation.runs],
+        shell:
+            "python -m lowband.run.several {resources.runtime} {params.logs:q}"
+            " slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
+            " -- {params.folders:q} >> {log:q} 2>&1"
 
 
 # The same job as `train`, for two minutes. It fails if something is wrong; the findings are in the log and in

@@ -4,6 +4,8 @@ It is not part of a run's spec: a run does not change when a queue does.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, PositiveInt
@@ -13,11 +15,30 @@ from lowband.spec.run import RunSpec
 from lowband.spec.yaml_model import Strict
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """Runs on as many nodes that share a job, one after the other.
+
+    limits_minutes: of a job in which every run takes its whole time limit
+    minutes:        that are asked for: at most the queue's limit; what is left then is for the next job
+    """
+
+    name: str
+    nodes: int
+    runs: tuple[RunSpec, ...]
+    limits_minutes: int
+    minutes: int
+
+
 class SlurmRequest(Strict):
     """What every run on a cluster requests from Slurm. Runs take whole nodes."""
 
     tasks: Literal["rank", "node"] = Field(
         description="what srun starts: each rank, or on each node a launcher that forks the node's ranks"
+    )
+    job_of: Literal["run", "nodes"] = Field(
+        default="run",
+        description="run: each run is a job; nodes: runs on as many nodes share one, one after the other",
     )
     cpus_per_rank: PositiveInt
     constraint: str = Field(default="", description="sbatch --constraint")
@@ -47,14 +68,37 @@ class SlurmRequest(Strict):
             "slurm_extra": self.sbatch,
         }
 
+    def allocations(self, specs: Sequence[RunSpec]) -> list[Allocation]:
+        """The jobs that runs share, fewest nodes first. Where each run is a job, as counts always are: none.
+
+        Raises UserError, as `resources` does, for a run that no queue takes.
+        """
+        if self.job_of == "run":
+            return []
+        shared: dict[int, list[RunSpec]] = {}
+        for spec in specs:
+            if spec.device != "fake":
+                shared.setdefault(int(self.resources(spec)["nodes"]), []).append(spec)
+        return [self._shared(runs) for _, runs in sorted(shared.items())]
+
+    def _shared(self, runs: Sequence[RunSpec]) -> Allocation:
+        nodes = int(self.resources(runs[0])["nodes"])
+        minutes = sum(math.ceil(spec.time_limit_s / 60) for spec in runs) + self.spare_minutes
+        at_most = min([minutes, *self._limits(nodes)[:1]])
+        return Allocation(f"{runs[0].machine.name}_{nodes}_nodes", nodes, tuple(runs), minutes, at_most)
+
     def tasks_per_node(self, spec: RunSpec) -> int:
         """Number of tasks that srun starts on each node."""
         return 1 if self.tasks == "node" else min(_processes(spec), spec.machine.node_size)
 
+    def _limits(self, nodes: int) -> list[int]:
+        """Longest minutes of the queues that take so many nodes, the smallest queue first."""
+        return [limit for most, limit in sorted(self.longest_minutes.items()) if nodes <= most]
+
     def _within_queue(self, spec: RunSpec, nodes: int, minutes: int) -> int:
         if not self.longest_minutes:
             return minutes
-        limits = [limit for most, limit in sorted(self.longest_minutes.items()) if nodes <= most]
+        limits = self._limits(nodes)
         if not limits:
             raise UserError(
                 f"{nodes} nodes",

@@ -103,6 +103,11 @@ def _reported_row(reported: Reported, claims_yaml: Path) -> "pd.Series[Any]":
     return rows.iloc[0]
 
 
+def reported_number(claim: Claim, claims_yaml: Path) -> float:
+    """The paper's number in the claim's unit. Raises UserError unless each `reported` picks one row."""
+    return _in_unit(claim, [str(_reported_row(one, claims_yaml)["value"]) for one in claim.reported])
+
+
 def _in_unit(claim: Claim, printed: list[str]) -> float:
     """The reported value in the claim's unit. A paper's model size M, in `0.25M`, is the unit of a ratio."""
     numbers = []
