@@ -56,6 +56,10 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         not_drawn=not_drawn,
         at_scale=_at_scale(tables),
         alternatives=_alternatives(root, tables),
+        readings=_block(root, tables, "readings"),
+        unable=_unable(tables),
+        reading_costs=_block(root, tables, "reading_costs"),
+        between_nodes=_between_nodes(tables),
         in_force=config.given_stack(None, machine),
         findings=findings(root),
         papers=by_paper(claims),
@@ -137,6 +141,26 @@ def _alternatives(root: Path, tables: Path) -> dict[str, pd.DataFrame]:
     frame = read_blocks(root)["alternatives"].frame(read_table(tables / "alternatives.csv"))
     verdicts = frame.pop("gives the numbers")
     return {verdict: frame[verdicts == verdict] for verdict in ("yes", "no")}
+
+
+def _block(root: Path, tables: Path, name: str) -> pd.DataFrame:
+    """A table of predictions as the documents show it."""
+    return read_blocks(root)[name].frame(read_table(tables / f"{name}.csv"))
+
+
+def _unable(tables: Path) -> list[str]:
+    """The readings to which no alternative gives the paper's numbers."""
+    gives = read_table(tables / "readings.csv").groupby("reading", sort=False)["gives"].any()
+    return list(gives.index[~gives])
+
+
+def _between_nodes(tables: Path) -> dict[str, dict[int, str]]:
+    """GiB that a rank sends over the outermost link, by reading or baseline, and passes per step."""
+    costs = read_table(tables / "reading_costs.csv")
+    found: dict[str, dict[int, str]] = {}
+    for name, passes, sent in zip(costs["reading"], costs["passes"], costs["world_bytes"], strict=True):
+        found.setdefault(name, {})[passes] = f"{sent / GIB:.2f}"
+    return found
 
 
 def _at_scale(tables: Path) -> pd.DataFrame:
