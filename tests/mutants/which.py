@@ -171,6 +171,7 @@ _TESTS = {
     "predict/search/plan_seldom": [f"{UNIT}plan_seldom.py"],
     "predict/show/render": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
     "predict/search/rehearsal": [f"{UNIT}rehearsal.py"],
+    "predict/search/ratios": [f"{UNIT}ratios.py"],
     "cost": [*_PREDICT, f"{UNIT}command_line.py"],
     "cost/attention": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
     "cost/buffers": [*_PREDICT, *_COUNTED],

@@ -10,10 +10,12 @@ import pytest
 from report_runs import ROOT
 from texts import Text
 
+from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.tables.derived import peers
 from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid
+from lowband.predict.search.ratios import WITHIN
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
@@ -196,6 +198,21 @@ def test_how_far_the_predictor_is_off() -> None:
     PREDICTOR.says(f"and by {held['max_error_percent'].max():.0f} % at most")
     alone = rows["machine_mean_error_percent"]
     PREDICTOR.says(f"they are off by {alone.min():.0f} to {alone.max():.0f} % in the mean")
+
+
+def test_what_is_said_of_the_suite_frontier() -> None:
+    """Its conditions, its jobs, and that no cell of one pass can decide."""
+    config = Config(ROOT)
+    runs = config.runs(["frontier"])
+    sites = Text("docs/sites.md")
+    assert len(config.job("frontier").allocations(runs)) == 3
+    sites.says(f"three waits in the queue instead of {len(runs)}")
+    passes = sorted({run.accumulation for run in runs})
+    sites.says("has {}, {} and {} passes".format(*passes))
+    ours = [row for row in suite_ratios(config, "frontier") if row.claim == "hier3-over-zeropp"]
+    assert {row.foreseen for row in ours if row.accumulation == 1} == {"below"}
+    assert {row.foreseen for row in ours if row.accumulation > 1} == {""}
+    sites.says(f"Where the paper's number lies outside of it, within {100 * WITHIN:.0f} %")
 
 
 def test_what_is_said_of_other_readings() -> None:

@@ -93,7 +93,7 @@ def ratios(
             of = want.of.model_dump(exclude_none=True)
             raise UserError(f"no two runs give {of}", where=f"{specs[0].suite}: decides: {want.claim}")
         found += sorted(
-            (_ratio(want, *pair, stacks, own) for pair in pairs), key=lambda row: row.accumulation
+            (_ratio(want, *pair, stacks, own) for pair in pairs), key=lambda row: (row.accumulation, row.over)
         )
     return found
 

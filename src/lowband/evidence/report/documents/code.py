@@ -11,12 +11,14 @@ import pandas as pd
 from lowband.cost.softmax import TWO_PASS
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, minutes, read_graded
 from lowband.evidence.report.documents.parallel import parallel_groups, parallel_places, parallel_rows
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import disk
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_source
+from lowband.predict.search.ratios import condition
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
@@ -133,10 +135,30 @@ def _suite(config: Config, suite: str) -> dict[str, str]:
     }
 
 
+def rehearsed(_tables: Path, root: Path) -> list[str]:
+    """The ratios that the suite frontier can decide, and those whose outcome is foreseen."""
+    rows = [
+        {
+            "claim": f"`{row.claim}`",
+            "ratio": f"{row.scheme} / {row.over}",
+            "the paper's": f"{row.wanted:g}",
+            "passes": f"{row.accumulation}",
+            "engine": condition(row),
+            "links as published": f"{row.published:.2f}",
+            "as the paper's stack": f"{row.attained:.2f}",
+            "interval": f"{row.low:.2f} to {row.high:.2f}",
+            "node-hours of both": f"{row.node_hours:.1f} to {row.slow_node_hours:.1f}",
+            "can decide": f"no: foreseen {row.foreseen}" if row.foreseen else "yes",
+        }
+        for row in suite_ratios(Config(root), "frontier")
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     each.__name__: each
     for each in (
-        counterparts, claims, headline_claims, found, needs, softmax, suites,
+        counterparts, claims, headline_claims, found, needs, softmax, suites, rehearsed,
         parallel_places, parallel_groups, parallel_rows,
     )
 }  # fmt: skip
