@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lowband.engine.parallel.tensor import Column, Join, Plan, Row, Split, Tokens, Vocabulary, Whole
 from lowband.engine.units.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
@@ -23,13 +24,14 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
         self.flash = flash_attention.attention if kernel == "flash2" else None
-        self.heads, self.rotary = spec.heads, spec.positions == "rotary"
+        self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
-        B, T, H = x_BTH.shape
-        qkv_B3NTD = self.qkv(x_BTH).view(B, T, 3, self.heads, H // self.heads).permute(0, 2, 3, 1, 4)
+        qkv_BTX = self.qkv(x_BTH)
+        B, T, _ = qkv_BTX.shape
+        qkv_B3NTD = qkv_BTX.view(B, T, 3, -1, self.head_size).permute(0, 2, 3, 1, 4)
         q_BNTD, k_BNTD, v_BNTD = qkv_B3NTD.unbind(1)
         if self.rotary:
             q_BNTD, k_BNTD = rotate(q_BNTD), rotate(k_BNTD)
@@ -37,7 +39,7 @@ class Attention(nn.Module):
             y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
-        return self.out(y_BNTD.transpose(1, 2).reshape(B, T, H))
+        return self.out(y_BNTD.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -86,6 +88,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(spec, attention) for _ in range(spec.layers))
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()
         if spec.tied_head:
             self.head.weight = self.embed.weight
         for name, parameter in self.named_parameters():
@@ -102,6 +105,25 @@ class GPT(nn.Module):
             is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
+    @property
+    def tensor_plan(self) -> Plan:
+        """How its layers are cut by `lowband.parallelize`."""
+        learned: Plan = {} if self.positions is None else {"positions": Whole()}
+        return {
+            **learned,
+            "embed": Vocabulary(),
+            "blocks.0": Split(),
+            "blocks.*_norm": Tokens(),
+            "blocks.*.attention.qkv": Column(parts=3, together=self.spec.hidden // self.spec.heads),
+            "blocks.*.attention.out": Row(),
+            "blocks.*.mlp.up": Column(),
+            "blocks.*.mlp.down": Row(),
+            "final_norm": Tokens(),
+            "head": Vocabulary(),
+            "logits": Join(),
+            "loss": Vocabulary(),
+        }
+
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
         x_BTH = self.embed(tokens_BT)
         if self.positions is not None:
@@ -109,8 +131,9 @@ class GPT(nn.Module):
         x_BTH = self.run_blocks(x_BTH)
         logits_BTV = self.head(self.final_norm(x_BTH))
         if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+            return self.logits(logits_BTV)
+        dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
+        return self.loss(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten())
 
     def run_blocks(self, x_BTH: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
