@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lowband.engine.parallel.tensor import Column, Join, Plan, Row, Split, Tokens, Vocabulary, Whole
 from lowband.engine.units.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
@@ -104,25 +103,6 @@ class GPT(nn.Module):
         else:
             is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
-
-    @property
-    def tensor_plan(self) -> Plan:
-        """How its layers are cut by `lowband.parallelize`."""
-        learned: Plan = {} if self.positions is None else {"positions": Whole()}
-        return {
-            **learned,
-            "embed": Vocabulary(),
-            "blocks.0": Split(),
-            "blocks.*_norm": Tokens(),
-            "blocks.*.attention.qkv": Column(parts=3, together=self.spec.hidden // self.spec.heads),
-            "blocks.*.attention.out": Row(),
-            "blocks.*.mlp.up": Column(),
-            "blocks.*.mlp.down": Row(),
-            "final_norm": Tokens(),
-            "head": Vocabulary(),
-            "logits": Join(),
-            "loss": Vocabulary(),
-        }
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
         x_BTH = self.embed(tokens_BT)

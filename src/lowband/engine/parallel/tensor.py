@@ -10,7 +10,6 @@ step (`shared_reduce`). A plan must name every parameter there, so that none is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
@@ -22,71 +21,23 @@ from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.slice_of import SliceOf, mark_partial
 from lowband.errors import UserError
+from lowband.spec.tensor import DIVIDED, Column, Plan, Row, Rule, Split, Tokens, rule_of
 
 
-@dataclass(frozen=True)
-class Column:
-    """An nn.Linear whose output features are divided.
-
-    parts:    equal parts of them that are divided each, such as queries, keys and values
-    together: neighbouring features that stay on one rank, such as a head's
-    """
-
-    parts: int = 1
-    together: int = 1
-
-
-@dataclass(frozen=True)
-class Row:
-    """An nn.Linear whose input features are divided, as a Column divided them; its outputs are summed."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The vocabulary is divided: rows of an nn.Embedding, outputs of an nn.Linear, logits of an
-    nn.CrossEntropyLoss."""
-
-
-@dataclass(frozen=True)
-class Join:
-    """An nn.Identity behind which every rank has all features that a Column divided."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """With sequence parallelism: a module whose first input, [sequences, tokens, ...], is cut by tokens."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """With sequence parallelism: a module that sees only its rank's tokens. See [Note: shared]."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A module that every tensor rank computes alike."""
-
-
-Rule = Column | Row | Vocabulary | Join | Split | Tokens | Whole
-Plan = Mapping[str, Rule]
-
-
-def parallelize(
-    module: nn.Module, plan: Plan, topology: Topology, sequence_parallel: bool = False
-) -> nn.Module:
+def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     """Cut a module along the topology's tensor axis, in place, and return it; before `lowband.shard`.
 
     module: whole on every rank, with the same values; or on the meta device
-    plan:   rules by the name of a module in `module`; `*` stands for any characters; the first counts
-    sequence_parallel: whether activations between products are divided by tokens (arXiv 2205.05198); the plan
-            then says where tokens are split, and has a rule for every parameter
+    plan:   rules by the name of a module in `module`; `*` stands for any characters; the first counts. If the
+            topology's axes say `sequence_parallel`, activations between products are cut by tokens (arXiv
+            2205.05198); the plan then says where, and has a rule for every parameter
 
     A parameter that is cut is this rank's slice from now on. Tensor ranks must be given the same inputs. On
     an axis of one rank the module stays as it is.
     Raises UserError for a rule that fits no module, for sizes that do not divide, and, on every rank, if
     tensor ranks differ in shapes or values.
     """
-    axis = topology.along("tensor")
+    axis, sequence_parallel = topology.along("tensor"), topology.axes.sequence_parallel
     rules = _rules(module, plan)
     _check(module, rules, len(axis.ranks), sequence_parallel)
     if not is_alone():
@@ -123,7 +74,7 @@ class _Cutter:
         exchange = kind.exchanges[self._sequence_parallel]
         child.__class__ = kind
         child.cut = Cut(self.along, exchange, name, self._shared_by(parent, kind))  # type: ignore[assignment]
-        dim, parts = int(isinstance(rule, Row)), rule.parts if isinstance(rule, Column) else 1
+        dim, parts = DIVIDED.get(type(rule), 0), rule.parts if isinstance(rule, Column) else 1
         for attribute, parameter in child._parameters.items():
             if parameter is not None and parameter.ndim > dim:
                 child._parameters[attribute] = self._sliced(parameter, dim, parts)
@@ -145,17 +96,13 @@ class _Cutter:
 
 def _rules(module: nn.Module, plan: Plan) -> dict[nn.Module, Rule]:
     """By module, the first rule that fits its name."""
-    found: dict[nn.Module, Rule] = {}
-    unused = set(plan)
-    for name, child in module.named_modules():
-        fitting = [pattern for pattern in plan if fnmatchcase(name, pattern)]
-        unused -= set(fitting)
-        if fitting:
-            found[child] = plan[fitting[0]]
-    if unused:
-        what = f"no module is named '{min(unused)}'"
-        raise UserError(what, where=f"plan for {type(module).__name__}")
-    return found
+    names = [name for name, _ in module.named_modules()]
+    for pattern in plan:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = f"no module is named '{pattern}'"
+            raise UserError(what, where=f"plan for {type(module).__name__}")
+    found = ((child, rule_of(name, plan)) for name, child in module.named_modules())
+    return {child: rule for child, rule in found if rule is not None}
 
 
 def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int, sequence_parallel: bool) -> None:
