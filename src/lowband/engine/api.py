@@ -173,8 +173,9 @@ def consensus_distance(module: nn.Module) -> float:
 
     The distance is Euclidean, over all trainable parameters. It takes an all-reduce of the weights between
     replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
-    has no sync.
+    has no sync, or if the module is cut along other axes.
     """
+    engine_of(module).axis.check_alone("consensus_distance")
     return _replicas_of(module).distance()
 
 

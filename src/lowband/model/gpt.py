@@ -1,18 +1,23 @@
-"""A decoder-only GPT for one device. Nothing in here depends on ranks.
+"""A decoder-only GPT for one device, and `on_ranks`, which cuts it along the axes of a job.
 
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lowband.engine.api import shard
+from lowband.engine.parallel.tensor import parallelize
+from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.tensor import gpt_plan
 
 INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sqrt(2 x layers)
 
@@ -122,6 +127,18 @@ class GPT(nn.Module):
             else:
                 x_BTH = block(x_BTH)
         return x_BTH
+
+
+def on_ranks(model: GPT, scheme: Scheme, topology: Topology, **options: Any) -> GPT:
+    """The model on a job's ranks: a line for each axis, from the inside.
+
+    model:   whole, best on the meta device
+    scheme:  of the data axis
+    options: of `lowband.shard`
+    """
+    parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
+    shard(model, scheme, topology, wrap=Block, init=model.init, **options)  # data: its states over levels
+    return model
 
 
 def rotate(x_BNTD: torch.Tensor) -> torch.Tensor:

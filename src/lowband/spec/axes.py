@@ -34,6 +34,11 @@ class Axes(Strict):
         values: dict[str, Any] = handler(self)
         return {key: value for key, value in values.items() if key not in AXES or value != AXES[key].default}
 
+    @classmethod
+    def of(cls, options: "Axes") -> "Axes":
+        """The axes alone of a run's options."""
+        return Axes(**{key: getattr(options, key) for key in AXES})
+
     @property
     def has_other_axes(self) -> bool:
         """Whether some ranks of the job do not lie along the data axis of this one."""

@@ -39,7 +39,7 @@ class Along:
     @property
     def place(self) -> int:
         """This rank's number along the axis."""
-        return self.axis.ranks.index(self.axis.rank)
+        return self.axis.place
 
     def pass_through(self, x: torch.Tensor, exchange: Exchange, name: str) -> torch.Tensor:
         """The tensor behind an exchange; its gradient goes the way back.

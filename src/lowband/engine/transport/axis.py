@@ -110,6 +110,11 @@ class Axis:
         self._groups = {hop.level: self._bound(hop) for hop in self.levels.hops("self", "world")}
 
     @property
+    def place(self) -> int:
+        """This rank's number among them."""
+        return self.ranks.index(self.rank)
+
+    @property
     def is_first(self) -> bool:
         """Whether this rank is the first of them."""
         return self.rank == self.ranks[0]
