@@ -140,7 +140,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
             copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
             for p in unit.shards:
                 if p.grad is not None and p.grad.numel():
-                    on_tensor = 1 if engine.tensor is None or p.shard_of.slice_of else engine.tensor.ranks
+                    on_tensor = 1 if p.shard_of.slice_of else engine.tensor_ranks
                     copied.setdefault(copies * on_tensor, []).append(p.grad.as_subclass(torch.Tensor))
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     for copies, part in copied.items():

@@ -124,10 +124,19 @@ class RunSpec(RunOptions):
         try:
             _ = self.job_levels  # raises for ranks that do not fill groups
             self.check(self.model)
+            self._check_tensor()
             self.scheme.check(self.levels)
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_tensor(self) -> None:
+        if self.model.vocab % self.tensor:
+            what = f"{self.model.vocab} rows of the vocabulary cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where=f"model '{self.model.name}'")
+        if self.sequence_parallel and self.seq_len % self.tensor:
+            what = f"{self.seq_len} tokens cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where="sequence_parallel")
 
     @property
     def point(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.checkpoint.manifest import Content, Cut, Group, Manifest, Number, Saved, of_slice
@@ -95,7 +94,7 @@ class Logical:
         The values of `pieces` are views: training changes them.
         """
         engine = engine_of(module)
-        check_axes(engine, "Checkpointer")
+        engine.axis.check_alone("Checkpointer", known=engine.tensor_ranks)
         shards, parameters = {}, {}
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
@@ -156,12 +155,6 @@ def seen_by(manifest: Manifest, replica: int) -> Manifest:
 def seen_as(name: str, manifest: Manifest, replica: int) -> str:
     """The name in the manifest of what a replica sees under the first one's name."""
     return of_replica(name, replica) if STEPS in manifest.tensors else name
-
-
-def check_axes(engine: Engine, what: str) -> None:
-    """Raises UserError if the job has other axes than data and the module's tensor axis."""
-    if engine.tensor is None or len(engine.axis.ranks) * engine.tensor.ranks < dist.get_world_size():
-        engine.axis.check_alone(what)
 
 
 def is_first_of_tensor(engine: Engine) -> bool:

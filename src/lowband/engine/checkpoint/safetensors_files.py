@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.checkpoint.logical_tensors import check_axes
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.units.state_dict import own_state_dict
@@ -95,7 +94,7 @@ def save_safetensors(
     from safetensors.torch import save_file
 
     engine, folder = engine_of(module), Path(folder)
-    check_axes(engine, "save_safetensors")
+    engine.axis.check_alone("save_safetensors", known=engine.tensor_ranks)
     is_writer = engine.is_first
     taken = [is_writer and any((folder / name).exists() for name in (INDEX, SINGLE))]
     dist.broadcast_object_list(taken)

@@ -145,6 +145,11 @@ class Engine:
         """Whether this rank is the first of those that share the module."""
         return self.axis.is_first and (self.tensor is None or self.tensor.axis.is_first)
 
+    @property
+    def tensor_ranks(self) -> int:
+        """The ranks over which the module's layers are cut."""
+        return 1 if self.tensor is None else self.tensor.ranks
+
     # ---- forward
 
     def _hook(self, owner: nn.Module) -> None:
