@@ -190,6 +190,7 @@ _TESTS = {
     "evidence/claims/expected": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
     "evidence/claims/experiments": [f"{UNIT}report_{of}.py" for of in ("appendix", "claims")],
     "evidence/claims/origin": [f"{UNIT}report_{of}.py" for of in ("grade", "claims")],
+    "evidence/claims/rehearsed": [f"{UNIT}ratios.py"],
     "evidence/tables/points": [f"{UNIT}report_{of}.py" for of in ("points", "tables", "box")],
     "evidence/tables/collect": [f"{UNIT}report_{of}.py" for of in ("collect", "points", "grade")],
     **{f"engine/{file}": tests for file, tests in _ENGINE.items()},

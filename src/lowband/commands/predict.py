@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
     plan.set_defaults(run=_plan)
 
     rehearse = add_verb(
-        commands, "rehearse", "a suite before it runs: node-hours, memory, steps, what it can decide",
+        commands, "rehearse", "a suite before it runs: cost, memory, steps, what it decides",
         "--suite frontier",
     )  # fmt: skip
     rehearse.add_argument("--suite", required=True, help="a name in config/suites/, of a real cluster")
