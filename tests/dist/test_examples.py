@@ -103,6 +103,10 @@ def test_a_llama_is_fine_tuned_and_read_by_transformers(llama: Path, tmp_path: P
     assert losses[-1] < losses[0] - 0.2
     [(before, after)] = on_ranks(1, losses_of, llama, tmp_path / "new")
     assert after < before - 0.2
+    arguments = [llama, tmp_path / "cut", "--text", TEXT, "--steps", 8, "--tensor", 2]
+    assert run(4, "finetune_llama.py", *arguments) == pytest.approx(losses, abs=0.05)  # in bf16
+    [(_, cut)] = on_ranks(1, losses_of, llama, tmp_path / "cut")
+    assert cut == pytest.approx(after, abs=0.05)
 
 
 def losses_of(*folders: Path) -> list[float]:

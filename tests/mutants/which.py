@@ -63,6 +63,9 @@ _ENGINE = {
     "optimizers/lamb": _dist("optimizers"),
     "optimizers/matrices": _dist("matrices"),
     "optimizers/matrix_owners": _dist("matrices"),
+    "collectives/activations": _dist("tensor", "tensor_shard"),
+    "parallel/cut_layers": _dist("tensor"),
+    "parallel/tensor": _dist("tensor", "tensor_shard"),
     "passes/attributes": _dist("side_losses"),
     "passes/backward": [*_dist("backward_order", "side_losses", "library_steps", "dropped"), *EVERY_STEP],
     "passes/breadth": _dist(
@@ -108,6 +111,7 @@ _ENGINE = {
     "units/shard_parameter": [*_dist("outside", "dropped", "unit_placements", "idioms"), *EVERY_STEP],
     "units/shard_sums": _dist("optimizers"),
     "units/state_dict": _dist("foreign_tools", "idioms", "safetensors", "library"),
+    "units/slice_of": _dist("tensor", "tensor_shard"),
     "units/states": _dist("engine_states", "library_steps"),
     "units/unit": [*_dist("unit_placements", "deferred", "dropped"), *EVERY_STEP, *_dist("idioms")],
 }
@@ -126,6 +130,9 @@ _CHECKPOINT = {
 
 # folder or file inside the package -> its tests
 _TESTS = {
+    "spec/activations": _dist("tensor", "tensor_shard"),
+    "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
+    "cost/contents": [f"{DIST}count.py"],
     "spec/axes": [f"{DIST}axes.py"],
     "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],

@@ -173,9 +173,10 @@ def consensus_distance(module: nn.Module) -> float:
 
     The distance is Euclidean, over all trainable parameters. It takes an all-reduce of the weights between
     replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
-    has no sync, or if the module is cut along other axes.
+    has no sync, or if tensor ranks hold slices of the module.
     """
-    engine_of(module).axis.check_alone("consensus_distance")
+    if engine_of(module).tensor is not None:
+        engine_of(module).axis.check_alone("consensus_distance")
     return _replicas_of(module).distance()
 
 
