@@ -5,10 +5,9 @@ from contextlib import AbstractContextManager
 from typing import TypeVar, get_args
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.options import Options
+from lowband.engine.options import Options, device_of
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.whole import units_gathered
@@ -83,16 +82,8 @@ def shard(
 
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    module._lowband = Engine(*parts, options, init, seed, _device(device))  # type: ignore[assignment]
+    module._lowband = Engine(*parts, options, init, seed, device_of(device))  # type: ignore[assignment]
     return module
-
-
-def _device(given: torch.device | str | None) -> torch.device:
-    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device."""
-    device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -126,8 +117,9 @@ def accumulate(
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the unscaled norm.
 
-    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. Under a
-    scheme with sync, replicas have gradients, norms and scales of their own.
+    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. A
+    pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
+    scales of their own.
     Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
     """
     engine = engine_of(module)
@@ -144,7 +136,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
         if part:
             squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
             mine += squares / copies
-    norm = sum_over_replica(engine.collectives, mine).sqrt()
+    norm = engine.sum_over_stages(sum_over_replica(engine.collectives, mine)).sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
         # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.

@@ -87,6 +87,10 @@ STEP: tuple[Collective, ...] = (
 # One fp64 number from each rank, for clipping by the global norm; belongs to no unit and is always native.
 NORM_GATHER = "norm_gather"
 
+# Along a pipeline: a stage's output, and its gradient back, of each micro-batch and each boundary between
+# stages of two ranks; as they are, between two ranks.
+ACTIVATIONS, ACTIVATION_GRADS = "activations", "activation_grads"
+
 
 def passes(accumulation: T, order: Order) -> T | Literal[1]:
     """How often a step passes over each unit, and so runs its rows of `every` pass.

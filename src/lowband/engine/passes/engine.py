@@ -102,6 +102,7 @@ class Engine:
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
+        self.sum_over_stages: Callable[[torch.Tensor], torch.Tensor] = lambda mine: mine  # of a pipeline
         self._thread: int | None = None  # the one that runs a forward or, on a CPU, a backward
         self._pass = Pass(trains=False)  # the running forward, or the last one
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first

@@ -1,0 +1,1 @@
+"""Axes of parallelism beside data: what their ranks compute and exchange."""
