@@ -21,9 +21,9 @@ class _Brief:
 
 def wait_briefly() -> None:
     """In this process, from now on, in all messages of the engine over gloo."""
-    wait = gloo._wait
+    wait = gloo.wait
 
     def wait_a_second(works: Sequence[dist.Work | None], partner: int, name: str) -> None:
         wait([None if work is None else _Brief(work) for work in works], partner, name)
 
-    gloo._wait = wait_a_second
+    gloo.wait = wait_a_second

@@ -20,8 +20,8 @@ from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Plan
 from lowband.engine.passes.engine import Engine
 from lowband.engine.passes.nested import differentiable
-from lowband.engine.units.unit import Unit
 from lowband.engine.units.states import UnitState
+from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.schedule import Action
 

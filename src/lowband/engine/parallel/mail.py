@@ -95,7 +95,7 @@ class Mail:
             self._send_format(found, done)
         if self._formats[place] != found:
             raise UserError(
-                f"micro-batch {micro_batch} leaves it as {found}, not as the first one's {self._formats[place]}",
+                f"micro-batch {micro_batch} leaves it as {found}, not {self._formats[place]} as the first",
                 where=f"stage {stage} of a pipeline",
                 allowed="micro-batches of one shape in all steps",
             )
@@ -144,7 +144,7 @@ class Mail:
 
     def _parts(self, done: Done) -> list[tuple[tuple[int, ...], str, str]]:
         """Shape, dtype and name of each message of a result from another rank."""
-        part, stage, micro_batch = done
+        part, stage, _ = done
         tensors = self._format(stage if part == "forward" else stage - 1).tensors
         sent = [facts for facts in tensors if part == "forward" or facts[2]]
         return [(shape, dtype, self._name_of(done, k)) for k, (shape, dtype, _) in enumerate(sent)]

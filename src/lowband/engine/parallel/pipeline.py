@@ -1,8 +1,8 @@
-"""A model as a chain of modules, whose stages lie on ranks along the pipeline axis: the library's `Pipeline`."""
+"""A model as a chain of modules, whose stages lie on the ranks along the pipeline axis."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -31,7 +31,7 @@ _PIPELINES = itertools.count()
 
 
 class Pipeline(nn.Module):
-    """A chain of modules in stages along the topology's pipeline axis, each stage sharded along its data axis.
+    """A chain of modules in stages along a topology's pipeline axis, each stage sharded along its data axis.
 
     chain:         the whole model, on every rank: modules of which each takes the output of the one before, a
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
@@ -116,8 +116,8 @@ class Pipeline(nn.Module):
         return self._plan.last in self._stages
 
     def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> list[torch.Tensor]:
-        """Forward and backward of a step's micro-batches; returns their losses, detached, where the last stage
-        is, elsewhere none.
+        """Forward and backward of a step's micro-batches; returns their losses, detached, on the ranks with
+        the last stage, elsewhere none.
 
         micro_batches: (input, target) each, the same on all ranks along the pipeline axis: a rank uses the
                        inputs if it has the first stage, the targets if it has the last one. An input is a
@@ -163,7 +163,8 @@ class Pipeline(nn.Module):
             raise PeerLost(f"{error}; before, {known}") from None
         except Exception as error:
             text = next(iter(str(error).splitlines()), "")
-            store.set(key, f"rank {self._lowband.axis.rank} failed: {type(error).__name__}: {text}")
+            with suppress(RuntimeError):  # the store's rank has ended
+                store.set(key, f"rank {self._lowband.axis.rank} failed: {type(error).__name__}: {text}")
             raise
 
     def _sum_over_stages(self, mine: torch.Tensor) -> torch.Tensor:
@@ -201,8 +202,7 @@ def _check_shared(chain: Sequence[nn.Module], cuts: Sequence[Cut], plan: Plan) -
                 first, rank = places.setdefault(id(parameter), mine)
                 if rank != mine[1]:
                     raise UserError(
-                        f"'{first}' and '{mine[0]}' are one parameter, on places {rank} and {mine[1]} of the axis",
+                        f"'{first}' and '{mine[0]}' are one parameter, of stages on different ranks",
                         where="a pipeline",
-                        allowed="shared parameters on one rank (in zb-v and dualpipe-v the first and the last "
-                        "stage are), or two parameters",
+                        allowed="in zb-v and dualpipe-v, of the first and the last stage; two parameters",
                     )

@@ -1,4 +1,4 @@
-"""What a pipeline's schedule means for one of its ranks: its actions, and the results that it sends and awaits.
+"""What a pipeline's schedule means for one of its ranks: its actions, and what it sends and awaits.
 
 All of it follows from the lists, on every rank alike, before anything is computed.
 """
@@ -39,7 +39,7 @@ class Plan:
                 self._used.update((need, k) for need in sent)
         others = set(range(len(lists))) - {place}
         self.incoming = {rank: [d for d in self._made if self._goes(d, rank, place)] for rank in others}
-        for rank, of_it in self.incoming.items():
+        for of_it in self.incoming.values():
             of_it.sort(key=self._made.__getitem__)
 
     def _goes(self, done: Done, source: int, to: int) -> bool:
@@ -56,8 +56,8 @@ class Plan:
         return [need for need in needs(action, self.last) if self.rank_of[need[1]] != self._place]
 
     def is_taken(self, sent: Done, received: Done) -> bool:
-        """Whether a result that this rank has sent was taken before another was computed, by the same rank."""
-        return self._used[sent] < self._made[received]
+        """Whether the rank that computed a result has before taken one that this rank has sent to it."""
+        return self._used[sent] <= self._made[received]
 
 
 class Cut(NamedTuple):

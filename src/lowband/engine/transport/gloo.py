@@ -107,14 +107,15 @@ def exchange(
         except RuntimeError as error:
             raise lost(partner, name, error) from None
     for partner in sorted(works, key=times.order):
-        _wait(works[partner], partner, name)
+        wait(works[partner], partner, name)
         now = time.perf_counter()
         if sizes[partner]:
             times.add(Message(partner, sizes[partner], now - start), waited_s=now - before)
         before = now
 
 
-def _wait(works: Sequence[dist.Work | None], partner: int, name: str) -> None:
+def wait(works: Sequence[dist.Work | None], partner: int, name: str) -> None:
+    """Wait for messages from or to a rank. Raises PeerLost."""
     try:
         for work in works:
             if work is not None:

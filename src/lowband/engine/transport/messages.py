@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from lowband.engine.transport import gloo
 from lowband.engine.transport.axis import Axis, new_group
-from lowband.engine.transport.gloo import lost
 from lowband.spec.mesh import SELF, WORLD
 
 
@@ -29,15 +29,11 @@ class Posted:
         try:
             self._work = post(tensor, self._partner, group=group, tag=zlib.crc32(name.encode()) >> 1)
         except RuntimeError as error:
-            raise lost(self._partner, name, error) from None
+            raise gloo.lost(self._partner, name, error) from None
 
     def wait(self) -> torch.Tensor:
         """The message, once it has passed. Raises PeerLost after the job's timeout."""
-        try:
-            if self._work is not None:
-                self._work.wait()
-        except RuntimeError as error:
-            raise lost(self._partner, self._name, error) from None
+        gloo.wait([self._work], self._partner, self._name)
         return self._tensor
 
 
