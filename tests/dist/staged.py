@@ -1,4 +1,4 @@
-"""Chains of modules for the tests of `lowband.Pipeline`, and the same training in plain torch on one device."""
+"""Chains for the tests of `lowband.Pipeline`, and the same training in plain torch on one device."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

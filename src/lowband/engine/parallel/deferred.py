@@ -1,16 +1,19 @@
 """A backward in two parts: first the gradient of a stage's input, later those of its linear layers' weights.
 
-While a stage's forward runs, a function mode replaces `F.linear` of a trained parameter by a function whose
-backward computes the gradient of its input and keeps the two factors of the weight's. All other parameters
-(norms, embeddings, products that torch makes out of sight, as in `F.multi_head_attention_forward`) get their
-gradients in the first part, which is right: less is put off. Under autocast nothing is, because the factors
-have different dtypes.
+While a module without submodules computes, a function mode replaces `F.linear` of a trained parameter by a
+function whose backward computes the gradient of its input and keeps the two factors of the weight's. All
+other parameters (norms, embeddings, products that torch makes out of sight, as in
+`F.multi_head_attention_forward`) get their gradients in the first part, which is right: less is put off.
+Under autocast nothing is, because the factors have different dtypes.
 
-Activation checkpointing computes a forward again in the first part, so the mode is open there, too.
+The mode is opened by the modules themselves, not around the stage: activation checkpointing computes them
+again inside of autograd, which closes all modes and on a GPU has threads of its own.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +21,29 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
+
+
+class Deferring:
+    """What opens the mode in the modules of a rank's stages."""
+
+    def __init__(self, modules: Iterator[nn.Module]) -> None:
+        self._into: Deferred | None = None
+        for module in modules:
+            if not any(module.children()) and any(True for _ in module.parameters()):
+                module.forward = partial(self._run, module.forward)
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if self._into is None else self._into:
+            return forward(*args, **kwargs)
+
+    @contextmanager
+    def into(self, deferred: "Deferred | None") -> Iterator[None]:
+        """In here modules put their weight gradients off, if there is where to."""
+        self._into = deferred
+        try:
+            yield
+        finally:
+            self._into = None
 
 
 class Deferred(TorchFunctionMode):

@@ -2,20 +2,20 @@
 
 Weights:    a stage's units are gathered where the list comes to it, one ahead of the computation, and dropped
             where the list leaves it for another stage. So with one stage on a rank they are gathered once per
-            step, and in breadth-first order once per direction.
+            step, and in breadth-first order once per direction. Parameters that several modules share stay
+            for the whole step.
 Gradients:  summed over the micro-batches in fp32, unit by unit, and reduced once per step: behind the rest of
             the list, when it has come to the stage's last backward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from lowband.engine.parallel.deferred import Deferred
+from lowband.engine.parallel.deferred import Deferred, Deferring
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Plan
 from lowband.engine.passes.engine import Engine
@@ -39,17 +39,18 @@ class Executor:
         plan: Plan,
         mail: Mail,
         modules: Mapping[int, Sequence[nn.Module]],
+        deferring: Deferring,
         loss: Callable[[Any, Any], torch.Tensor],
         micro_batches: Sequence[tuple[Any, Any]],
     ) -> None:
         """modules: by stage, in order; micro_batches: input and target, of which ranks between use neither"""
         self._engine, self._plan, self._mail, self._modules = engine, plan, mail, modules
-        self._loss, self._micro_batches = loss, micro_batches
+        self._deferring, self._loss, self._micro_batches = deferring, loss, micro_batches
         self._trains = torch.is_grad_enabled()
         self._actions = [each for each in plan.actions if self._trains or each.kind == "forward"]
-        self._root = engine.units_of.get(engine.module, [])  # parameters that several modules share
+        self._root = engine.units_of.get(engine.module, [])
         self._units = {
-            stage: [*(unit for module in of_it for unit in engine.units_of.get(module, ())), *self._root]
+            stage: [unit for module in of_it for unit in engine.units_of.get(module, ())]
             for stage, of_it in modules.items()
         }
         self._leaves = {id(leaf) for unit in engine.units for leaf in unit.leaves}
@@ -75,6 +76,7 @@ class Executor:
             if self._trains:
                 engine.forward_order = [module for of_it in self._modules.values() for module in of_it]
                 engine.begin_backward()
+            engine.gather(self._root, backward=False)
             for k, action in enumerate(self._actions):
                 self._mail.post(action)
                 following = next(iter(self._actions[k + 1 : k + 2]), None)
@@ -89,6 +91,8 @@ class Executor:
                     for unit in self._units[action.stage]:
                         unit.drop()
             self._mail.end()
+            for unit in self._root:
+                unit.drop()
             if self._trains:
                 engine.end_backward()
         return self._losses
@@ -105,7 +109,7 @@ class Executor:
             self._deferred[place] = Deferred(lambda tensor: id(tensor) in self._leaves)
         self.runs_here = True
         try:
-            with self._deferring(place):
+            with self._deferring.into(self._deferred.get(place)):
                 for module in self._running:
                     value = module(*value) if isinstance(value, tuple) else module(value)
         finally:
@@ -135,7 +139,7 @@ class Executor:
         is_last = stage == self._plan.last
         grads = None if is_last else self._mail.take_grads(stage, micro_batch)
         if outputs:
-            with self._deferring(place):
+            with self._deferring.into(self._deferred.get(place)):
                 torch.autograd.backward(outputs, grads)
         del outputs
         if stage > 0:
@@ -148,21 +152,17 @@ class Executor:
         self._deferred.pop((stage, micro_batch)).run()
         self._sum_grads(stage)
 
-    def _deferring(self, place: Place) -> AbstractContextManager[object]:
-        return self._deferred[place] if place in self._deferred else nullcontext()
-
     # ---- gradients
 
     def _sum_grads(self, stage: int) -> None:
         if len(self._micro_batches) > 1:
-            for unit in self._units[stage]:
+            for unit in (*self._units[stage], *self._root):
                 unit.grads.add_to_sum()
 
     def _reduce(self, stage: int) -> None:
         """The gradients of a stage are complete; those of the root when the step ends."""
         for unit in reversed(self._units[stage]):
-            if unit not in self._root:
-                self._engine.ready(unit)
+            self._engine.ready(unit)
 
     # ---- weights
 
@@ -174,14 +174,14 @@ class Executor:
 
     def before_forward(self, owner: nn.Module, _inputs: Any) -> None:
         """The engine's hook, before a module of the chain computes."""
-        units = [*self._engine.units_of.get(owner, []), *self._root]
+        units = self._engine.units_of.get(owner, [])
         self._fresh.update(unit for unit in units if unit.state is not UnitState.GATHERED)
         self._engine.gather(units, backward=False)
         self._engine.prefetch(self._beside(owner, 1), backward=False)
 
     def after_forward(self, owner: nn.Module, output: Any) -> Any:
         """The engine's hook, after it has computed."""
-        for unit in [*self._engine.units_of.get(owner, []), *self._root]:
+        for unit in self._engine.units_of.get(owner, []):
             if unit in self._fresh:
                 unit.keep_secondary()
                 self._fresh.discard(unit)
@@ -191,7 +191,7 @@ class Executor:
         return None
 
     def _before_backward(self, owner: nn.Module) -> None:
-        self._engine.gather([*self._engine.units_of.get(owner, []), *self._root], backward=True)
+        self._engine.gather(self._engine.units_of.get(owner, []), backward=True)
         self._engine.prefetch(self._beside(owner, -1), backward=True)
 
     def _beside(self, owner: nn.Module, distance: int) -> nn.Module | None:

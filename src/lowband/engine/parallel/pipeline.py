@@ -11,6 +11,7 @@ from torch import nn
 
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options, device_of
+from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Cut, Plan, check_lists, cut
@@ -82,17 +83,18 @@ class Pipeline(nn.Module):
                 }
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
+        given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         self._plan = Plan(of_ranks, axis.ranks.index(axis.rank))
         cuts = cut(len(chain), stages(of_ranks), layers)
-        _check_shared(chain, cuts, self._plan)
+        _check_parameters(chain, cuts, self._plan)
         for stage in self._plan.stages:
             for place in range(*cuts[stage]):
                 self.add_module(str(place), chain[place])
         self._stages = {stage: list(chain[slice(*cuts[stage])]) for stage in self._plan.stages}
+        self._deferring = Deferring(self.modules() if self._plan.split else iter(()))
         self._loss, self._micro_batches = loss, micro_batches
         self._name, self._steps = f"pipeline {next(_PIPELINES)}", 0
 
-        given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         options, own = Options(compute_dtype, reduce_dtype, overlap), set(self.children())
         self._lowband = Engine(
             self,
@@ -139,9 +141,8 @@ class Pipeline(nn.Module):
         self._lowband.put_shards()
         self._mail.begin(self._steps, torch.is_grad_enabled())
         with self._cause():
-            return Executor(
-                self._lowband, self._plan, self._mail, self._stages, self._loss, micro_batches
-            ).run()
+            ours = self._plan, self._mail, self._stages, self._deferring, self._loss
+            return Executor(self._lowband, *ours, micro_batches).run()
 
     def forward(self, *_: Any) -> NoReturn:
         """Raises UserError: a pipeline runs whole steps."""
@@ -192,8 +193,8 @@ def _lists(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int |
     return found
 
 
-def _check_shared(chain: Sequence[nn.Module], cuts: Sequence[Cut], plan: Plan) -> None:
-    """Raises UserError if modules on two ranks share a parameter: their gradients would differ."""
+def _check_parameters(chain: Sequence[nn.Module], cuts: Sequence[Cut], plan: Plan) -> None:
+    """Raises UserError if a rank has no parameters, or one that a module on another rank has, too."""
     places: dict[int, tuple[str, int]] = {}  # by the parameter's id: its first name, and the rank
     for stage, of_it in enumerate(cuts):
         for place in range(*of_it):
@@ -206,3 +207,7 @@ def _check_shared(chain: Sequence[nn.Module], cuts: Sequence[Cut], plan: Plan) -
                         where="a pipeline",
                         allowed="in zb-v and dualpipe-v, of the first and the last stage; two parameters",
                     )
+    if without := sorted(set(plan.rank_of.values()) - {rank for _, rank in places.values()}):
+        raise UserError(
+            f"ranks {without} of the axis have no parameters", where="a pipeline", allowed="other layers"
+        )
