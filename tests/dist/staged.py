@@ -34,11 +34,14 @@ class Layer(nn.Module):
         return x + y * self.scale
 
 
-def chain(layers: int, dropout: float = 0.0, recomputes: bool = False) -> list[nn.Module]:
+def chain(
+    layers: int, dropout: float = 0.0, recomputes: bool = False, dtype: torch.dtype = torch.float32
+) -> list[nn.Module]:
     """An embedding of tokens, layers, and a head: layers + 2 modules."""
     torch.manual_seed(1)
     inner = [Layer(dropout, recomputes) for _ in range(layers)]
-    return [nn.Embedding(11, D), *inner, nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 11))]
+    modules = [nn.Embedding(11, D), *inner, nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 11))]
+    return [module.to(dtype) for module in modules]
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -88,7 +91,7 @@ def on_axes(
     pipe = lowband.Pipeline(
         modules(), loss_of, scheme, topology, micro_batches, compute_dtype=torch.float32, **options
     )
-    return train(pipe, topology.along("data").ranks.index(topology.rank), micro_batches)
+    return train(pipe, topology.along("data").place, micro_batches)
 
 
 def alone(modules: Callable[[], list[nn.Module]], micro_batches: int, levels: Levels) -> Trained:

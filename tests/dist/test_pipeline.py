@@ -74,7 +74,7 @@ def test_bits_are_those_of_one_process_and_bytes_those_of_closed_forms(
     stages = ranks * (2 if is_vee else chunks or 1)
     crossed = 0 if ranks == 1 else stages - 1 - is_vee  # the boundary at a V's tip is on one rank
     x = B * S * D * 4
-    for row in ("activations", "activation_grads"):
+    for row in ("stage_output", "stage_grad"):
         sent = sum(one.sent.get(row, 0) for one in found)
         assert sent == STEPS * data * micro_batches * crossed * x
 

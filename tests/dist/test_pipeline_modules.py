@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from staged import CLIP, STEPS, Layer, alone, batches, chain, loss_of, on_axes, train, whole
+from staged import CLIP, STEPS, Layer, Trained, alone, batches, chain, loss_of, on_axes, train, whole
 from torch import nn
 
 import lowband
@@ -258,6 +258,34 @@ def test_evaluation_and_accumulation_over_steps() -> None:
         torch.testing.assert_close({**found[0][2], **found[1][2]}[key], value, rtol=1e-6, atol=1e-6)
 
 
+# ---- cut along tensor, too
+
+
+def on_three_axes(schedule: str) -> Trained:
+    topology = lowband.Topology({"node": 2}, Axes(tensor=2, pipeline=2))
+    modules = nn.ModuleList(chain(4, dtype=torch.float64))
+    plan = {"*.up": lowband.Column(), "*.down": lowband.Row()}
+    cut = lowband.parallelize(modules, plan, topology)
+    pipe = lowband.Pipeline(cut, loss_of, ZERO3, topology, 3, schedule, compute_dtype=torch.float64)
+    return train(pipe, topology.along("data").place, 3)
+
+
+@pytest.mark.parametrize(("schedule", "data"), [("zb-v", 1), pytest.param("1f1b", 2, marks=pytest.mark.wide)])
+def test_stages_that_are_cut_along_tensor(schedule: str, data: int) -> None:
+    found = on_ranks(4 * data, on_three_axes, schedule)
+    modules = partial(chain, 4, dtype=torch.float64)
+    [expected] = on_ranks(1, alone, modules, 3, Levels.fit({}, data))
+    last = [one for one in found if one.losses[0]]
+    assert len(last) == 2 * data  # every tensor rank has the loss
+    assert sum(last[0].losses, []) == pytest.approx(sum(expected.losses[::data], []), rel=1e-6)
+    assert {tuple(one.norms) for one in found} == {tuple(found[0].norms)}
+    assert found[0].norms == pytest.approx(expected.norms, rel=1e-6)
+    state = whole(found)
+    assert state.keys() == expected.state.keys()
+    for key, value in expected.state.items():
+        torch.testing.assert_close(state[key], value.float(), rtol=1e-5, atol=1e-6)
+
+
 # ---- against the engine without a pipeline
 
 
@@ -278,7 +306,7 @@ def without_pipeline(scheme: str, inner: dict[str, int], micro_batches: int) -> 
 def with_pipeline(scheme: str, inner: dict[str, int], micro_batches: int) -> dict[str, torch.Tensor]:
     """From the meta device, where no rank makes the whole model."""
     topology = lowband.Topology(inner, Axes(pipeline=2))
-    data = topology.along("data").ranks.index(topology.rank)
+    data = topology.along("data").place
     pipe = lowband.Pipeline(chain(2), loss_of, scheme, topology, micro_batches)
     optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
     for step in range(4):

@@ -1,1 +1,1 @@
-"""Axes of parallelism beside data: what their ranks compute and exchange."""
+"""Axes of parallelism beside data: modules cut along tensor, and chains of them in stages of a pipeline."""

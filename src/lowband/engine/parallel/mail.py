@@ -19,8 +19,8 @@ from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.messages import Messages, Posted
 from lowband.errors import UserError
+from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT
 from lowband.spec.schedule import Action, Done
-from lowband.spec.step import ACTIVATION_GRADS, ACTIVATIONS
 
 
 class Format(NamedTuple):
@@ -155,9 +155,9 @@ class Mail:
             self._kept[done] = [tensor.detach() for tensor in tensors]
             return
         level = self._axis.levels.common(self._axis.rank, self._axis.ranks[receiver])
-        row = ACTIVATIONS if done[0] == "forward" else ACTIVATION_GRADS
+        row = STAGE_OUTPUT if done[0] == "forward" else STAGE_GRAD
         for tensor in tensors:
-            self._ledger.add(level, row, "native", tensor.nbytes)
+            self._ledger.add(level, row.name, "native", tensor.nbytes)
         self._leaving[receiver][done] = [
             self._messages.send(tensor, receiver, self._name_of(done, k)) for k, tensor in enumerate(tensors)
         ]

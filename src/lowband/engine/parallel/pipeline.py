@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.collectives.activations import Along, along_tensor
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
@@ -22,11 +22,9 @@ from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import Init, Source
 from lowband.errors import UserError
 from lowband.spec.config import Config
-from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.schedule import Lists, stages
 from lowband.spec.schedules import SCHEDULES, Name, lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER
 
 _PIPELINES = itertools.count()
 
@@ -36,7 +34,8 @@ class Pipeline(nn.Module):
 
     chain:         the whole model, on every rank: modules of which each takes the output of the one before, a
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
-                   "0", "1", ...: their places in the chain. On the meta device no rank has them all
+                   "0", "1", ...: their places in the chain. On the meta device no rank has them all. To cut
+                   it along tensor, too, `lowband.parallelize` an nn.ModuleList of it before
     loss:          maps the last module's output and a target to one number
     scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
     micro_batches: per step
@@ -83,8 +82,10 @@ class Pipeline(nn.Module):
                 }
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
+        if (tensor := along_tensor(chain)) is not None:
+            self._lowband_tensor = tensor
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
-        self._plan = Plan(of_ranks, axis.ranks.index(axis.rank))
+        self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(chain), stages(of_ranks), layers)
         _check_parameters(chain, cuts, self._plan)
         for stage in self._plan.stages:
@@ -109,8 +110,9 @@ class Pipeline(nn.Module):
         )
         engine = self._lowband
         self._mail = Mail(self._plan, axis, engine.ledger, engine.device, self._name)
-        self._along = Collectives(given, axis, engine.ledger, engine.meter, engine.device, options)
-        engine.sum_over_stages = self._sum_over_stages
+        if len(axis.ranks) > 1:
+            engine.pipeline = Along(axis)
+            engine.pipeline.ledger, engine.pipeline.meter = engine.ledger, engine.meter
 
     @property
     def has_loss(self) -> bool:
@@ -167,17 +169,6 @@ class Pipeline(nn.Module):
             with suppress(RuntimeError):  # the store's rank has ended
                 store.set(key, f"rank {self._lowband.axis.rank} failed: {type(error).__name__}: {text}")
             raise
-
-    def _sum_over_stages(self, mine: torch.Tensor) -> torch.Tensor:
-        """The sum of a number, fp64, over the ranks along the pipeline axis; the same bits on all of them."""
-        along = self._along
-        everyones = mine.new_empty(along.axis.levels.world)
-        along.submit(
-            "norm of stages",
-            along.inwards(SELF, WORLD),
-            lambda call: along.gather(call, mine.view(1), everyones, SELF, WORLD, NORM_GATHER),
-        ).wait()
-        return everyones.sum()
 
 
 def _lists(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int | None) -> Lists:
