@@ -134,6 +134,12 @@ class RunSpec(RunOptions):
         if self.model.vocab % self.tensor:
             what = f"{self.model.vocab} rows of the vocabulary cannot be divided over tensor {self.tensor}"
             raise UserError(what, where=f"model '{self.model.name}'")
+        if self.sequence_parallel and self.tensor > 1 and self.device == "fake":
+            raise UserError(
+                "sequence_parallel: ranks' shards have different numbers of shared parameters, and one rank "
+                "is counted for all",
+                where="device fake",
+            )
         if self.sequence_parallel and self.seq_len % self.tensor:
             what = f"{self.seq_len} tokens cannot be divided over tensor {self.tensor}"
             raise UserError(what, where="sequence_parallel")

@@ -25,11 +25,12 @@ from lowband.spec.step import Collective
 class Along:
     """The exchanges of one module's activations with the ranks along an axis.
 
-    ledger, meter: where they are counted; an engine of the module counts there too
+    ledger: where their bytes are counted; an engine of the module counts there too. Their buffers, as large
+            as activations are, belong to autograd's memory and are not counted
     """
 
     def __init__(self, axis: Axis) -> None:
-        self.axis, self.ledger, self.meter = axis, Ledger(), MemoryMeter()
+        self.axis, self.ledger = axis, Ledger()
         self._of: dict[torch.device, Collectives] = {}
 
     @property
@@ -65,8 +66,8 @@ class Along:
 
     def summed(self, x: torch.Tensor, row: Collective, name: str) -> torch.Tensor:
         """The sum of the ranks' tensors, all of one shape; the same bits on each of them."""
-        flat = nn.functional.pad(x.reshape(-1), (0, -x.numel() % self.ranks))
-        flat = flat.clone() if flat.data_ptr() == x.data_ptr() else flat
+        missing = -x.numel() % self.ranks
+        flat = nn.functional.pad(x.reshape(-1), (0, missing)) if missing else x.reshape(-1).clone()
         found = self._reduced(flat, row, name)
         return found[: x.numel()].view(x.shape)
 
@@ -93,7 +94,7 @@ class Along:
         self, x: torch.Tensor, row: Collective, name: str, work: Callable[[Collectives, Call], Work]
     ) -> None:
         if (collectives := self._of.get(x.device)) is None:
-            collectives = Collectives(ALONG, self.axis, self.ledger, self.meter, x.device, Options())
+            collectives = Collectives(ALONG, self.axis, self.ledger, MemoryMeter(), x.device, Options())
             self._of[x.device] = collectives
         levels = (
             collectives.inwards(SELF, WORLD)
@@ -129,10 +130,10 @@ def along_tensor(module: object) -> Along | None:
     return found
 
 
-def counts_of(module: nn.Module) -> tuple[Ledger, MemoryMeter]:
-    """Where what is sent and held for a module is counted."""
+def ledger_of(module: nn.Module) -> Ledger:
+    """Where what is sent for a module is counted."""
     along = along_tensor(module)
-    return (Ledger(), MemoryMeter()) if along is None else (along.ledger, along.meter)
+    return Ledger() if along is None else along.ledger
 
 
 class _Passed(torch.autograd.Function):

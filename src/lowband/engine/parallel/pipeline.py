@@ -112,7 +112,7 @@ class Pipeline(nn.Module):
         self._mail = Mail(self._plan, axis, engine.ledger, engine.device, self._name)
         if len(axis.ranks) > 1:
             engine.pipeline = Along(axis)
-            engine.pipeline.ledger, engine.pipeline.meter = engine.ledger, engine.meter
+            engine.pipeline.ledger = engine.ledger
 
     @property
     def has_loss(self) -> bool:
