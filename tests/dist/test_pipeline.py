@@ -7,9 +7,12 @@ import torch
 from modules import HIER3, HPZ
 from staged import STEPS, B, D, S, alone, chain, on_axes, whole
 
+from lowband.engine.parallel import executor, pipeline
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
+from lowband.spec.schedule import peak
+from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
 
 CONFIG = Config()
@@ -98,3 +101,26 @@ def test_weights_are_gathered_where_the_list_comes_to_a_stage_and_gradients_redu
     assert first["backward_gather"] == half * embed  # the other stage has its weights still
     assert second["forward_gather"] == second["grad_reduce"] == half * (layer + head)
     assert second["backward_gather"] == half * layer
+
+
+def held(schedule: str, micro_batches: int) -> tuple[int, int]:
+    """The most micro-batches whose activations this rank holds at once, and the most results on their way."""
+    in_flight, on_way = [], []
+
+    class Watched(executor.Executor):
+        def _forward(self, stage: int, micro_batch: int) -> None:
+            super()._forward(stage, micro_batch)
+            in_flight.append(len({*self._outputs, *self._deferred}))
+            on_way.append(sum(len(of_rank) for of_rank in self._mail._leaving.values()))
+
+    pipeline.Executor = Watched
+    on_axes({}, 2, CONFIG.scheme("zero3"), micro_batches, partial(chain, 2), schedule=schedule)
+    return max(in_flight), max(on_way)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_no_more_is_held_than_the_list_says_and_what_was_received_is_freed(schedule: str) -> None:
+    found = on_ranks(2, held, schedule, 12)
+    chunks = 2 if schedule == "zb-v" else 1
+    assert [in_flight for in_flight, _ in found] == peak(lists(schedule, 2, 12, chunks))
+    assert max(on_way for _, on_way in found) <= 4
