@@ -1,6 +1,8 @@
 """What modules of a pipeline may do: draw random numbers, be computed again, share, freeze, return tuples."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,6 +287,27 @@ def test_stages_that_are_cut_along_tensor(schedule: str, data: int) -> None:
     assert state.keys() == expected.state.keys()
     for key, value in expected.state.items():
         torch.testing.assert_close(state[key], value.float(), rtol=1e-5, atol=1e-6)
+
+
+def run_example(text: str) -> bool:
+    def mean_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss_of(output, target) / 16
+
+    names = {"torch": torch, "lowband": lowband, "modules": chain(8), "loss": mean_loss}
+    before = dict(nn.Sequential(*chain(8)).state_dict())
+    names["steps"] = [batches(step, 0, 16) for step in range(2)]
+    exec(text, names)
+    after = lowband.full_state_dict(names["pipe"])
+    return len(names["losses"]) == 16 * names["pipe"].has_loss and not any(
+        torch.equal(before[name], after[name]) for name in after
+    )
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "library.md"
+    found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    [example] = [text for text in found if "lowband.Pipeline" in text]
+    assert on_ranks(4, run_example, example) == [True] * 4
 
 
 # ---- against the engine without a pipeline
