@@ -155,6 +155,13 @@ def test_a_deepspeed_configuration_is_trained_and_what_has_no_counterpart_is_ref
     assert losses[-1] < losses[0]
 
 
+def test_a_llama_in_stages_learns_as_on_one_rank() -> None:
+    in_stages = run(2, "pipeline.py", "--schedule", "zb-v", "--steps", 10)
+    alone = run(1, "pipeline.py", "--pipeline", 1, "--schedule", "depth", "--steps", 10)
+    assert in_stages == alone
+    assert alone[-1] < alone[0]
+
+
 def test_a_replica_learns_at_its_own_pace() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     words = f"--store 127.0.0.1:{store.port} --replica 3 --begins 3 --every 5 --steps 40"
