@@ -1,4 +1,4 @@
-"""Each site's env.sh under slurm/launch.sh, in the script that `lowband spec --sbatch` writes, on two nodes."""
+"""Each site's env.sh in a job: the script that `lowband spec --sbatch` writes, on two nodes of a box."""
 
 import json
 import shutil

@@ -5,6 +5,7 @@ does not know, it says before it looks for a controller.
 """
 
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -23,6 +24,7 @@ from lowband.spec.config import Config
 from lowband.spec.job import ACCOUNT, PARTITION, QOS
 
 CONFIG = Config(ROOT)
+FIRST = (ROOT / "docs" / "sites.md").read_text()
 SITES = ("cuda", "frontier", "lumi", "perlmutter")
 VERSION = "slurm-wlm 22.05.8"  # Debian 12's, whose parser reads the lines
 PARSED = "allocation failure: Unable to contact slurm controller (connect failure)"
@@ -156,7 +158,10 @@ def test_debians_slurm_understands_a_sites_script_and_its_srun_line(
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr.strip()
 
     assert said(parser, "--test-only", script) == PARSED
-    assert said(parser, "--test-only", "--qos=debug", "--time=5", script) == PARSED
+    told = re.findall(rf"^\| {site} \| `sbatch (.*?)` \|", FIRST, re.MULTILINE | re.IGNORECASE)
+    assert len(told) == (site != "cuda")
+    for options in told:
+        assert said(parser, "--test-only", *options.split(), script) == PARSED
     script.write_text(script.read_text().replace("--gpus-per-node", "--gpus-per-nodes"))
     assert "unrecognized option '--gpus-per-nodes=" in said(parser, "--test-only", script)
     job = CONFIG.job(site)

@@ -17,8 +17,10 @@ from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import disk
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_source
+from lowband.spec.batch_script import batch_script
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from lowband.spec.job import ACCOUNT
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.softmax import TORCH
 
@@ -133,10 +135,33 @@ def _suite(config: Config, suite: str) -> dict[str, str]:
     }
 
 
+SITES = ("frontier", "perlmutter", "lumi")  # those with a suite for a first job
+
+
+def first_jobs(_tables: Path, root: Path) -> list[str]:
+    """Of each site: the command that writes its first job's script, and what the script asks of Slurm."""
+    config, lines = Config(root), []
+    for site in SITES:
+        [spec] = config.runs([f"{site}-first"])
+        folder = Path("results/first/runs") / spec.run_id
+        variables = {ACCOUNT: "abc123"}
+        script = batch_script(config.job(site), spec, folder / "spec.json", Path("python"), variables)
+        lines += [
+            "```",
+            f"$ {ACCOUNT}=abc123 lowband spec --suite {site}-first --sbatch --out results/first/runs",
+            f"{folder}/job.sbatch",
+            f"$ grep -e '^#SBATCH' -e '^exec' {folder}/job.sbatch",
+            *(line for line in script.splitlines() if line.startswith(("#SBATCH", "exec"))),
+            "```",
+            "",
+        ]
+    return lines[:-1]
+
+
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     each.__name__: each
     for each in (
-        counterparts, claims, headline_claims, found, needs, softmax, suites,
+        counterparts, claims, headline_claims, found, needs, softmax, suites, first_jobs,
         parallel_places, parallel_groups, parallel_rows,
     )
 }  # fmt: skip
