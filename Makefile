@@ -9,6 +9,7 @@
 # make gpu         on a machine with a GPU, in a copy of this tree: all that needs one, in build/gpu (docs/kernels.md)
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
+# make lock        envs/lock.txt anew, after a change of envs/constraints.txt
 # make site        documents and reference of the library as pages to read without a network: build/site/index.html
 # make box         a Slurm cluster in a box that stays up until `lowband box down` (root)
 # make box-deps    Debian's packages for a box (root; installs outside this folder) and for further tests:
@@ -28,7 +29,7 @@ POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test test-all faults gpu check site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test test-all faults gpu check lock site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -103,6 +104,13 @@ box-deps: # packages must not start their daemons, because the box starts its ow
 page-deps: # a browser for the test of the page (Debian's package, root)
 	apt-get update -qq
 	$(APT_INSTALL) chromium
+
+lock: # envs/lock.txt: the versions of constraints.txt with hashes, of all but torch (pip install uv==0.13.9)
+	mkdir -p build && echo "torch; python_version < '3'" > build/no-torch.txt
+	uv pip compile pyproject.toml --extra train --extra report --extra workflow --constraints envs/constraints.txt \
+	  --overrides build/no-torch.txt --generate-hashes --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	  --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	  --output-file envs/lock.txt --quiet
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from started import begun, ended
 
 from lowband.cost.bytes import unit_numels
 from lowband.cost.contents import step_bytes
 from lowband.cost.memory import state_bytes
+from lowband.errors import UserError
+from lowband.run.count_fake import count
 from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome
@@ -53,3 +56,13 @@ def test_counted_at_scale_equals_closed_forms(
     )
     assert {kind: held.get(kind, 0) for kind in expected} == expected
     assert not (tmp_path / "steps.jsonl").exists()
+
+
+def test_a_torch_without_collectives_on_fake_tensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.10 ends with c10d's UnsupportedOperatorException."""
+    monkeypatch.setattr(torch, "__version__", "2.10.0+rocm7.1")
+    [spec, *_] = Config(ROOT).runs(["volume"])
+    with pytest.raises(
+        UserError, match=r"^volume-.*: torch 2.10.0\+rocm7.1 has no .* .allowed: torch 2.11 or later.$"
+    ):
+        count(spec)

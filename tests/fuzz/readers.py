@@ -57,7 +57,9 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "run/launch.py": OWN + "causes written by its own ranks; the kernel's files",
     "run/on_ranks.py": OWN + "what its own ranks have just written, in a private folder",
     "run/ranks.py": ("environment",),
+    "run/site.py": OWN + "a site's env.sh, which jobs run as it is; what modules and Slurm print",
     "run/status.py": ("status: ",),
+    "run/submit.py": OWN + "the state of a box, written by it for its own processes",
     "run/train.py": ("spec.json", "environment"),
     "spec/config.py": (
         "schemes.yaml", "models.yaml", "machine.yaml", "stack", "job.yaml", "config.yaml", "suite", "own ",

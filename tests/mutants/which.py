@@ -150,6 +150,7 @@ _TESTS = {
     "spec/sourced": [f"{UNIT}machine.py", *_PREDICT],
     "spec/files": [f"{UNIT}files.py", f"{UNIT}records.py"],
     "spec/job": [f"{UNIT}job.py"],
+    "spec/batch_script": [f"{UNIT}submittable.py"],
     "spec/slurm_task": [f"{UNIT}job.py"],
     "spec/lock": [f"{UNIT}lock.py", f"{UNIT}report_status.py"],
     "spec/csv_tables": [f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points", "grade")],

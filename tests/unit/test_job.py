@@ -1,8 +1,10 @@
 """What Slurm is asked for, from a run and a cluster's job.yaml."""
 
+import re
 from pathlib import Path
 
 import pytest
+from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
 
 from lowband.errors import UserError
 from lowband.evidence.report.documents.code import suites
@@ -12,6 +14,7 @@ from lowband.spec.run import RunSpec
 from lowband.spec.slurm_task import is_slurm_task
 
 ROOT = Path(__file__).parents[2]
+LEAST = {"tasks": "rank", "cpus_per_rank": 1}
 RUN = next(spec for spec in Config(ROOT).runs(["frontier"]) if spec.ranks == 384)
 
 
@@ -86,6 +89,45 @@ def test_runs_on_as_many_nodes_share_a_job() -> None:
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(UserError, match="acount"):
         SlurmRequest.parse({"tasks": "rank", "cpus_per_rank": 1, "acount": "abc"}, "job.yaml")
+
+
+@pytest.mark.parametrize("pattern", get_forbidden_slurm_options())
+def test_an_option_that_the_executor_refuses_is_refused_when_the_file_is_read(pattern: str) -> None:
+    """The plugin's own list: patterns of a long option, some with a letter as well."""
+    options = [
+        part.replace("[=\\s]", "=1").replace("\\s?", " 1").replace("\\s", " 1") for part in pattern.split("|")
+    ]
+    for option in options:
+        assert re.search(pattern, option)
+        with pytest.raises(UserError, match=r"job.yaml: sbatch: no place for -"):
+            SlurmRequest.parse({**LEAST, "sbatch": f"--exclusive {option}"}, "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "says"),
+    [
+        ("sbatch", "--exclusive --qos=regular", "no place for --qos: use the key qos"),
+        ("sbatch", "-q regular", "no place for -q: use the key qos"),
+        ("sbatch", "--chdir=x", "no place for --chdir: who submits the job sets it"),
+        ("sbatch", "'--exclusive", "No closing quotation"),
+        ("srun", "--distribution=cyclic", "no place for --distribution: slurm/launch.sh sets it"),
+    ],
+)
+def test_an_option_that_is_given_elsewhere_is_refused_in_one_line(key: str, options: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        SlurmRequest.parse({**LEAST, key: options}, "slurm/x/job.yaml")
+    assert str(refused.value).startswith(f"slurm/x/job.yaml: {key}: {says}")
+    assert SlurmRequest.parse({**LEAST, "sbatch": "--gpus-per-node=8 --mem-bind=local"}, "x").sbatch
+
+
+def test_the_environment_names_the_account_and_replaces_the_queue() -> None:
+    job = SlurmRequest.parse({**LEAST, "partition": "batch", "qos": "regular"}, "x")
+    assert job.queue({}) == {"slurm_partition": "batch", "qos": "regular"}
+    mine = {"SLURM_PROJECT": "abc", "SLURM_PART": "dev", "SLURM_QOS": "debug"}
+    assert job.queue(mine) == {"slurm_account": "abc", "slurm_partition": "dev", "qos": "debug"}
+    without = SlurmRequest.parse({**LEAST, "account": False}, "x")
+    assert without.queue(mine) == {"slurm_partition": "dev", "qos": "debug"}
+    assert without.queue({"SLURM_PROJECT": "abc"}) == {}
 
 
 @pytest.mark.parametrize(

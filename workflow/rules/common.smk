@@ -24,7 +24,7 @@ from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
 from lowband.run.several import has_ended
-from lowband.run.submit import why_not
+from lowband.run.submit import check
 from lowband.spec.config import Config
 from lowband.spec.records import RunFolder
 
@@ -42,7 +42,11 @@ try:
     CLUSTERS = {spec.machine.name for spec in SPECS.values()}
     JOBS = {cluster: CONFIGURATION.job(cluster) for cluster in CLUSTERS}
     RESOURCES = {
-        run: JOBS[spec.machine.name].resources(spec) for run, spec in SPECS.items()
+        run: {
+            **JOBS[spec.machine.name].resources(spec),
+            **JOBS[spec.machine.name].queue(os.environ),
+        }
+        for run, spec in SPECS.items()
     }
     ALLOCATIONS = [
         allocation
@@ -54,6 +58,14 @@ try:
     ALONE = set(SPECS) - {
         spec.run_id for allocation in ALLOCATIONS for spec in allocation.runs
     }
+    # A profile that gives a number of nodes submits; `make` and jobs themselves give a number of cores. Refuse
+    # here, because the graph of all files takes minutes, and Slurm would answer for each job.
+    if (
+        workflow.is_main_process
+        and workflow.resource_settings.nodes is not None
+        and not workflow.output_settings.dryrun
+    ):
+        check(list(SPECS.values()), JOBS, os.environ, Path())
     # The largest run of each cluster: its job is the one whose nodes are examined before it.
     LARGEST = {
         spec.machine.name: spec.run_id
@@ -130,7 +142,15 @@ def claim_tables(wildcards):
 
 def job_resource(name):
     """A resource of the Slurm job of a run."""
-    return lambda wildcards: RESOURCES[wildcards.run][name]
+    return lambda wildcards: RESOURCES[wildcards.run].get(name, "")
+
+
+# Those that some job has: an empty one would be an option without a value.
+QUEUE = {
+    name: job_resource(name)
+    for name in ("slurm_account", "slurm_partition", "qos", "constraint")
+    if any(resources.get(name) for resources in RESOURCES.values())
+}
 
 
 def shared_resources(allocation):
@@ -142,7 +162,11 @@ def shared_resources(allocation):
         if not has_ended(RunFolder(Path(RUNS_DIR) / spec.run_id))
     ]
     [asked] = job.allocations(left or allocation.runs)
-    return {**job.resources(allocation.runs[0]), "runtime": asked.minutes}
+    return {
+        **job.resources(allocation.runs[0]),
+        **job.queue(os.environ),
+        "runtime": asked.minutes,
+    }
 
 
 def preflight_minutes(wildcards):

@@ -35,12 +35,12 @@ rule train:
         "../../envs/cpu.yaml"
     threads: 1024
     resources:
+        **QUEUE,
         mpi="srun",
         nodes=job_resource("nodes"),
         tasks_per_node=job_resource("tasks_per_node"),
         cpus_per_task=job_resource("cpus_per_task"),
         runtime=job_resource("runtime"),
-        constraint=job_resource("constraint"),
         slurm_extra=job_resource("slurm_extra"),
     params:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
@@ -100,12 +100,12 @@ rule preflight_run:
         "../../envs/cpu.yaml"
     threads: 1024
     resources:
+        **QUEUE,
         mpi="srun",
         nodes=job_resource("nodes"),
         tasks_per_node=job_resource("tasks_per_node"),
         cpus_per_task=job_resource("cpus_per_task"),
         runtime=preflight_minutes,
-        constraint=job_resource("constraint"),
         slurm_extra=job_resource("slurm_extra"),
     params:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
@@ -116,19 +116,11 @@ rule preflight_run:
         " python -m lowband preflight {input.spec:q} > {log:q} 2>&1"
 
 
-# Stop if Slurm does not answer: otherwise each job would fail with a message about accounts. Also remove the
-# limit on how fast jobs start, unless a profile sets one: to apply its default (100 per second), Snakemake
-# examines all waiting jobs again and again, which takes processor time from timed runs (docs/benchmarks.md).
+# Remove the limit on how fast jobs start, unless a profile sets one: to apply its default (100 per second),
+# Snakemake examines all waiting jobs again and again, which takes processor time from timed runs
+# (docs/benchmarks.md).
 onstart:
     # Snakemake has no public name for the limiter.
     limiter = getattr(workflow.scheduler, "job_rate_limiter", None)
     if limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None
-    reason = why_not() if workflow.executor_plugin.name == "slurm" else ""
-    if reason:
-        print(
-            f"lowband: no Slurm here: {reason} (allowed: a login node of a site; lowband box run -- "
-            "snakemake --profile slurm)",
-            file=sys.stderr,
-        )
-        sys.exit(2)

@@ -19,8 +19,10 @@ from lowband.evidence.report.needs import disk
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_source
 from lowband.predict.search.ratios import condition
+from lowband.spec.batch_script import batch_script
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from lowband.spec.job import ACCOUNT
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.softmax import TORCH
 
@@ -153,12 +155,33 @@ def rehearsed(_tables: Path, root: Path) -> list[str]:
         for row in suite_ratios(Config(root), "frontier")
     ]
     return markdown(pd.DataFrame(rows))
+SITES = ("frontier", "perlmutter", "lumi")  # those with a suite for a first job
+
+
+def first_jobs(_tables: Path, root: Path) -> list[str]:
+    """Of each site: the command that writes its first job's script, and what the script asks of Slurm."""
+    config, lines = Config(root), []
+    for site in SITES:
+        [spec] = config.runs([f"{site}-first"])
+        folder = Path("results/first/runs") / spec.run_id
+        variables = {ACCOUNT: "abc123"}
+        script = batch_script(config.job(site), spec, folder / "spec.json", Path("python"), variables)
+        lines += [
+            "```",
+            f"$ {ACCOUNT}=abc123 lowband spec --suite {site}-first --sbatch --out results/first/runs",
+            f"{folder}/job.sbatch",
+            f"$ grep -e '^#SBATCH' -e '^exec' {folder}/job.sbatch",
+            *(line for line in script.splitlines() if line.startswith(("#SBATCH", "exec"))),
+            "```",
+            "",
+        ]
+    return lines[:-1]
 
 
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     each.__name__: each
     for each in (
-        counterparts, claims, headline_claims, found, needs, softmax, suites, rehearsed,
+        counterparts, claims, headline_claims, found, needs, softmax, suites, rehearsed, first_jobs,
         parallel_places, parallel_groups, parallel_rows,
     )
 }  # fmt: skip
