@@ -14,7 +14,8 @@
 # make box-deps    Debian's packages for a box (root; installs outside this folder) and for further tests:
 #                  a C compiler (an ordinary user's box), SimGrid (collectives), SIMDe (AVX-512 without a processor
 #                  that has it)
-# make page-deps   a browser, in which a test opens the page (root; installs outside this folder)
+# make page-deps   a browser, in which a test opens the page, and LaTeX, with which one sets the appendices (root;
+#                  installs outside this folder)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce, make test   more cores for the workflow's light jobs, and for the tests
@@ -100,9 +101,9 @@ box-deps: # packages must not start their daemons, because the box starts its ow
 	$(APT_INSTALL) slurmctld slurmd slurm-client munge iproute2
 	$(APT_INSTALL) gcc libc6-dev python3-simgrid libsimde-dev || echo "some packages for further tests are not available"
 
-page-deps: # a browser for the test of the page (Debian's package, root)
+page-deps: # for the tests of the page and of the appendices (Debian's packages, root)
 	apt-get update -qq
-	$(APT_INSTALL) chromium
+	$(APT_INSTALL) chromium texlive-latex-recommended lmodern poppler-utils
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -87,10 +87,16 @@ def test_a_page_of_a_few_runs(graded: Path, tmp_path: Path) -> None:
     write_page(ROOT, graded, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "No run of this reproduction is at the scale of the paper" in page
-    # The first screen answers: findings, then each paper's claims, this run's apart from shipped ones.
+    # The first screen answers: a sentence for each badge, five contributions, findings, then each paper's
+    # claims, this run's apart from shipped ones.
     found = page[page.index('id="found"') : page.index('id="machine"')]
     assert found.count("<li>") == 5
     assert "neither reproduced nor refuted" in found
+    verdict = page[page.index('id="verdict"') : page.index('id="found"')]
+    assert page.index("<h1>") < page.index('id="verdict"') < page.index("<nav")
+    assert re.findall(r"<strong>(\w+): ", verdict) == ["Available", "Functional", "Reproduced"]
+    assert "<code>make smoke</code>" in verdict
+    assert verdict.count("<tr>") == 1 + 5
     assert all(paper in found for paper in PAPERS.values())
     assert "<th>this run</th><th>shipped</th><th>computed</th>" in found
     # The constants in force stand beside the alternatives: they are those of no row.
@@ -126,7 +132,8 @@ def test_schemes_whose_levels_the_drawn_machine_lacks(graded: Path, tmp_path: Pa
         for path in (ROOT / folder).iterdir():
             if path.name != "schemes":  # what `lowband plan --write` has left there
                 (root / folder / path.name).symlink_to(path)
-    (root / "results").symlink_to(ROOT / "results")
+    for name in ("results", "CITATION.cff"):
+        (root / name).symlink_to(ROOT / name)
     four = "secondary: package\nweights: node\ngrads: rack\noptim: world\n"
     write_whole(root / "slurm" / "racks" / "machine.yaml", RACKS)
     write_whole(root / "config" / "schemes" / "hier4.yaml", four)

@@ -4,11 +4,14 @@
 rule appendix:
     input:
         claims=f"{TABLES_DIR}/claims.csv",
-        experiments="config/experiments.yaml",
+        config=["config/experiments.yaml", "config/contributions.yaml", "CITATION.cff"],
         disk=DISK,
-        code=sorted(Path(f"{REPORT_CODE}/appendix").glob("*")),
+        code=[
+            f"{REPORT_CODE}/badges.py",
+            *sorted(Path(f"{REPORT_CODE}/appendix").glob("*.*")),
+        ],
     output:
-        expand(f"results/{NAME}/appendix/{{name}}.tex", name=[*APPENDICES, "claims"]),
+        expand(f"results/{NAME}/appendix/{{name}}.tex", name=APPENDICES),
     log:
         f"{LOGS_DIR}/appendix.log",
     localrule: True
@@ -32,9 +35,14 @@ rule page:
         config=[
             "config/schemes.yaml",
             "config/documents.yaml",
+            "config/contributions.yaml",
+            "CITATION.cff",
             "slurm/frontier/machine.yaml",
         ],
-        code=sorted(Path(f"{REPORT_CODE}/page").glob("*.*")),
+        code=[
+            f"{REPORT_CODE}/badges.py",
+            *sorted(Path(f"{REPORT_CODE}/page").glob("*.*")),
+        ],
     output:
         report(
             f"results/{NAME}/page.html",

@@ -94,7 +94,8 @@ class Claim(Strict):
         default=None, description="the runs of the suites that must have ended ok; {}: all of them"
     )
     is_fit: bool = Field(
-        default=False, description="as many constants were fitted as there are numbers to meet"
+        default=False,
+        description="constants, or the rates of the links, were fitted to this number",
     )
     unit: str = ""
     relation: Relation | None = None
@@ -102,6 +103,7 @@ class Claim(Strict):
     tolerance: float = Field(default=0, description="how far from the target still passes")
     not_run: str = Field(default="", description="why it cannot be tried here")
     headline: str = Field(default="", description="its name in README's table, if it is listed there")
+    badge: str = Field(default="", description="its words in the sentence about the badge Reproduced")
 
     @property
     def queries(self) -> list[Query]:

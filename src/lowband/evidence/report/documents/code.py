@@ -11,6 +11,7 @@ import pandas as pd
 from lowband.cost.softmax import TWO_PASS
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.report.badges import badges, contribution_table, one_line
 from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, minutes, read_graded
 from lowband.evidence.report.documents.parallel import parallel_groups, parallel_places, parallel_rows
 from lowband.evidence.report.findings import findings
@@ -45,6 +46,18 @@ def _counterpart(cell: Has | Lacks) -> str:
 def claims(tables: Path, _root: Path) -> list[str]:
     """Every claim, graded on the shipped results."""
     return claims_markdown(read_graded(tables / "claims.csv"))
+
+
+def verdict(tables: Path, root: Path) -> list[str]:
+    """A sentence for each badge of an artifact, then the contributions."""
+    graded = read_graded(tables / "claims.csv")
+    sentences = [f"- **{badge.name}: {badge.state}**; {badge.reason}." for badge in badges(graded, root)]
+    return [*sentences, "", *markdown(contribution_table(graded, root / "config"))]
+
+
+def badge_line(tables: Path, root: Path) -> list[str]:
+    """The badges in one line."""
+    return [one_line(read_graded(tables / "claims.csv"), root)]
 
 
 def headline_claims(tables: Path, root: Path) -> list[str]:
@@ -136,7 +149,7 @@ def _suite(config: Config, suite: str) -> dict[str, str]:
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     each.__name__: each
     for each in (
-        counterparts, claims, headline_claims, found, needs, softmax, suites,
+        counterparts, claims, verdict, badge_line, headline_claims, found, needs, softmax, suites,
         parallel_places, parallel_groups, parallel_rows,
     )
 }  # fmt: skip

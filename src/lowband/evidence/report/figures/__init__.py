@@ -93,8 +93,8 @@ FIGURES: dict[str, Entry] = {
         "box_ratios",
         "Ratio of TFLOPS per GCD between schemes in the scale model whose links have the rates that the "
         "paper's stack reached: flat rings, no overlap, four passes of 2,048 tokens per rank and optimizer "
-        "step, blocks recomputed; dotted: as the paper reports for 384 GCDs. The rates were fitted to the "
-        "paper's ratios, nothing to these runs. Shipped measurements." + _READING,
+        "step, blocks recomputed; dotted: as the paper reports for 384 GCDs. A fit: the rates were fitted "
+        "to the paper's ratios, nothing to these runs. Shipped measurements." + _READING,
         "box_ratios:ATTAINED",
     ),
     "box_order": Entry(

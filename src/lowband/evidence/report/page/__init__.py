@@ -12,6 +12,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from lowband.errors import UserError
+from lowband.evidence.report.badges import badges, contribution_table
 from lowband.evidence.report.claim_views import (
     by_kind,
     by_paper,
@@ -57,6 +58,8 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         at_scale=_at_scale(tables),
         alternatives=_alternatives(root, tables),
         in_force=config.given_stack(None, machine),
+        badges=badges(claims, root),
+        contributions=contribution_table(claims, root / "config"),
         findings=findings(root),
         papers=by_paper(claims),
         kinds=by_kind(claims),
