@@ -27,6 +27,8 @@ BIN := $(VENV)/bin
 REPORT := .venv-report
 POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+# A bar with the time left; what Snakemake prints is in logs/<results>/snakemake.log.
+WATCHED = $(BIN)/lowband watch --results $(1) --
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
 .PHONY: install reproduce figures smoke test test-all faults gpu check site format clean box box-deps page-deps
@@ -43,7 +45,7 @@ $(VENV)/.installed: pyproject.toml envs/constraints.txt
 	touch $@
 
 reproduce: install
-	$(SNAKEMAKE)
+	$(call WATCHED,local) $(SNAKEMAKE) --config scope=all
 	@$(BIN)/lowband summary --tables results/local/tables --figures figures/local
 
 # A separate environment: without torch it takes a fraction of the time and space.
@@ -53,11 +55,12 @@ $(REPORT)/.installed: pyproject.toml envs/constraints.txt
 	touch $@
 
 figures: $(REPORT)/.installed
-	$(REPORT)/bin/snakemake --cores $(CORES) --config measurements=shipped results=shipped
+	$(REPORT)/bin/lowband watch --results shipped -- $(REPORT)/bin/snakemake --cores $(CORES) \
+		--config measurements=shipped results=shipped
 	@$(REPORT)/bin/lowband summary --tables results/shipped/tables --figures figures/shipped
 
 smoke: install
-	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
+	$(call WATCHED,smoke) $(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process

@@ -8,6 +8,8 @@ rule spec:
         f"{RUNS_DIR}/{{run}}/spec.json",
     log:
         f"{LOGS_DIR}/spec/{{run}}.log",
+    # Training comes before tables and figures that do not wait for it.
+    priority: 100
     localrule: True
     conda:
         "../../envs/cpu.yaml"
@@ -29,6 +31,7 @@ rule train:
         f"{RUNS_DIR}/{{run}}/trained",
     log:
         f"{LOGS_DIR}/train/{{run}}.log",
+    priority: 100
     conda:
         "../../envs/cpu.yaml"
     threads: 1024

@@ -166,7 +166,7 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
     elif claim.is_fit:
         verdict, why = (
             "fit",
-            "constants, or the rates of the links, were fitted to this number: it is not tested",
+            "constants, or rates of links, were fitted to this number: it is not tested",
         )
     return {**grade, "verdict": verdict, "why": why}
 

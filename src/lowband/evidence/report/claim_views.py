@@ -151,7 +151,8 @@ def tally_apart(claims: pd.DataFrame) -> str:
 
 def by_paper(claims: pd.DataFrame) -> pd.DataFrame:
     """Verdicts of each paper's claims, and of those about the artifact itself."""
-    named = {about: claims[claims["paper"] == paper] for paper, about in PAPERS.items()}
+    others = {name: name for name in claims["paper"].dropna().unique() if name not in PAPERS}
+    named = {about: claims[claims["paper"] == paper] for paper, about in {**PAPERS, **others}.items()}
     return _standing("paper", {**named, KINDS["artifact"]: claims[claims["paper"].isna()]})
 
 
