@@ -45,8 +45,8 @@ if IS_OWN:
         conda:
             "../../envs/cpu.yaml"
         params:
-            tables=TABLES_DIR,
-            figures=FIGURES_DIR,
+            tables=lambda wildcards, input: Path(input.tables[0]).parent,
+            figures=lambda wildcards, input: Path(input.figures[0]).parent,
         shell:
             "python -m lowband page --own --tables {params.tables} --figures {params.figures} --out {output} > {log} 2>&1"
 

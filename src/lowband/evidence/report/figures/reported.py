@@ -13,8 +13,8 @@ COLUMNS = ["id", "short", "unit", "verdict", "reported", "ours", "provenance"]
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The claims that were tried and have a reported number, by unit."""
-    rows = table[table["reported"].notna() & table["ours"].notna()]
+    """The claims that were tried and have a reported number other than 0, by unit."""
+    rows = table[table["reported"].abs().gt(0) & table["ours"].notna()].fillna({"unit": ""})
     units = list(dict.fromkeys(rows["unit"]))
     return rows.sort_values("unit", key=lambda unit: unit.map(units.index), kind="stable")[COLUMNS]
 
