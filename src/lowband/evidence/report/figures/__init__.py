@@ -190,8 +190,8 @@ FIGURES: dict[str, Entry] = {
         "frontier_map",
         "Where the ratios of arXiv 2501.04266 hold (both within 5 %: hatched), over the batch per GCD and "
         "what a node's cards reach, without overlap and with the fitted rate in a node. Colours: the ratios; "
-        "lines: the reported ones. Cross: the point used. With published rates in a node, or with full overlap, they "
-        "hold nowhere. Predicted, not measured." + _READING,
+        "lines: the reported ones. Cross: the point used. With published rates in a node, or with full "
+        "overlap, they hold nowhere. Predicted, not measured." + _READING,
     ),
     "scale": Entry(
         "scale",

@@ -27,7 +27,7 @@ from lowband.evidence.report.documents import read_blocks
 from lowband.evidence.report.figures import FIGURES, commit, own_figures
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.page.machine import draw_machine, links
-from lowband.evidence.report.page.schemes import MACHINE, draw_scheme, wires
+from lowband.evidence.report.page.schemes import MACHINE, draw_scheme, exchanges, wires
 from lowband.evidence.report.writers import HTML, filled
 from lowband.evidence.tables.build import SUITE_OF, is_made_by
 from lowband.evidence.tables.points import at_most_ranks
@@ -119,6 +119,7 @@ def _schemes(config: Config, names: list[str], cluster: str) -> tuple[list[dict[
                 "groups": list(machine.sizes)[-1],
                 "svg": Markup(draw_scheme(scheme, machine.sizes)),
                 "wires": wires(scheme),
+                "exchanges": exchanges(scheme),
             }
         )
     return cards, left_out
