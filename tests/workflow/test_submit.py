@@ -86,7 +86,7 @@ def started(tree: Path, profile: str, *arguments: str, **variables: str) -> subp
 
 
 def submit(tree: Path, profile: str, runs: Mapping[str, str], **variables: str) -> dict[str, list[str]]:
-    """Submit runs, given what their jobs are called, with a profile; by run the options, in their long form."""
+    """Submit runs, given what their jobs are called, with a profile; by run the options, in long form."""
     suite = profile.rpartition("/")[2]
     targets = [f"results/{suite}/runs/{run}/trained" for run in runs]
     done = started(

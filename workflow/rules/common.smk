@@ -19,7 +19,7 @@ from lowband.evidence.tables.build import (
     tables_of_runs,
 )
 from lowband.evidence.tables.entries import COLLECTED, TABLES
-from lowband.evidence.report.figures import FIGURES, file_of
+from lowband.evidence.report.figures import FIGURES, file_of, own_figures
 from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
@@ -38,7 +38,8 @@ try:
     SUITES = [] if IS_SHIPPED else config["suites"]
     CONFIGURATION = Config()
     SPECS = {spec.run_id: spec for spec in CONFIGURATION.runs(SUITES)}
-    CLAIMS = {claim.id: claim for claim in read_claims(Path("config/claims.yaml"))}
+    CLAIMS_FILE = config["claims"]
+    CLAIMS = {claim.id: claim for claim in read_claims(Path(CLAIMS_FILE))}
     CLUSTERS = {spec.machine.name for spec in SPECS.values()}
     JOBS = {cluster: CONFIGURATION.job(cluster) for cluster in CLUSTERS}
     RESOURCES = {
@@ -93,12 +94,18 @@ OWN_CLAIMS = [
     for claim in CLAIMS.values()
     if claim.queries and set(sources(claim)) <= {*COLLECTED, *OWN_TABLES}
 ]
+IS_OWN = config["scope"] == "own" and not IS_SHIPPED
+OWN_FIGURES = own_figures(SUITES)
 
 NAME = config["results"]
 RUNS_DIR = f"results/{NAME}/runs"
 TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
+# The claims that a reproduction's own runs decide are all its claims, unless it grades the others too.
+OWN_CLAIMS_CSV = (
+    f"{TABLES_DIR}/claims.csv" if IS_OWN else f"results/{NAME}/own_claims/claims.csv"
+)
 REPORT_CODE = "src/lowband/evidence/report"
 TABLES_CODE = "src/lowband/evidence/tables"
 CLAIMS_CODE = [

@@ -8,6 +8,8 @@ rule spec:
         f"{RUNS_DIR}/{{run}}/spec.json",
     log:
         f"{LOGS_DIR}/spec/{{run}}.log",
+    # Training comes before tables and figures that do not wait for it.
+    priority: 100
     localrule: True
     conda:
         "../../envs/cpu.yaml"
@@ -31,6 +33,7 @@ rule train:
         f"{LOGS_DIR}/train/{{run}}.log",
     wildcard_constraints:
         run=one_of(ALONE),
+    priority: 100
     conda:
         "../../envs/cpu.yaml"
     threads: 1024
@@ -67,6 +70,7 @@ for allocation in ALLOCATIONS:
             [f"{RUNS_DIR}/{spec.run_id}/trained" for spec in allocation.runs],
         log:
             f"{LOGS_DIR}/train/{allocation.name}.log",
+        priority: 100
         conda:
             "../../envs/cpu.yaml"
         threads: 1024

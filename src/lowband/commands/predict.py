@@ -22,7 +22,7 @@ RECOMPUTE = ["none", "selective", "op", "full"]
 def add(commands: Any) -> None:
     predict = add_verb(
         commands, "predict", "time and memory of a scheme on a cluster, item by item",
-        "--cluster frontier --model gpt-20b --scheme zero3 hier3 --gpus 384",
+        "--cluster frontier --model gpt-20b --scheme zero3 zeropp hier3 --gpus 384 --accumulation 4",
         "Options that take several values make a grid. Exit code 1: no point fits the memory.",
     )  # fmt: skip
     _add_job(predict)
