@@ -28,6 +28,9 @@ POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
+# What pip did not compile (.ci/run) Python compiles once, and keeps: some hundred interpreters import it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install reproduce figures smoke test test-all faults gpu check site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
