@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from started import begun, ended
 
-from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.bytes import unit_numels
+from lowband.cost.contents import step_bytes
 from lowband.cost.memory import state_bytes
+from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
@@ -40,11 +42,10 @@ def test_counted_at_scale_equals_closed_forms(
     code, error = ended(begun(path), path)
     assert code == 0, error
     outcome = Outcome.read_json(tmp_path / "outcome.json")
-    units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
-    assert sent == sent_bytes(
-        units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, spec.collectives, order=order
-    )
+    assert sent == step_bytes(spec)
+    assert ("leave_reduce" in {s.collective for s in outcome.sent}) == (spec.tensor > 1)
+    units = unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor))
     held = {state.kind: state.bytes for state in outcome.states}
     levels = spec.levels
     expected = state_bytes(

@@ -19,6 +19,7 @@ from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
+from lowband.spec.activations import TENSOR_NORM
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
@@ -136,15 +137,20 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
-            present = [p.grad for p in unit.shards if p.grad is not None and p.grad.numel()]
             copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
-            copied.setdefault(copies, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
+            for p in unit.shards:
+                if p.grad is not None and p.grad.numel():
+                    on_tensor = 1 if p.shard_of.slice_of else engine.tensor_ranks
+                    copied.setdefault(copies * on_tensor, []).append(p.grad.as_subclass(torch.Tensor))
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     for copies, part in copied.items():
         if part:
             squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
             mine += squares / copies
-    norm = sum_over_replica(engine.collectives, mine).sqrt()
+    squares = sum_over_replica(engine.collectives, mine)
+    if engine.tensor is not None:
+        squares = engine.tensor.gathered(squares.view(1), TENSOR_NORM, 0, "norm").sum()
+    norm = squares.sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
         # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
@@ -167,8 +173,9 @@ def consensus_distance(module: nn.Module) -> float:
 
     The distance is Euclidean, over all trainable parameters. It takes an all-reduce of the weights between
     replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
-    has no sync.
+    has no sync, or if the module is cut along other axes.
     """
+    engine_of(module).axis.check_alone("consensus_distance")
     return _replicas_of(module).distance()
 
 
@@ -192,9 +199,9 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
     for parameters in units_gathered(engine):
-        if engine.axis.is_first:
+        if engine.is_first:
             full |= {id(shard_): whole.to("cpu", copy=True) for shard_, whole in parameters}
-    if not engine.axis.is_first:
+    if not engine.is_first:
         return {}
     named = module.named_parameters(remove_duplicate=False)
     state = {name: full[id(parameter)] for name, parameter in named}
