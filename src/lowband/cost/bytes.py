@@ -54,6 +54,16 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
     return [root, *[numel(model.block_shapes())] * (model.layers // axes.pipeline)]
 
 
+def cut_shapes(model: ModelSpec, tensor: int) -> list[list[tuple[int, ...]]]:
+    """`model.unit_shapes()` on a tensor rank."""
+    plan = gpt_plan(model)
+    root, block = (
+        [cut_shape(name, shape, plan, tensor) for name, shape in shapes.items()]
+        for shapes in (model.root_shapes(), model.block_shapes())
+    )
+    return [root, *[block] * model.layers]
+
+
 @cache
 def stage_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> tuple[int, ...]:
     """`unit_numels`, cached: a search calls it with the same arguments again and again."""

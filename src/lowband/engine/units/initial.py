@@ -94,7 +94,12 @@ class Initial:
             return
         # A slice's values are those of the whole parameter, whatever the number of tensor ranks.
         made = self._meter.hold("start", self._made(name, parameter, cut.shape if cut else parameter.shape))
-        yield (cut.cut(made) if cut else made).reshape(-1)
+        if cut is None:
+            yield made.view(-1)
+        else:
+            part = self._meter.hold("start", cut.cut(made).clone(memory_format=torch.contiguous_format))
+            yield part.view(-1)
+            self._meter.release("start", part.nbytes)
         self._meter.release("start", made.nbytes)
 
     def _made(self, name: str, like: torch.Tensor, shape: torch.Size) -> torch.Tensor:

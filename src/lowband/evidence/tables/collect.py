@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lowband.cost.bytes import unit_numels
+from lowband.cost.bytes import cut_shapes, unit_numels
 from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import start_bytes, state_bytes
@@ -253,8 +253,9 @@ def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, i
     )
     if with_start:
         rank = 0 if spec.device == "fake" else None
+        cut = cut_shapes(spec.model, spec.tensor)
         shapes = spec.model.unit_shapes()
-        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank)
+        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank, cut)
     return closed
 
 
