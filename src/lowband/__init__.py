@@ -27,6 +27,7 @@ _HOMES = {
     "Lamb": "lowband.engine.optimizers.lamb",
     "Matrices": "lowband.engine.optimizers.matrices",
     "OneByte": "lowband.engine.jobs.one_byte",
+    "Pipeline": "lowband.engine.parallel.pipeline",
     "Quorum": "lowband.engine.jobs.quorum",
     "Row": "lowband.spec.tensor",
     "Safetensors": "lowband.engine.checkpoint.safetensors_files",

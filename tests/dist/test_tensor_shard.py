@@ -8,17 +8,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from started import begun, ended, spec_file
 
 import lowband
+from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import RunFolder
+from lowband.spec.run import RunSpec
 from lowband.spec.tensor import gpt_plan
 
 SPEC = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
+ROOT = Path(__file__).parents[2]
 STEPS, MICRO_BATCHES, CLIP = 3, 2, 0.5
 Axes = dict[str, int | bool]
 
@@ -205,3 +210,24 @@ def test_optimizers_of_whole_matrices_refuse_slices() -> None:
         assert "is cut over tensor ranks, none of which has the whole matrix" in matrices
         assert "is cut over tensor ranks, whose parts are not summed" in lamb
         assert "is cut over tensor ranks" in adafactor
+
+
+def test_a_run_along_tensor_has_the_losses_and_bytes_of_its_closed_forms(tmp_path: Path) -> None:
+    """With sequence parallelism some ranks have shared gradients in their shards, and others have none."""
+    changes = {"steps": 4, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
+    found = {}
+    for name, axes in {
+        "data": {"ranks": 2, "micro_batch": 4},
+        "tensor": {"ranks": 4, "micro_batch": 4, "tensor": 2, "sequence_parallel": True, "recompute": "full"},
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        path = spec_file(folder, **changes, **axes)
+        code, said = ended(begun(path), path)
+        assert code == 0, said
+        found[name] = RunFolder(folder)
+    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    assert losses["tensor"] == pytest.approx(losses["data"], rel=1e-5)
+    spec = RunSpec.read_json(found["tensor"].spec)
+    for step in [*found["tensor"].read_steps()][1:]:  # the first one has no new weights to fetch
+        assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)

@@ -31,6 +31,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "engine/jobs/life.py": OWN + "signs of life of replicas that share weights, so trust each other",
     "engine/jobs/rounds.py": OWN + "records of replicas that share weights, so trust each other",
     "engine/jobs/state.py": OWN + "the state of a replica that shares weights, checked to fit",
+    "engine/parallel/mail.py": OWN + "formats that stages of one job send each other",
     "engine/checkpoint/safetensors_files.py": ("safetensors",),
     "evidence/importers/__init__.py": ("log: ",),
     "evidence/importers/mllog.py": ("log: mllog",),

@@ -63,6 +63,14 @@ _ENGINE = {
     "optimizers/lamb": _dist("optimizers"),
     "optimizers/matrices": _dist("matrices"),
     "optimizers/matrix_owners": _dist("matrices"),
+    "collectives/activations": _dist("tensor", "tensor_shard"),
+    "parallel/cut_layers": _dist("tensor"),
+    "parallel/tensor": _dist("tensor", "tensor_shard"),
+    "parallel/deferred": _dist("pipeline_modules", "pipeline"),
+    "parallel/executor": _dist("pipeline_modules", "pipeline"),
+    "parallel/mail": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
+    "parallel/pipeline": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
+    "parallel/plan": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
     "passes/attributes": _dist("side_losses"),
     "passes/backward": [*_dist("backward_order", "side_losses", "library_steps", "dropped"), *EVERY_STEP],
     "passes/breadth": _dist(
@@ -87,6 +95,7 @@ _ENGINE = {
     "transport/hosts": [f"{UNIT}hosts.py"],
     "transport/lane": [*_dist("streams", "late_lane", "engines"), *EVERY_STEP],
     "transport/ledger": _dist("wires", "unit_placements", "closed_forms"),
+    "transport/messages": _dist("pipeline_refused", "pipeline"),
     "transport/meter": _dist("wires", "flat_collectives", "closed_forms"),
     "transport/meeting": _dist("checkpoint_fit", "checkpoint_writes"),
     "transport/order": _dist("misuse"),
@@ -108,6 +117,7 @@ _ENGINE = {
     "units/shard_parameter": [*_dist("outside", "dropped", "unit_placements", "idioms"), *EVERY_STEP],
     "units/shard_sums": _dist("optimizers"),
     "units/state_dict": _dist("foreign_tools", "idioms", "safetensors", "library"),
+    "units/slice_of": _dist("tensor", "tensor_shard"),
     "units/states": _dist("engine_states", "library_steps"),
     "units/unit": [*_dist("unit_placements", "deferred", "dropped"), *EVERY_STEP, *_dist("idioms")],
 }
@@ -126,6 +136,9 @@ _CHECKPOINT = {
 
 # folder or file inside the package -> its tests
 _TESTS = {
+    "spec/activations": _dist("tensor", "tensor_shard"),
+    "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
+    "cost/contents": [f"{DIST}count.py"],
     "spec/axes": [f"{DIST}axes.py"],
     "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],

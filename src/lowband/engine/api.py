@@ -5,10 +5,9 @@ from contextlib import AbstractContextManager
 from typing import TypeVar, get_args
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.options import Options
+from lowband.engine.options import Options, device_of
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.whole import units_gathered
@@ -19,7 +18,7 @@ from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
-from lowband.spec.activations import TENSOR_NORM
+from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
@@ -84,16 +83,8 @@ def shard(
 
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    module._lowband = Engine(*parts, options, init, seed, _device(device))  # type: ignore[assignment]
+    module._lowband = Engine(*parts, options, init, seed, device_of(device))  # type: ignore[assignment]
     return module
-
-
-def _device(given: torch.device | str | None) -> torch.device:
-    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device."""
-    device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -127,8 +118,9 @@ def accumulate(
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the unscaled norm.
 
-    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. Under a
-    scheme with sync, replicas have gradients, norms and scales of their own.
+    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. A
+    pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
+    scales of their own.
     Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
     """
     engine = engine_of(module)
@@ -148,8 +140,9 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
             squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
             mine += squares / copies
     squares = sum_over_replica(engine.collectives, mine)
-    if engine.tensor is not None:
-        squares = engine.tensor.gathered(squares.view(1), TENSOR_NORM, 0, "norm").sum()
+    for along, row in ((engine.tensor, TENSOR_NORM), (engine.pipeline, STAGES_NORM)):
+        if along is not None:
+            squares = along.gathered(squares.view(1), row, 0, "norm").sum()
     norm = squares.sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
@@ -173,9 +166,10 @@ def consensus_distance(module: nn.Module) -> float:
 
     The distance is Euclidean, over all trainable parameters. It takes an all-reduce of the weights between
     replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
-    has no sync, or if the module is cut along other axes.
+    has no sync, or if tensor ranks hold slices of the module.
     """
-    engine_of(module).axis.check_alone("consensus_distance")
+    if engine_of(module).tensor is not None:
+        engine_of(module).axis.check_alone("consensus_distance")
     return _replicas_of(module).distance()
 
 

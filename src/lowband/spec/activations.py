@@ -36,12 +36,19 @@ SHARED_REDUCE = Collective(  # gradients of parameters that every rank has whole
     "shared_reduce", "all_reduce", SELF, WORLD, "masters", "step", "backward")
 TENSOR_NORM = Collective(  # as NORM_GATHER, over the tensor axis
     "tensor_norm", "gather", SELF, WORLD, "masters", "step", None)
+STAGE_OUTPUT = Collective(  # of each micro-batch, from a stage to the next one, if that is on another rank
+    "stage_output", "swap", SELF, WORLD, "activations", "layer", "forward")
+STAGE_GRAD = Collective(  # and its gradient back
+    "stage_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
+STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
+    "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
     "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
 TENSOR: Final = (
     LEAVE_REDUCE, ENTER_REDUCE, ENTER_GATHER, ENTER_SCATTER, LEAVE_SCATTER, LEAVE_GATHER, SPLIT_GATHER,
     JOIN_GATHER, LOSS_GATHER, SHARED_REDUCE, TENSOR_NORM,
 )
+PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, STAGES_NORM)
 # fmt: on
 
 

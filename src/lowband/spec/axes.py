@@ -70,7 +70,7 @@ AXES: Final = Axes.model_fields
 
 
 class Ways(Axes):
-    """Axes, and how their ranks work together: what the predictor knows and the engine does not run yet.
+    """Axes, and how their ranks work together, as the predictor knows them.
 
     chunks:            stages per rank of a pipeline (virtual stages)
     schedule:          of a step's micro-batches

@@ -124,7 +124,7 @@ class Along:
         return parts.unflatten(0, (self.ranks, length))[places].flatten(0, 1)
 
 
-def along_tensor(module: nn.Module) -> Along | None:
+def along_tensor(module: object) -> Along | None:
     """The exchanges along a module's tensor axis; None if it was not cut (parallel.tensor)."""
     found: Along | None = getattr(module, "_lowband_tensor", None)
     return found

@@ -1,1 +1,1 @@
-"""Modules cut along axes other than data, before `lowband.shard` places what is left on data."""
+"""Axes of parallelism beside data: modules cut along tensor, and chains of them in stages of a pipeline."""

@@ -37,7 +37,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
-from lowband.engine.collectives.activations import along_tensor, ledger_of
+from lowband.engine.collectives.activations import Along, along_tensor, ledger_of
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.passes.backward import Backward
@@ -97,6 +97,7 @@ class Engine:
         self.module, self.axis = module, axis
         self.compute_dtype = options.compute_dtype
         self.tensor = along_tensor(module)
+        self.pipeline: Along | None = None  # whose other ranks have other stages
         self.ledger, self.meter = ledger_of(module), MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
