@@ -32,6 +32,9 @@ APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-instal
 WATCHED = $(BIN)/lowband watch --results $(1) --
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
+# What pip did not compile (.ci/run) Python compiles once, and keeps: some hundred interpreters import it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install reproduce figures smoke test test-all faults gpu check lock site format clean box box-deps page-deps
 
 install: $(VENV)/.installed

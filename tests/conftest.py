@@ -1,7 +1,9 @@
 """Which tests run, and the order in which processes that share them (pytest-xdist) take the files."""
 
+import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -40,8 +42,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.nodeid in needless:
                 item.add_marker(pytest.mark.skip(reason=passed.REASON))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # a long file begun last would leave the other processes idle
-        of_file: Counter[str] = Counter()
-        for item in items:
-            of_file[str(item.path)] += took.get(item.nodeid, 0.0)
-        items.sort(key=lambda item: -of_file[str(item.path)])
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        files = longest_first([(str(item.path), took.get(item.nodeid, 0.0)) for item in items])
+        items.sort(key=lambda item: files.index(str(item.path)))
+
+
+def longest_first(tests: Sequence[tuple[str, float]]) -> list[str]:
+    """Files of tests, given the file and the seconds of each: a long one begun last would leave the other
+    processes idle. One of which nothing is recorded may be long."""
+    of_file: Counter[str] = Counter()
+    for file, seconds_ in tests:
+        of_file[file] += seconds_
+    return sorted(of_file, key=lambda file: -(of_file[file] or math.inf))

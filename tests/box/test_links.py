@@ -39,28 +39,30 @@ def box_run(folder: Path, **changes) -> RunFolder:
     return RunFolder(folder)
 
 
-@pytest.mark.timed("a busy machine does not keep the computation's pace")
-def test_a_run_makes_its_own_links(tmp_path: Path) -> None:
-    folder = box_run(tmp_path)
+@pytest.fixture(scope="module")
+def shaped_run(shaped: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = box_run(tmp_path_factory.mktemp("shaped"))
     done = lowband("train", str(folder.spec))
     assert done.returncode == 0, done.stderr
-    outcome, steps = Outcome.read_json(folder.outcome), list(folder.read_steps())
+    return folder
+
+
+@pytest.mark.timed("a busy machine does not keep the computation's pace")
+def test_a_run_makes_its_own_links(shaped_run: RunFolder) -> None:
+    outcome, steps = Outcome.read_json(shaped_run.outcome), list(shaped_run.read_steps())
     assert outcome.status == "ok", outcome.cause
-    assert Environment.read_json(folder.env).links == "shaped"
+    assert Environment.read_json(shaped_run.env).links == "shaped"
     logical = sum(sent.bytes for step in steps for sent in step.sent)
     assert logical < outcome.interface_bytes < 1.2 * logical + 100_000
     assert all(step.real_share > 0 for step in steps)
 
 
 @pytest.mark.timed("a busy machine does not keep the computation's pace")
-def test_links_change_times_and_not_results(tmp_path: Path) -> None:
-    for name in ("shaped", "plain"):
-        (tmp_path / name).mkdir()
-    shaped, plain = box_run(tmp_path / "shaped"), box_run(tmp_path / "plain")
-    assert lowband("train", str(shaped.spec)).returncode == 0
+def test_links_change_times_and_not_results(shaped_run: RunFolder, tmp_path: Path) -> None:
+    plain = box_run(tmp_path)
     assert lowband("train", str(plain.spec), "--links", "plain").returncode == 0
     assert Environment.read_json(plain.env).links.startswith("plain loopback, not shaped")
-    outcomes = [Outcome.read_json(folder.outcome) for folder in (shaped, plain)]
+    outcomes = [Outcome.read_json(folder.outcome) for folder in (shaped_run, plain)]
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"], outcomes
     assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256 != ""
     assert outcomes[1].interface_bytes is None

@@ -1,5 +1,7 @@
 """Checkpoints: resumed under another scheme, rank count and levels; never harmed, never trusted blindly."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,20 @@ def resume(folder: str, scheme: str, inner: dict[str, int], optimizer_name: str)
     return lowband.full_state_dict(model)
 
 
+# By scheme and optimizer: the folder of a checkpoint, the weights after the steps behind it, the stall.
+Saved = Callable[[str, str], tuple[Path, dict[str, torch.Tensor], float]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    @cache
+    def by(scheme: str, optimizer: str) -> tuple[Path, dict[str, torch.Tensor], float]:
+        folder = tmp_path_factory.mktemp("saved")
+        return folder, *on_ranks(8, save_and_go_on, str(folder), scheme, optimizer)[0]
+
+    return by
+
+
 @pytest.mark.parametrize(
     ("scheme", "optimizer"),
     [
@@ -72,10 +88,10 @@ def resume(folder: str, scheme: str, inner: dict[str, int], optimizer_name: str)
         pytest.param("ddp", "adamw", marks=pytest.mark.wide),
     ],
 )
-def test_resume_is_bit_equal_under_the_same_scheme(tmp_path: Path, scheme: str, optimizer: str) -> None:
-    expected, stall_s = on_ranks(8, save_and_go_on, str(tmp_path), scheme, optimizer)[0]
+def test_resume_is_bit_equal_under_the_same_scheme(saved: Saved, scheme: str, optimizer: str) -> None:
+    folder, expected, stall_s = saved(scheme, optimizer)
     assert stall_s > 0
-    got = on_ranks(8, resume, str(tmp_path), scheme, INNER, optimizer)[0]
+    got = on_ranks(8, resume, str(folder), scheme, INNER, optimizer)[0]
     for name, value in expected.items():
         assert torch.equal(got[name], value), name
 
@@ -90,10 +106,10 @@ def test_resume_is_bit_equal_under_the_same_scheme(tmp_path: Path, scheme: str, 
         ("ddp", 1, INNER),
     ],
 )
-def test_resume_under_another_scheme_and_size(tmp_path: Path, scheme, ranks, inner) -> None:
+def test_resume_under_another_scheme_and_size(saved: Saved, scheme: str, ranks: int, inner) -> None:
     """Sums go in another order, so the bound of test_parity holds: a tenth of the learning rate."""
-    expected, _ = on_ranks(8, save_and_go_on, str(tmp_path), "hier3-exact", "adamw")[0]
-    got = on_ranks(ranks, resume, str(tmp_path), scheme, inner, "adamw")[0]
+    folder, expected, _ = saved("hier3-exact", "adamw")
+    got = on_ranks(ranks, resume, str(folder), scheme, inner, "adamw")[0]
     for name, value in expected.items():
         assert torch.allclose(got[name], value, rtol=0, atol=3e-4), name
 

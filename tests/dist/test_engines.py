@@ -24,7 +24,7 @@ ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
 HIER3 = Scheme(name="hier3-exact", weights="node", grads="node", optim="world")
 HPZ = Scheme(name="hpz", weights="world", secondary="node", grads="world", optim="world")
 INNER = {"node": 2}
-STEPS = 4
+STEPS = 3
 UNEQUAL = (16, 24, 8, 16)
 WIDTHS = {"equal": (16, 16, 16, 16), "unequal": UNEQUAL}
 WAYS = ("together", "one", "two")

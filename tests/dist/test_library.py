@@ -1,5 +1,7 @@
 """lowband.shard on any module: the usual loop, held against the same loop on one device."""
 
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import lowband
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.pairwise import pairwise
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,11 +49,19 @@ def fused(parameters):
     return torch.optim.SGD(parameters, lr=1e-1, momentum=0.9, nesterov=True, fused=True)
 
 
-@pytest.mark.parametrize("make_optimizer", [adamw, sgd, adagrad, fused])
-@pytest.mark.parametrize("scheme", [HIER3, HPZ, DDP], ids=lambda s: s.name)
-def test_plain_module_with_any_optimizer(scheme: Scheme, make_optimizer) -> None:
-    [expected] = on_ranks(1, single, Tower, make_optimizer, 8)
-    assert_same(on_ranks(8, sharded, Tower, make_optimizer, scheme, is_layer)[0], expected, "unused")
+OPTIMIZERS = {each.__name__: each for each in (adamw, sgd, adagrad, fused)}
+SCHEMES = {scheme.name: scheme for scheme in (HIER3, HPZ, DDP)}
+
+
+@cache
+def tower(optimizer: str, ranks: int) -> dict[str, torch.Tensor]:
+    return on_ranks(1, single, Tower, OPTIMIZERS[optimizer], ranks)[0]
+
+
+@pytest.mark.parametrize(("scheme", "optimizer", "ranks"), pairwise(product(SCHEMES, OPTIMIZERS, (8, 4))))
+def test_plain_module_with_any_optimizer(scheme: str, optimizer: str, ranks: int) -> None:
+    got = on_ranks(ranks, sharded, Tower, OPTIMIZERS[optimizer], SCHEMES[scheme], is_layer)[0]
+    assert_same(got, tower(optimizer, ranks), "unused")
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

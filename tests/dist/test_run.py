@@ -97,10 +97,9 @@ def test_local_ranks_write_whole_records(tmp_path: Path) -> None:
 def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     for name in ("local", "torchrun"):
         (tmp_path / name).mkdir()
-    run_id = "smoke-gpt-200k-hier3-exact-n0004-b2-s64-r1"
-    local, launched = spec_file(tmp_path / "local", run_id), spec_file(tmp_path / "torchrun", run_id)
+    local, launched = (spec_file(tmp_path / name, ranks=2) for name in ("local", "torchrun"))
     assert train(local).status == "ok"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = run([*torchrun, "-m", "lowband", "train", str(launched)], OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     outcomes = [Outcome.read_json(path.parent / "outcome.json") for path in (local, launched)]
@@ -242,7 +241,7 @@ def test_a_rank_that_raises_says_why(tmp_path: Path) -> None:
 
 
 def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
-    assert train(spec_file(tmp_path, steps=100_000, time_limit_s=4)).status == "timeout"
+    assert train(spec_file(tmp_path, steps=100_000, time_limit_s=1)).status == "timeout"
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     assert (outcome.status, exit_code(outcome, RunFolder(tmp_path))) == ("timeout", 0)
 

@@ -20,7 +20,7 @@ from lowband.spec.lock import is_held
 from lowband.spec.records import Outcome, RunFolder, StepRecord
 from tests.waiting import wait_for
 
-STEPS = {"steps": 20, "checkpoint_every": 5}
+STEPS = {"steps": 10, "checkpoint_every": 5}
 
 
 def records(folder: RunFolder) -> list[tuple[object, ...]]:
@@ -78,7 +78,7 @@ def test_a_full_disk_is_the_cause_and_a_rerun_goes_on(disk: Path, whole: RunFold
     printed = [line for line in error.splitlines() if line.startswith("lowband: ")]
     cause = f"rank 0: OSError: [Errno 28] No space left on device: '{folder.steps}'"
     assert printed == [f"lowband: {cause}", f"lowband: {folder.outcome}: No space left on device"]
-    assert len(folder.whole_steps()) < 20
+    assert len(folder.whole_steps()) < 10
     (disk / "filler").unlink()
     assert train(path).resumed_from == 5
     assert_same(folder, whole)
@@ -96,7 +96,7 @@ def test_a_run_stopped_after_its_last_checkpoint_comes_to_its_end(tmp_path: Path
     spec_file(tmp_path, **STEPS, time_limit_s=1234, peer_timeout_s=99)
     outcome = train(path)
     assert_same(folder, whole)
-    assert outcome.resumed_from == 20
+    assert outcome.resumed_from == 10
     assert (outcome.states, outcome.peak_memory_bytes_max) == ((), 0)  # of no step: nothing was measured
 
 

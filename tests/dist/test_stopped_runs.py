@@ -100,6 +100,13 @@ RESTARTS = [
 ]
 
 
+# What is like a call before it: a step after one that no checkpoint follows, a second save.
+ALIKE = {
+    *(Kill(RunFolder, "append_step", call, is_after) for call in (3, 4, 5) for is_after in (False, True)),
+    *(kill for kill in IN_CHECKPOINTS if kill.call == 2 and kill.owner is not Path),
+}
+
+
 def short_run(folder: Path) -> Path:
     return spec_file(folder, ranks=2, steps=STEPS, checkpoint_every=EVERY, model=MODEL)
 
@@ -117,7 +124,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.mark.parametrize(
     "kills",
     [
-        *([kill] for kill in chain(STEP_BOUNDARIES, IN_CHECKPOINTS, AT_THE_END)),
+        *(
+            pytest.param([kill], marks=[pytest.mark.wide] * (kill in ALIKE))
+            for kill in chain(STEP_BOUNDARIES, IN_CHECKPOINTS, AT_THE_END)
+        ),
         *([Kill(RunFolder, "append_step", 5, is_after=True), kill] for kill in RESTARTS),
         [Kill(RunFolder, "append_step", call, is_after=True) for call in (3, 3, 2)],  # steps 3, 5 and 6
     ],

@@ -22,7 +22,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 from tests.pairwise import pairwise
 
-RANK, RANKS, STEPS = 3, 8, 4
+RANK, RANKS, STEPS = 3, 8, 3
 MODULES = {
     "gpt": (lambda: GPT(SPEC, seed=7), Block, lambda step: part_of_batch(step, 0, RANK, RANKS, 1)),
     "checkpointed": (lambda: Tower(True, False), is_layer, lambda step: (inputs(step, RANK),)),

@@ -12,7 +12,7 @@ from lowband.spec.axes import Axes
 from tests.random import groups
 from tests.random.cases import Case
 from tests.random.draw import FEATURES, case
-from tests.random.groups import outcomes
+from tests.random.groups import Outcome, outcomes
 from tests.random.observed import Observed, differences
 from tests.random.sharded import run_sharded
 
@@ -26,20 +26,34 @@ def sample() -> list[Case]:
     return [c for ranks, count in COUNTS for c in [c for c in drawn if c.ranks == ranks][:count]]
 
 
-def test_sample() -> None:
-    found = list(outcomes(sample(), LIMIT_S))
-    assert not {f"seed {each.case.seed}": each.wrong for each in found if each.wrong}
-    assert len({each.exact for each in found}) == len(found)
+@pytest.fixture(scope="module")
+def alone() -> list[Outcome]:
+    return list(outcomes(sample(), LIMIT_S))
 
 
-@pytest.mark.parametrize("axes", [Axes(tensor=2), Axes(pipeline=2)], ids=lambda axes: str(axes.model_dump()))
-def test_idle_axes_change_no_bit(axes: Axes) -> None:
-    drawn = [c for c in sample() if c.ranks in (2, 3, 4)][::3]
-    alone, beside = (
-        {each.case.seed: (each.wrong, each.exact) for each in outcomes(drawn, LIMIT_S, some)}
-        for some in (Axes(), axes)
-    )
-    assert beside == alone
+def test_sample(alone: list[Outcome]) -> None:
+    assert not {f"seed {each.case.seed}": each.wrong for each in alone if each.wrong}
+    assert len({each.exact for each in alone}) == len(alone)
+
+
+AXES = (Axes(tensor=2), Axes(pipeline=2))
+
+
+@pytest.mark.parametrize(
+    ("axes", "first", "every"),
+    [
+        *((axes, 3 * i, 6) for i, axes in enumerate(AXES)),
+        *(pytest.param(axes, 0, 1, marks=pytest.mark.wide) for axes in AXES),
+    ],
+    ids=str,
+)
+def test_idle_axes_change_no_bit(alone: list[Outcome], axes: Axes, first: int, every: int) -> None:
+    """Those of 2 to 4 ranks: every sixth, three apart, or all."""
+    of_few = [each for each in alone if each.case.ranks in (2, 3, 4)][first::every]
+    beside = outcomes([each.case for each in of_few], LIMIT_S, axes)
+    assert {each.case.seed: (each.wrong, each.exact) for each in beside} == {
+        each.case.seed: (each.wrong, each.exact) for each in of_few
+    }
 
 
 def test_a_seed_gives_one_case_and_cases_have_all_features() -> None:

@@ -101,11 +101,18 @@ def write_twin(folder: Path, spec: RunSpec, factor: int) -> list[Path]:
     return [] if twin is None else write(folder, twin, factor, slower=2)
 
 
+@pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("option", OPTIONS)
-@settings(QUICK, max_examples=2)
-@given(data=st.data())
-def test_no_table_pools_two_runs_that_differ_in_one_option(option: str, data: st.DataObject) -> None:
-    other = other_by(option, data)
+def test_no_table_pools_two_runs_that_differ_in_one_option(option: str, examples: int) -> None:
+    @settings(QUICK, max_examples=examples)
+    @given(data=st.data())
+    def drawn(data: st.DataObject) -> None:
+        assert_not_pooled(option, other_by(option, data))
+
+    drawn()
+
+
+def assert_not_pooled(option: str, other: RunSpec) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs = [*write(folder, BASE, 1), *write(folder, other, 3)]

@@ -245,6 +245,8 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     with paper_style(), made_of(source):
         drawn = figure.draw(data) if len(data) else nothing_to_draw(source.name)
+        drawn.draw_without_rendering()  # lays it out: once, as that takes longer than drawing
+        drawn.set_layout_engine(None)
         # Without its date, a PDF of the same figure has the same bytes.
         drawn.savefig(out_dir / f"{name}.pdf", metadata={"CreationDate": None})
         drawn.savefig(out_dir / f"{name}.svg", metadata={"Date": None})
