@@ -22,6 +22,7 @@ _HOMES = {
     "Adafactor": "lowband.engine.optimizers.adafactor",
     "Axes": "lowband.spec.axes",
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
+    "Curves": "lowband.run.curves",
     "Lamb": "lowband.engine.optimizers.lamb",
     "Matrices": "lowband.engine.optimizers.matrices",
     "OneByte": "lowband.engine.jobs.one_byte",

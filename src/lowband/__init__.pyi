@@ -18,6 +18,7 @@ from lowband.engine.optimizers.matrices import Matrices as Matrices
 from lowband.engine.transport.topology import Topology as Topology
 from lowband.engine.units.shard_sums import norms as norms
 from lowband.errors import UserError as UserError
+from lowband.run.curves import Curves as Curves
 from lowband.run.ranks import one_line_errors as one_line_errors
 from lowband.spec.axes import Axes as Axes
 from lowband.spec.scheme import Scheme as Scheme
