@@ -35,6 +35,7 @@ _HOMES = {
     "clip_grad_norm_": "lowband.engine.api",
     "consensus_distance": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
+    "load_peer_checkpoint": "lowband.engine.checkpoint.peer_checkpoint",
     "no_sync": "lowband.engine.api",
     "norms": "lowband.engine.units.shard_sums",
     "one_line_errors": "lowband.run.ranks",

@@ -8,6 +8,7 @@ from lowband.engine.api import no_sync as no_sync
 from lowband.engine.api import shard as shard
 from lowband.engine.api import sync_replicas as sync_replicas
 from lowband.engine.checkpoint.checkpointer import Checkpointer as Checkpointer
+from lowband.engine.checkpoint.peer_checkpoint import load_peer_checkpoint as load_peer_checkpoint
 from lowband.engine.checkpoint.safetensors_files import Safetensors as Safetensors
 from lowband.engine.checkpoint.safetensors_files import save_safetensors as save_safetensors
 from lowband.engine.jobs.one_byte import OneByte as OneByte
