@@ -55,6 +55,8 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/report/page/__init__.py": ("lowband page",),
     "evidence/report/summary.py": ("lowband summary",),
     "evidence/report/verify.py": ("SHA256SUMS",),
+    "run/curves.py": OWN + "variables passed on as they are",
+    "run/export_curves.py": ("lowband curves",),
     "run/environment.py": OWN + "variables recorded as they are; its own sources; the kernel's files",
     "run/launch.py": OWN + "causes written by its own ranks; the kernel's files",
     "run/on_ranks.py": OWN + "what its own ranks have just written, in a private folder",
