@@ -9,12 +9,14 @@
 # make gpu         on a machine with a GPU, in a copy of this tree: all that needs one, in build/gpu (docs/kernels.md)
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
+# make lock        envs/lock.txt anew, after a change of envs/constraints.txt
 # make site        documents and reference of the library as pages to read without a network: build/site/index.html
 # make box         a Slurm cluster in a box that stays up until `lowband box down` (root)
 # make box-deps    Debian's packages for a box (root; installs outside this folder) and for further tests:
 #                  a C compiler (an ordinary user's box), SimGrid (collectives), SIMDe (AVX-512 without a processor
 #                  that has it)
-# make page-deps   a browser, in which a test opens the page (root; installs outside this folder)
+# make page-deps   a browser, in which a test opens the page, and LaTeX, with which one sets the appendices (root;
+#                  installs outside this folder)
 #
 # PYTHON=python3.12 make install   another interpreter (3.11 or later)
 # CORES=8 make reproduce, make test   more cores for the workflow's light jobs, and for the tests
@@ -26,9 +28,11 @@ BIN := $(VENV)/bin
 REPORT := .venv-report
 POLICY := /usr/sbin/policy-rc.d
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+# A bar with the time left; what Snakemake prints is in logs/<results>/snakemake.log.
+WATCHED = $(BIN)/lowband watch --results $(1) --
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-triggers mtime input params
 
-.PHONY: install reproduce figures smoke test test-all faults gpu check site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test test-all faults gpu check lock site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -42,7 +46,7 @@ $(VENV)/.installed: pyproject.toml envs/constraints.txt
 	touch $@
 
 reproduce: install
-	$(SNAKEMAKE)
+	$(call WATCHED,local) $(SNAKEMAKE) --config scope=all
 	@$(BIN)/lowband summary --tables results/local/tables --figures figures/local
 
 # A separate environment: without torch it takes a fraction of the time and space.
@@ -52,11 +56,12 @@ $(REPORT)/.installed: pyproject.toml envs/constraints.txt
 	touch $@
 
 figures: $(REPORT)/.installed
-	$(REPORT)/bin/snakemake --cores $(CORES) --config measurements=shipped results=shipped
+	$(REPORT)/bin/lowband watch --results shipped -- $(REPORT)/bin/snakemake --cores $(CORES) \
+		--config measurements=shipped results=shipped
 	@$(REPORT)/bin/lowband summary --tables results/shipped/tables --figures figures/shipped
 
 smoke: install
-	$(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
+	$(call WATCHED,smoke) $(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
@@ -100,9 +105,16 @@ box-deps: # packages must not start their daemons, because the box starts its ow
 	$(APT_INSTALL) slurmctld slurmd slurm-client munge iproute2
 	$(APT_INSTALL) gcc libc6-dev python3-simgrid libsimde-dev || echo "some packages for further tests are not available"
 
-page-deps: # a browser for the test of the page (Debian's package, root)
+page-deps: # for the tests of the page and of the appendices (Debian's packages, root)
 	apt-get update -qq
-	$(APT_INSTALL) chromium
+	$(APT_INSTALL) chromium texlive-latex-recommended lmodern poppler-utils
+
+lock: # envs/lock.txt: the versions of constraints.txt with hashes, of all but torch (pip install uv==0.13.9)
+	mkdir -p build && echo "torch; python_version < '3'" > build/no-torch.txt
+	uv pip compile pyproject.toml --extra train --extra report --extra workflow --constraints envs/constraints.txt \
+	  --overrides build/no-torch.txt --generate-hashes --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	  --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	  --output-file envs/lock.txt --quiet
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -8,5 +8,5 @@ include: "workflow/Snakefile"
 rule all:
     default_target: True
     input:
-        rules.reproduction.input,
+        rules.own_reproduction.input if IS_OWN else rules.whole_reproduction.input,
     localrule: True

@@ -2,7 +2,8 @@
 
 torchrun --nproc-per-node 4 examples/finetune_llama.py FOLDER NEW_FOLDER --text FILE --steps 10
 
-FOLDER has config.json and safetensors files, as `save_pretrained` writes them; NEW_FOLDER is what
+With --tensor 2, pairs of ranks hold halves of every layer's matrices, and see the same text. FOLDER has
+config.json and safetensors files, as `save_pretrained` writes them; NEW_FOLDER is what
 `AutoModelForCausalLM.from_pretrained` reads.
 """
 
@@ -18,6 +19,15 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 import lowband
 
 LENGTH = 64
+
+
+def plan(model: LlamaForCausalLM) -> dict[str, object]:
+    """How a layer is cut: whole heads to each rank; embedding, norms and head stay whole."""
+    heads = lowband.Column(together=model.config.head_dim)
+    return {
+        "*.q_proj": heads, "*.k_proj": heads, "*.v_proj": heads, "*.o_proj": lowband.Row(),
+        "*.gate_proj": lowband.Column(), "*.up_proj": lowband.Column(), "*.down_proj": lowband.Row(),
+    }  # fmt: skip
 
 
 def on_meta(folder: Path) -> LlamaForCausalLM:
@@ -47,23 +57,23 @@ def main() -> None:
     parser.add_argument("new_folder", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="its bytes are the tokens of this example")
     parser.add_argument("--scheme", default="zero3")
+    parser.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's matrices")
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
     if options.new_folder.exists():
         raise lowband.UserError("exists already", where=options.new_folder, allowed="a new folder")
 
     dist.init_process_group("gloo")
-    model = lowband.shard(
-        on_meta(options.folder),
-        options.scheme,
-        lowband.Topology({}),
-        wrap=LlamaDecoderLayer,
-        init=lowband.Safetensors(options.folder),
-    )
+    topology = lowband.Topology({}, lowband.Axes(tensor=options.tensor))
+    data = topology.along("data")
+    model = on_meta(options.folder)
+    lowband.parallelize(model, plan(model), topology)
+    init = lowband.Safetensors(options.folder)
+    lowband.shard(model, options.scheme, topology, wrap=LlamaDecoderLayer, init=init)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = tokens_of(options.text, model)
     for step in range(1, options.steps + 1):
-        start = (step * dist.get_world_size() + dist.get_rank()) * LENGTH % (len(text) - LENGTH)
+        start = (step * len(data.ranks) + data.place) * LENGTH % (len(text) - LENGTH)
         tokens = text[start : start + LENGTH].unsqueeze(0)
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()

@@ -13,6 +13,8 @@ fi
 # to loopback.
 MASTER_ADDR=$(hostname -i | tr ' ' '\n' | grep -v '^127\.' | head -1 || true)
 export MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=29500
+unset SLURM_EXPORT_ENV # of `sbatch --export=NONE`: tasks would not get this script's variables either
+container=()           # a site's file may name one, and how to start in it
 if [ -f "slurm/$cluster/env.sh" ]; then
   set +u # a site's file may use unset variables
   # shellcheck source=/dev/null
@@ -23,4 +25,4 @@ fi
 # because levels are groups of consecutive ranks (spec/machine.py), and a site's default may distribute tasks
 # cyclically.
 # shellcheck disable=SC2086 # the options are several words
-exec srun --kill-on-bad-exit=1 --distribution=block --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "$@"
+exec srun --kill-on-bad-exit=1 --distribution=block --nodes="$nodes" --ntasks-per-node="$tasks_per_node" $options "${container[@]}" "$@"

@@ -10,6 +10,11 @@ export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH${LD_LIBRARY_PATH:+:$LD_LIBRARY_PAT
 if [ -n "${LOWBAND_ENV_TAR:-}" ]; then
   source slurm/frontier/stage.sh "$LOWBAND_ENV_TAR"
 fi
+# Or a container (docs/sites.md), with the host's libraries for the plugin.
+if [ -n "${LOWBAND_SIF:-}" ]; then
+  export APPTAINERENV_LD_LIBRARY_PATH="$LD_LIBRARY_PATH"
+  container=(apptainer exec --rocm --bind "$PWD,/opt/cray" "$LOWBAND_SIF")
+fi
 
 export MASTER_PORT=3442
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 # the Slingshot cards; only hsn0 if a job hangs at its start

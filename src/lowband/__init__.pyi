@@ -16,6 +16,8 @@ from lowband.engine.jobs.quorum import Quorum as Quorum
 from lowband.engine.optimizers.adafactor import Adafactor as Adafactor
 from lowband.engine.optimizers.lamb import Lamb as Lamb
 from lowband.engine.optimizers.matrices import Matrices as Matrices
+from lowband.engine.parallel.pipeline import Pipeline as Pipeline
+from lowband.engine.parallel.tensor import parallelize as parallelize
 from lowband.engine.transport.topology import Topology as Topology
 from lowband.engine.units.shard_sums import norms as norms
 from lowband.errors import UserError as UserError
@@ -23,6 +25,13 @@ from lowband.run.curves import Curves as Curves
 from lowband.run.ranks import one_line_errors as one_line_errors
 from lowband.spec.axes import Axes as Axes
 from lowband.spec.scheme import Scheme as Scheme
+from lowband.spec.tensor import Column as Column
+from lowband.spec.tensor import Join as Join
+from lowband.spec.tensor import Row as Row
+from lowband.spec.tensor import Split as Split
+from lowband.spec.tensor import Tokens as Tokens
+from lowband.spec.tensor import Vocabulary as Vocabulary
+from lowband.spec.tensor import Whole as Whole
 
 __version__: str
 __all__: list[str]

@@ -74,6 +74,34 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     assert local["weights_sha256"] == through_slurm["weights_sha256"] != ""
 
 
+@pytest.mark.wide
+def test_runs_that_share_a_job_continue_where_one_failed(tree: Path) -> None:
+    """Two runs in one Slurm job, a job step each; the second job starts the one that failed, and no other."""
+    (tree / "slurm" / "small-box" / "job.yaml").write_text("tasks: node\njob_of: nodes\ncpus_per_rank: 1\n")
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 3")
+    suite = suite.replace("checkpoint_every: 2, ", "") + "axes: {text: [stdlib, text.txt], seed: [1]}\n"
+    (tree / "config" / "suites" / "faults.yaml").write_text(suite)
+    (tree / "text.txt").write_text("too short")
+    workflow = shlex.join(
+        [
+            sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
+            "results=faults", "--", "results/faults/tables/runs.csv",
+        ]
+    )  # fmt: skip
+    mend = "cat src/lowband/*.py src/lowband/spec/*.py > text.txt"
+    script = f"! {workflow} && {mend} && {workflow} && scontrol show job > jobs.txt"
+    done = lowband("box", "run", "--cluster", "small-box", "--", "bash", "-c", script, cwd=tree, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(read_table(tree / "results" / "faults" / "tables" / "runs.csv")["status"]) == ["ok"] * 2
+    jobs = (tree / "jobs.txt").read_text()
+    assert (jobs.count("JobId="), jobs.count("JobState=COMPLETED")) == (2, 1)
+    log = (tree / "logs" / "faults" / "train" / "small-box_1_nodes.log").read_text()  # of the second job
+    [bad] = [path.name for path in (tree / "results" / "faults" / "runs").glob("*text.txt*")]
+    assert [line for line in log.splitlines() if line.endswith(": starts")] == [f"lowband: {bad}: starts"]
+    env = json.loads((tree / "results" / "faults" / "runs" / bad / "env.json").read_text())
+    assert env["links"] == "shaped"
+
+
 def test_a_run_with_other_links_than_the_box_is_refused(tree: Path) -> None:
     suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 2, outer_link: 0.5")
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from lowband.engine.transport import gloo
 
 
-class _Brief:
+class Brief:
+    """A message that is awaited for a second."""
+
     def __init__(self, work: dist.Work) -> None:
         self._work = work
 
@@ -21,9 +23,9 @@ class _Brief:
 
 def wait_briefly() -> None:
     """In this process, from now on, in all messages of the engine over gloo."""
-    wait = gloo._wait
+    wait = gloo.wait
 
     def wait_a_second(works: Sequence[dist.Work | None], partner: int, name: str) -> None:
-        wait([None if work is None else _Brief(work) for work in works], partner, name)
+        wait([None if work is None else Brief(work) for work in works], partner, name)
 
-    gloo._wait = wait_a_second
+    gloo.wait = wait_a_second

@@ -4,10 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from started import begun, ended
 
-from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.bytes import unit_numels
+from lowband.cost.contents import step_bytes
 from lowband.cost.memory import state_bytes
+from lowband.errors import UserError
+from lowband.run.count_fake import count
+from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
@@ -40,11 +45,10 @@ def test_counted_at_scale_equals_closed_forms(
     code, error = ended(begun(path), path)
     assert code == 0, error
     outcome = Outcome.read_json(tmp_path / "outcome.json")
-    units = unit_numels(spec.model, spec.levels)
     sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
-    assert sent == sent_bytes(
-        units, spec.scheme, spec.levels, "bf16", "bf16", accumulation, False, spec.collectives, order=order
-    )
+    assert sent == step_bytes(spec)
+    assert ("leave_reduce" in {s.collective for s in outcome.sent}) == (spec.tensor > 1)
+    units = unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor))
     held = {state.kind: state.bytes for state in outcome.states}
     levels = spec.levels
     expected = state_bytes(
@@ -52,3 +56,13 @@ def test_counted_at_scale_equals_closed_forms(
     )
     assert {kind: held.get(kind, 0) for kind in expected} == expected
     assert not (tmp_path / "steps.jsonl").exists()
+
+
+def test_a_torch_without_collectives_on_fake_tensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.10 ends with c10d's UnsupportedOperatorException."""
+    monkeypatch.setattr(torch, "__version__", "2.10.0+rocm7.1")
+    [spec, *_] = Config(ROOT).runs(["volume"])
+    with pytest.raises(
+        UserError, match=r"^volume-.*: torch 2.10.0\+rocm7.1 has no .* .allowed: torch 2.11 or later.$"
+    ):
+        count(spec)

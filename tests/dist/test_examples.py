@@ -103,6 +103,10 @@ def test_a_llama_is_fine_tuned_and_read_by_transformers(llama: Path, tmp_path: P
     assert losses[-1] < losses[0] - 0.2
     [(before, after)] = on_ranks(1, losses_of, llama, tmp_path / "new")
     assert after < before - 0.2
+    arguments = [llama, tmp_path / "cut", "--text", TEXT, "--steps", 8, "--tensor", 2]
+    assert run(4, "finetune_llama.py", *arguments) == pytest.approx(losses, abs=0.05)  # in bf16
+    [(_, cut)] = on_ranks(1, losses_of, llama, tmp_path / "cut")
+    assert cut == pytest.approx(after, abs=0.05)
 
 
 def losses_of(*folders: Path) -> list[float]:
@@ -149,6 +153,13 @@ def test_a_deepspeed_configuration_is_trained_and_what_has_no_counterpart_is_ref
     losses = run(4, "from_deepspeed.py", EXAMPLES / "ds_config.json")
     assert len(losses) == 5
     assert losses[-1] < losses[0]
+
+
+def test_a_llama_in_stages_learns_as_on_one_rank() -> None:
+    in_stages = run(2, "pipeline.py", "--schedule", "zb-v", "--steps", 10)
+    alone = run(1, "pipeline.py", "--pipeline", 1, "--schedule", "depth", "--steps", 10)
+    assert in_stages == alone
+    assert alone[-1] < alone[0]
 
 
 def test_a_replica_learns_at_its_own_pace() -> None:

@@ -22,14 +22,14 @@ class Clock:
 
     def __init__(self, late: int) -> None:
         self._late, self._store = late, dist.distributed_c10d._get_default_store()
-        wait = gloo._wait
+        wait = gloo.wait
 
         def say_and_wait(works: list[dist.Work | None], partner: int, name: str) -> None:
             if partner == late:
                 self._store.set(f"{name}: waited for by {dist.get_rank()}", "")
             wait(works, partner, name)
 
-        gloo._wait, gloo.time = say_and_wait, self
+        gloo.wait, gloo.time = say_and_wait, self
 
     def perf_counter(self) -> float:
         return LATE_S * self._store.add("begun late", 0)

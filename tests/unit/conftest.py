@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from report_runs import smoke_specs, write_run
 
+from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.tables.build import SUITE_OF, write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import COLLECTED, TABLES
@@ -53,4 +54,5 @@ def all_tables(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in [name for name in TABLES if name not in OF_RUNS]:
         shipped = REFERENCE / SUITE_OF[name] if name in SUITE_OF else folder
         write_table(name, shipped, folder)
+    write_claims(ROOT / "config" / "claims.yaml", folder, folder, root=ROOT)
     return folder

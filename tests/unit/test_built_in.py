@@ -35,6 +35,19 @@ def test_names_are_found_in_an_empty_folder(tmp_path: Path) -> None:
     assert here.suites == []
 
 
+def test_an_entry_in_a_file_of_its_own_may_stand_below_its_name(tmp_path: Path) -> None:
+    """As it stands in the file of all entries."""
+    entry = "  weights: node\n  grads: node\n  optim: world\n"
+    write(tmp_path / "config" / "schemes" / "mine.yaml", f"mine:\n{entry}")
+    write(tmp_path / "config" / "schemes" / "bare.yaml", entry.replace("  ", ""))
+    write(tmp_path / "config" / "schemes" / "other.yaml", f"mine:\n{entry}")
+    config = Config(tmp_path)
+    assert config.scheme("mine").model_copy(update={"name": "bare"}) == config.scheme("bare")
+    assert config.given_scheme(str(tmp_path / "config/schemes/mine.yaml")) == config.scheme("mine")
+    with pytest.raises(UserError, match="unknown key 'mine'"):  # another entry's name
+        config.scheme("other")
+
+
 def test_own_files_come_first(tmp_path: Path) -> None:
     write(
         tmp_path / "config" / "schemes.yaml", "hier3: {weights: node, grads: node, optim: world}\nmine: {}\n"

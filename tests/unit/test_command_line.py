@@ -1,5 +1,6 @@
 """Bad input on the command line: one line, exit code 2, nothing written."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -100,7 +101,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 42
+    assert len(lines) <= 43
     assert max(map(len, lines)) <= 80
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
     assert tuple(listed[: len(USERS)]) == USERS
@@ -114,6 +115,16 @@ def test_each_verb_s_help_has_an_example_that_is_accepted(verb: str) -> None:
     program, *example = shlex.split(lines[lines.index("example:") + 1])
     assert (program, example[0]) == ("lowband", verb)
     assert parser.parse_args(example).run
+
+
+def test_predict_s_example_gives_the_page_s_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the paper, to which two constants are fitted."""
+    lines = command_line()[1]["predict"].format_help().splitlines()
+    _, *example = shlex.split(lines[lines.index("example:") + 1])
+    assert main([*example, "--json"]) == 0
+    rate = {row["scheme"]: row["tflops_per_gpu"] for row in json.loads(capsys.readouterr().out)}
+    assert rate["hier3"] / rate["zeropp"] == pytest.approx(1.71, abs=0.01)
+    assert rate["zeropp"] / rate["zero3"] == pytest.approx(1.405, abs=0.01)
 
 
 def test_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:

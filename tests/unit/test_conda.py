@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-# Beside those of all: rocm.yaml says where its torch comes from.
-OWN = {"cpu": {"torch"}, "cuda": {"torch", "triton", "deepspeed"}, "rocm": set()}
+# Beside those of all: rocm.yaml says where its torch and Triton come from.
+OWN = {"cpu": {"torch"}, "cuda": {"torch", "triton", "deepspeed"}, "rocm": {"torch", "deepspeed"}}
 
 
 def names(requirements: list[str]) -> list[str]:

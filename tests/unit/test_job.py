@@ -1,8 +1,10 @@
 """What Slurm is asked for, from a run and a cluster's job.yaml."""
 
+import re
 from pathlib import Path
 
 import pytest
+from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
 
 from lowband.errors import UserError
 from lowband.evidence.report.documents.code import suites
@@ -12,6 +14,7 @@ from lowband.spec.run import RunSpec
 from lowband.spec.slurm_task import is_slurm_task
 
 ROOT = Path(__file__).parents[2]
+LEAST = {"tasks": "rank", "cpus_per_rank": 1}
 RUN = next(spec for spec in Config(ROOT).runs(["frontier"]) if spec.ranks == 384)
 
 
@@ -44,7 +47,7 @@ def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
 
 
 def test_what_each_suite_asks_for() -> None:
-    """By hand: frontier has 9 runs each on 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
+    """By hand: frontier has 108, 36 and 120 runs on 2, 12 and 48 nodes of 8 ranks, of 25 + 10 minutes."""
     head, _, *lines = suites(ROOT, ROOT)
     rows = {row[0].strip("`"): row[1:] for line in lines for row in [line.strip("| ").split(" | ")]}
     assert sorted(rows) == sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
@@ -52,8 +55,9 @@ def test_what_each_suite_asks_for() -> None:
         "cluster", "runs", "ranks", "nodes of a run", "tasks of a run", "minutes of a run",
         "hours of all runs", "node-hours of all runs",
     ]  # fmt: skip
-    node_hours = 9 * (2 + 12 + 48) * 35 / 60
-    assert rows["frontier"] == ["`frontier`", "27", "384", "48", "384", "35", "15.8", f"{node_hours:.1f}"]
+    node_hours = (108 * 2 + 36 * 12 + 120 * 48) * 35 / 60
+    hours = f"{264 * 35 / 60:.1f}"
+    assert rows["frontier"] == ["`frontier`", "264", "384", "48", "384", "35", hours, f"{node_hours:.1f}"]
     assert rows["volume"] == ["`frontier`", "6", "384", "1", "1", "25", "2.5", "2.5"]  # counted, by one task
     assert rows["smoke"] == ["`local`", "9", "8", "-", "-", "-", "-", "-"]
 
@@ -68,9 +72,62 @@ def test_queue_limits() -> None:
         job.resources(run(ranks=9857 * 8))
 
 
+def test_runs_on_as_many_nodes_share_a_job() -> None:
+    """Their time limits add up, to the limit of the queue; counts and other clusters' runs share nothing."""
+    config = Config(ROOT)
+    job = config.job("frontier")
+    short = [run(ranks=ranks, time_limit_s=600) for ranks in (384, 384, 16, 8)]
+    shared = job.allocations([*short, *config.runs(["volume"])])
+    assert [(one.name, len(one.runs), one.minutes) for one in shared] == [
+        ("frontier_1_nodes", 1, 20), ("frontier_2_nodes", 1, 20), ("frontier_48_nodes", 2, 30),
+    ]  # fmt: skip
+    [long] = job.allocations([run(ranks=384)] * 5)
+    assert (long.limits_minutes, long.minutes) == (5 * 25 + 10, 120)
+    assert config.job("cuda").allocations(config.runs(["cuda"])) == []
+
+
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(UserError, match="acount"):
         SlurmRequest.parse({"tasks": "rank", "cpus_per_rank": 1, "acount": "abc"}, "job.yaml")
+
+
+@pytest.mark.parametrize("pattern", get_forbidden_slurm_options())
+def test_an_option_that_the_executor_refuses_is_refused_when_the_file_is_read(pattern: str) -> None:
+    """The plugin's own list: patterns of a long option, some with a letter as well."""
+    options = [
+        part.replace("[=\\s]", "=1").replace("\\s?", " 1").replace("\\s", " 1") for part in pattern.split("|")
+    ]
+    for option in options:
+        assert re.search(pattern, option)
+        with pytest.raises(UserError, match=r"job.yaml: sbatch: no place for -"):
+            SlurmRequest.parse({**LEAST, "sbatch": f"--exclusive {option}"}, "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "says"),
+    [
+        ("sbatch", "--exclusive --qos=regular", "no place for --qos: use the key qos"),
+        ("sbatch", "-q regular", "no place for -q: use the key qos"),
+        ("sbatch", "--chdir=x", "no place for --chdir: who submits the job sets it"),
+        ("sbatch", "'--exclusive", "No closing quotation"),
+        ("srun", "--distribution=cyclic", "no place for --distribution: slurm/launch.sh sets it"),
+    ],
+)
+def test_an_option_that_is_given_elsewhere_is_refused_in_one_line(key: str, options: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        SlurmRequest.parse({**LEAST, key: options}, "slurm/x/job.yaml")
+    assert str(refused.value).startswith(f"slurm/x/job.yaml: {key}: {says}")
+    assert SlurmRequest.parse({**LEAST, "sbatch": "--gpus-per-node=8 --mem-bind=local"}, "x").sbatch
+
+
+def test_the_environment_names_the_account_and_replaces_the_queue() -> None:
+    job = SlurmRequest.parse({**LEAST, "partition": "batch", "qos": "regular"}, "x")
+    assert job.queue({}) == {"slurm_partition": "batch", "qos": "regular"}
+    mine = {"SLURM_PROJECT": "abc", "SLURM_PART": "dev", "SLURM_QOS": "debug"}
+    assert job.queue(mine) == {"slurm_account": "abc", "slurm_partition": "dev", "qos": "debug"}
+    without = SlurmRequest.parse({**LEAST, "account": False}, "x")
+    assert without.queue(mine) == {"slurm_partition": "dev", "qos": "debug"}
+    assert without.queue({"SLURM_PROJECT": "abc"}) == {}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.errors import UserError
+from lowband.evidence.claims.rehearsed import suite_stacks
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
+from lowband.predict.request import Grid
 from lowband.predict.search.rehearsal import rehearse, text
 from lowband.predict.workload import workload_of
 from lowband.spec.config import Config
@@ -20,15 +22,38 @@ JOB = CONFIG.job("frontier")
 
 
 def test_node_hours_by_hand() -> None:
-    """3 schemes, 3 repeats, 2, 12 and 48 nodes, 25 + 10 minutes."""
+    """3 repeats of 6 steps on 2 nodes; as jobs of their own, 25 + 10 minutes each."""
     rows = rehearse(FRONTIER, JOB)
-    assert len(rows) == 9
-    assert sum(row.node_hours or 0 for row in rows) == pytest.approx(9 * (2 + 12 + 48) * 35 / 60)
+    ours = [spec for spec in FRONTIER if spec.repeat == 1 and spec.engine == "lowband"]
+    assert [row.run for row in rows] == [spec.run_id.removesuffix("-r1") for spec in ours]
+    assert {(row.minutes, row.node_hours) for row in rows} == {(None, None)}  # they share jobs
+    alone = rehearse(FRONTIER, JOB.model_copy(update={"job_of": "run"}))
+    assert [row.node_hours for row in alone] == pytest.approx([3 * row.ranks / 8 * 35 / 60 for row in rows])
     job = workload_of(FRONTIER[0])
     machine, stack = with_defaults(job.machine, job.stack)
     first = predict(replace(job, machine=machine, stack=stack))
     assert (rows[0].step_s, rows[0].fits) == (first.step_time_s, True)
-    assert rows[0].steps_hours == pytest.approx(3 * 2 * 15 * first.step_time_s / 3600)
+    assert rows[0].steps_hours == pytest.approx(3 * 2 * 6 * first.step_time_s / 3600)
+
+
+def test_peers_are_predicted_with_their_stack() -> None:
+    """DeepSpeed's ZeRO-3 without overlap takes as long as ours with its rings, shares and fixed times."""
+    stacks = suite_stacks(CONFIG, FRONTIER)
+    rows = rehearse(FRONTIER, JOB, stacks)
+    theirs = [row for row in rows if row.stack == "deepspeed-zero"]
+    assert len(theirs) == len({s.run_id for s in FRONTIER if s.engine == "deepspeed" and s.repeat == 1}) > 0
+    spec = next(s for s in FRONTIER if s.engine == "deepspeed")
+    grid = Grid(CONFIG, "frontier", ["gpt-20b"], [spec.scheme.name], [16], [1], [1], [2048], ["full"])
+    assert theirs[0].step_s == pytest.approx(grid.records()[0]["step_time_s"])
+
+
+def test_a_run_without_overlap_is_predicted_without() -> None:
+    same = {"accumulation": 4, "collectives": "flat"}
+    times = [
+        rehearse([FRONTIER[0].model_copy(update={**same, "overlap": overlap})], JOB)[0].step_s
+        for overlap in (True, False)
+    ]
+    assert times[0] < times[1]
 
 
 def test_the_whole_machine() -> None:
@@ -43,10 +68,14 @@ def test_the_whole_machine() -> None:
 def test_the_command_prints_what_was_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     root = ["--root", str(CONFIG.root)]
     assert main(["rehearse", "--suite", "frontier", "--json", *root]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["provenance"] for row in rows} == {"predicted"}
+    found = json.loads(capsys.readouterr().out)
+    assert {row["provenance"] for kind in ("runs", "ratios") for row in found[kind]} == {"predicted"}
     assert main(["rehearse", "--suite", "frontier", *root]) == 0
-    assert "325.5 node-hours asked for" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "on 48 nodes 120 runs follow each other in a job of 120 minutes, and in further ones" in printed
+    assert "12 of 18 cells can decide hier3-over-zeropp; with the fewest node-hours: 4 passes" in printed
+    assert main(["rehearse", "--suite", "cuda", *root]) == 0
+    assert "node-hours asked for" in capsys.readouterr().out
 
 
 def test_checkpoints_are_in_what_is_printed() -> None:

@@ -8,6 +8,7 @@ from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
 from lowband.evidence.report import figures
+from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.report.figures import FIGURES, write_figure
 from lowband.evidence.report.figures.style import looks
 from lowband.evidence.tables.build import write_table
@@ -67,6 +68,7 @@ def test_nothing_measured_is_said_in_the_figure(
     write_softmax(tmp_path, {})
     for table in TABLES:
         write_table(table, tmp_path)
+    write_claims(ROOT / "config" / "claims.yaml", tmp_path, tmp_path, root=ROOT)
     said = set()
     for name in FIGURES:
         write_figure(name, tmp_path, tmp_path / "figures")

@@ -12,7 +12,7 @@ from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.report.page import write_page
 from lowband.evidence.report.page.machine import draw_machine, links
-from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, part, wires
+from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, exchanges, part, wires
 from lowband.spec.config import Config
 from lowband.spec.files import write_whole
 from lowband.spec.mesh import Levels
@@ -82,15 +82,29 @@ def test_wires_are_named() -> None:
     assert wires(config.scheme("zeropp")) == "forward gather int8, grad reduce int4"
 
 
+def test_cards_of_replicas_say_how_they_exchange() -> None:
+    config = Config(ROOT)
+    assert exchanges(config.scheme("zero3")) == ""
+    said = {exchanges(config.scheme(name)) for name in ("local-sgd", "slowmo", "diloco", "streaming-diloco")}
+    assert len(said) == 4
+    assert all(re.match(r"Replicas beyond node exchange weights every \d+ steps", each) for each in said)
+
+
 def test_a_page_of_a_few_runs(graded: Path, tmp_path: Path) -> None:
     drawn(graded, tmp_path)
     write_page(ROOT, graded, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "No run of this reproduction is at the scale of the paper" in page
-    # The first screen answers: findings, then each paper's claims, this run's apart from shipped ones.
+    # The first screen answers: a sentence for each badge, five contributions, findings, then each paper's
+    # claims, this run's apart from shipped ones.
     found = page[page.index('id="found"') : page.index('id="machine"')]
     assert found.count("<li>") == 5
     assert "neither reproduced nor refuted" in found
+    verdict = page[page.index('id="verdict"') : page.index('id="found"')]
+    assert page.index("<h1>") < page.index('id="verdict"') < page.index("<nav") < page.index("<main>")
+    assert re.findall(r"<strong>(\w+): ", verdict) == ["Available", "Functional", "Reproduced"]
+    assert "<code>make smoke</code>" in verdict
+    assert verdict.count("<tr>") == 1 + 5
     assert all(paper in found for paper in PAPERS.values())
     assert "<th>this run</th><th>shipped</th><th>computed</th>" in found
     # The constants in force stand beside the alternatives: they are those of no row.
@@ -126,7 +140,8 @@ def test_schemes_whose_levels_the_drawn_machine_lacks(graded: Path, tmp_path: Pa
         for path in (ROOT / folder).iterdir():
             if path.name != "schemes":  # what `lowband plan --write` has left there
                 (root / folder / path.name).symlink_to(path)
-    (root / "results").symlink_to(ROOT / "results")
+    for name in ("results", "CITATION.cff"):
+        (root / name).symlink_to(ROOT / name)
     four = "secondary: package\nweights: node\ngrads: rack\noptim: world\n"
     write_whole(root / "slurm" / "racks" / "machine.yaml", RACKS)
     write_whole(root / "config" / "schemes" / "hier4.yaml", four)

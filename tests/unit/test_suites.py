@@ -129,9 +129,19 @@ def test_the_axes_of_a_run(root: Path) -> None:
     assert {identity(spec)["tensor"] for spec in specs} == {1, 2}
     for spec in specs:
         spec.model_copy(update={"device": "fake"}).check_engine()
-        if spec.tensor * spec.pipeline > 1:
-            with pytest.raises(UserError, match=rf"tensor {spec.tensor} x .*: a model cannot be cut"):
+        if spec.pipeline > 1:
+            with pytest.raises(UserError, match=rf"pipeline {spec.pipeline}: a model cannot be cut"):
                 spec.check_engine()
+        else:
+            spec.check_engine()
+    values = {**specs[0].model_dump(), "tensor": 2, "ranks": 2, "sequence_parallel": True}
+    for changed, words in (
+        ({"model": {**values["model"], "vocab": 257}}, "257 rows of the vocabulary cannot be divided"),
+        ({"seq_len": 31}, "31 tokens cannot be divided over tensor 2"),
+        ({"model": {**values["model"], "heads": 1}}, "1 heads cannot be divided over tensor 2"),
+    ):
+        with pytest.raises(UserError, match=words):
+            RunSpec.parse({**values, **changed}, "test")
 
 
 def test_a_run_ends_with_an_exchange() -> None:

@@ -41,6 +41,16 @@ def test_it_fits_a_narrow_window(written: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make page-deps")
+def test_it_opens_on_a_job_that_fits(tmp_path: Path) -> None:
+    """No GCD has room for 20B of ddp, the first scheme."""
+    axes = Axes(["frontier"], ["gpt-20b"], [8, 64], ["ddp", "zero3"], 2048)
+    (tmp_path / "advise.html").write_text(page(CONFIG, axes))
+    shown = browser.choose(tmp_path / "advise.html", [{}], tmp_path)
+    assert shown["console"] == []
+    assert shown["found"][0]["texts"]["fits"] == "yes"
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: make page-deps")
 def test_its_numbers_are_the_command_s(written: Path, tmp_path: Path) -> None:
     """On every 23rd point, which takes every value of every axis, and from one point to the next."""
     gpus = range(len(AXES.gpus))

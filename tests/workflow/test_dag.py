@@ -13,6 +13,7 @@ import pytest
 import yaml
 from trees import ROOT, copy_tree, planned, snakemake
 
+from lowband.evidence.report.figures import FIGURES, own_figures
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 
@@ -47,10 +48,20 @@ def tree(tmp_path: Path) -> Path:
 )
 def test_every_suite_can_be_planned(tree: Path, group: str) -> None:
     suites = GROUPS[group]
-    result = snakemake(tree, "-n", "--config", f"suites=[{','.join(suites)}]")
+    result = snakemake(tree, "-n", "--config", f"suites=[{','.join(suites)}]", "scope=all")
     jobs, config = planned(result), Config(tree)
     assert all(config.runs([suite]) for suite in suites)
-    assert jobs["train"] == jobs["spec"] == len(config.runs(suites)) > 0
+    runs = config.runs(suites)
+    shared = [
+        (cluster, job.nodes, len(job.runs))
+        for cluster in {spec.machine.name for spec in runs}
+        for job in config.job(cluster).allocations([s for s in runs if s.machine.name == cluster])
+    ]
+    assert jobs["train"] == len(runs) - sum(number for *_, number in shared) > 0
+    assert {name for name in jobs if name.startswith("train_")} == {
+        f"train_{cluster}_{nodes}_nodes" for cluster, nodes, _ in shared
+    }
+    assert jobs["spec"] == len(runs)
     assert jobs["figure"] >= 4
     assert {"collect", "table", "claims", "notebook"} <= set(jobs)
     assert ("bench_softmax" in jobs) == (group == "default")  # else the shipped results are shown
@@ -67,6 +78,17 @@ def test_a_suite_alone(tree: Path) -> None:
     assert set(jobs) == steps | {"total"}
     assert jobs["spec"] == jobs["train"] == 2
     assert "results/reference" not in result.stdout + result.stderr
+
+
+def test_of_a_suite_s_own_runs_nothing_shipped_is_made(tree: Path) -> None:
+    """Without asking for more: its tables, claims, figures and a page; training comes first."""
+    jobs = planned(snakemake(tree, "-n", "--config", "suites=[tiny]", "results=tiny"))
+    steps = {"spec", "train", "list_runs", "collect", "table", "own_claims", "figure", "own_page", "all"}
+    assert set(jobs) == steps | {"total"}
+    assert jobs["figure"] == len(own_figures(["tiny"])) < len(FIGURES)
+    shown = snakemake(tree, "-n", "--config", "suites=[tiny]", "results=tiny", "scope=all").stdout
+    for rule in ("spec", "train", "collect"):
+        assert "priority: 100" in shown.split(f"rule {rule}:")[1].split("\n\n")[0], rule
 
 
 def test_no_command_grows_with_the_runs(tree: Path) -> None:
@@ -150,7 +172,7 @@ def test_a_tiny_dag_for_real(tree: Path) -> None:
 
     folder = tree / "results" / "tiny"
     assert len(list(folder.glob("runs/*/outcome.json"))) == 2
-    claims = read_table(folder / "own_claims" / "claims.csv").set_index("id")["verdict"]
+    claims = read_table(folder / "tables" / "claims.csv").set_index("id")["verdict"]
     assert claims["bytes-closed-form"] == claims["weights-bit-equal"] == "met"
     drawn = {path.name for path in (tree / "figures" / "tiny").iterdir()}
     assert drawn == {f"scaling.{kind}" for kind in ("pdf", "svg", "png", "csv", "json")}
@@ -172,7 +194,8 @@ def test_a_tiny_dag_for_real(tree: Path) -> None:
 @pytest.mark.wide
 def test_all_of_a_tiny_dag(tree: Path) -> None:
     """test_shipped makes as much without runs, most of it in one process."""
-    done = snakemake(tree, *OF_TINY)
+    everything = (*OF_TINY, "scope=all")
+    done = snakemake(tree, *everything)
     assert done.returncode == 0, done.stderr
     folder = tree / "results" / "tiny"
     claims = read_table(folder / "tables" / "claims.csv").set_index("id")["verdict"]
@@ -181,7 +204,34 @@ def test_all_of_a_tiny_dag(tree: Path) -> None:
     assert suffixes == {".pdf", ".svg", ".png", ".csv", ".json"}
     cells = json.loads((folder / "notebooks" / "scaling.ipynb").read_text())["cells"]
     assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
-    assert planned(snakemake(tree, "-n", *OF_TINY)) == {}  # a second run has nothing to do
+    assert planned(snakemake(tree, "-n", *everything)) == {}  # a second run has nothing to do
+
+
+def test_runs_that_share_a_job(tree: Path) -> None:
+    """One fails and keeps no other from running; the same command again runs it alone."""
+    (tree / "slurm" / "local" / "job.yaml").write_text("tasks: node\njob_of: nodes\ncpus_per_rank: 1\n")
+    text = tree / "text.txt"
+    (tree / "config" / "suites" / "tiny.yaml").write_text(
+        TINY.replace("[zero3, hpz]", "[zero3]") + "  text: [text.txt, stdlib]\n"
+    )
+    text.write_text("x")  # too short
+    first = snakemake(tree, "tables", *OF_TINY)
+    assert first.returncode != 0
+    runs = {path.name: path for path in (tree / "results" / "tiny" / "runs").iterdir()}
+    bad, good = (next(path for name, path in runs.items() if part in name) for part in ("text.txt", "stdlib"))
+    assert (good / "outcome.json").exists()
+    ended = (good / "outcome.json").read_bytes()
+    assert not (bad / "outcome.json").exists()
+    logs = tree / "logs" / "tiny" / "train"
+    assert "text.txt" in (logs / f"{bad.name}.log").read_text()
+    assert f"{bad.name}: exit code 2" in (logs / "local_1_nodes.log").read_text()
+
+    text.write_text((ROOT / "src" / "lowband" / "__main__.py").read_text() * 10)
+    again = snakemake(tree, "tables", *OF_TINY)
+    assert again.returncode == 0, again.stderr
+    assert "2 runs: 2 ok" in again.stdout
+    assert (good / "outcome.json").read_bytes() == ended
+    assert planned(snakemake(tree, "-n", "tables", *OF_TINY)) == {}
 
 
 def test_a_run_that_cannot_start_says_why(tree: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import yaml
 from trees import ROOT, copy_tree
 
+from lowband.spec.csv_tables import read_table
+
 BLOCK = re.compile(r"```(?P<info>[^\n]*)\n(?P<text>.*?)```", re.DOTALL)
 LINES = re.compile(r"^(?P<verb>append|file|insert)=(?P<path>\S+)$")
 
@@ -28,6 +30,24 @@ def test_adding_as_written(tmp_path: Path) -> None:
         assert place, block["info"]
         put(tmp_path / place["path"], place["verb"], block["text"])
     assert commands >= 5
+    _check_a_paper_of_your_own(tmp_path)
+
+
+def _check_a_paper_of_your_own(tree: Path) -> None:
+    """The page has its claims, machine and runs, and nothing that is shipped; the figure what is reported."""
+    results, figures = tree / "results" / "mine", tree / "figures" / "mine"
+    claims = read_table(results / "tables" / "claims.csv").set_index("id")
+    drawn = read_table(figures / "reported.csv").set_index("id")
+    assert list(claims.index) == list(drawn.index) == ["hsdp-bytes", "hsdp-memory"]
+    assert list(drawn["reported"]) == [0.7, 1.3]
+    assert set(claims["origin"]) == {"this run"}
+    held = read_table(results / "tables" / "states.csv").groupby("scheme")["held_bytes"].sum()
+    assert drawn.loc["hsdp-memory", "ours"] == held["hsdp"] / held["zero3"]
+    page = (results / "page.html").read_text()
+    assert page.index('id="claims"') < page.index("HSDP / ZeRO-3 - bytes") < page.index('id="machine"')
+    assert re.findall(r"<h3>(\w+)</h3>\n<p", page) == ["zero3", "hsdp"]
+    said = re.sub(r"<figcaption>.*?</figcaption>", "", page)
+    assert not re.search(r"[Ss]hipped|Frontier|hier3|2501\.04266", said)
 
 
 def put(path: Path, verb: str, text: str) -> None:

@@ -1,75 +1,202 @@
-"""The lines that the profiles submit on a real site, read by a stand-in for sbatch. Nothing is scheduled."""
+"""The lines that the profiles submit on a real site, read by a stand-in for sbatch. Nothing is scheduled.
+
+The stand-in hands each line to the machine's own sbatch, whose controller does not exist: what its parser
+does not know, it says before it looks for a controller.
+"""
 
 import os
+import re
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from trees import ROOT, copy_tree
 
 from lowband.run.submit import why_not
+from lowband.spec.batch_script import batch_script, sbatch_options
+from lowband.spec.config import Config
+from lowband.spec.job import ACCOUNT, PARTITION, QOS
 
-# Writes down its arguments and refuses, so that the workflow ends at once.
-SBATCH = '#!/bin/sh\nprintf "%s\\n" "$*" >> "$SUBMITTED"\necho "sbatch: error: a stand-in" >&2\nexit 1\n'
+CONFIG = Config(ROOT)
+FIRST = (ROOT / "docs" / "sites.md").read_text()
+SITES = ("cuda", "frontier", "lumi", "perlmutter")
+VERSION = "slurm-wlm 22.05.8"  # Debian 12's, whose parser reads the lines
+PARSED = "allocation failure: Unable to contact slurm controller (connect failure)"
+
+# Writes down its arguments, has them parsed, and refuses, so that the workflow ends at once.
+SBATCH = """#!/bin/sh
+printf "%s\\037" "$@" >> "$SUBMITTED"
+printf "\\036" >> "$SUBMITTED"
+if [ -n "$PARSER" ]; then "$PARSER" --test-only "$@" >> "$SUBMITTED.parsed" 2>&1; fi
+echo "sbatch: error: a stand-in" >&2
+exit 1
+"""
 SCONTROL = "#!/bin/sh\necho 'Slurmctld(primary) at a stand-in is UP'\n"
 
 
-def submit(tree: Path, profile: str, runs: list[str], **variables: str) -> dict[str, str]:
-    """Submit runs with a profile; the sbatch lines by run."""
+@pytest.fixture
+def parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Debian's sbatch, configured with GPUs, and with a controller at whose port nobody listens."""
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        pytest.skip("no sbatch, whose parser would read the lines: make box-deps")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        configuration = tmp_path / "slurm.conf"
+        configuration.write_text(
+            f"ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort={held.getsockname()[1]}\n"
+            "AuthType=auth/none\nMessageTimeout=1\nGresTypes=gpu\nAllowSpecResourcesUsage=YES\n"
+            "SelectType=select/cons_tres\nTaskPlugin=task/affinity\n"
+            "NodeName=n1\nPartitionName=batch Nodes=ALL\n"
+        )
+        monkeypatch.setenv("SLURM_CONF", str(configuration))
+        version = subprocess.run([sbatch, "--version"], capture_output=True, text=True).stdout.strip()
+        if version != VERSION:
+            pytest.skip(f"{version}: another parser than that of {VERSION}")
+        yield sbatch
+
+
+def started(tree: Path, profile: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Start the workflow in a copy of the tree, with stand-ins for the commands of Slurm."""
+    tree.mkdir(exist_ok=True)
     copy_tree(tree)
     commands = tree / "commands"
     commands.mkdir()
-    for name in ("sbatch", "scontrol", "squeue", "sacct", "sacctmgr", "sshare", "scancel"):
+    for name in ("sbatch", "scontrol", "squeue", "sacct", "sacctmgr", "sshare", "scancel", "sinfo"):
         (commands / name).write_text({"sbatch": SBATCH, "scontrol": SCONTROL}.get(name, "#!/bin/sh\n"))
         (commands / name).chmod(0o755)
-    submitted = tree / "submitted"
-    suite = profile.rpartition("/")[2]
-    targets = [f"results/{suite}/runs/{run}/trained" for run in runs]
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "snakemake", "--profile", profile,
-            "--seconds-between-status-checks", "1", "--", *targets,
-        ],
+    inherited = {key: value for key, value in os.environ.items() if key not in (ACCOUNT, PARTITION, QOS)}
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", "--profile", profile, *arguments],
         cwd=tree,
         env={
-            **os.environ, "PYTHONPATH": str(tree / "src"), "PATH": f"{commands}:{os.environ['PATH']}",
-            "SUBMITTED": str(submitted), **variables,
+            **inherited, "PYTHONPATH": str(tree / "src"), "PATH": f"{commands}:{os.environ['PATH']}",
+            "SUBMITTED": str(tree / "submitted"), "PARSER": "", **variables,
         },
         capture_output=True,
         text=True,
         timeout=600,
     )  # fmt: skip
+
+
+def submit(tree: Path, profile: str, runs: Mapping[str, str], **variables: str) -> dict[str, list[str]]:
+    """Submit runs, given what their jobs are called, with a profile; by run the options, in long form."""
+    suite = profile.rpartition("/")[2]
+    targets = [f"results/{suite}/runs/{run}/trained" for run in runs]
+    done = started(
+        tree, profile, "--seconds-between-status-checks", "1",
+        "--slurm-init-seconds-before-status-checks", "1", "--", *targets, **variables,
+    )  # fmt: skip
     assert done.returncode == 1
-    assert submitted.exists(), done.stdout + done.stderr
-    lines = submitted.read_text().split("--parsable")[1:]
-    return {run: next(line for line in lines if f"runs/{run}/" in line or run in line) for run in runs}
+    assert (tree / "submitted").exists(), done.stdout + done.stderr
+    calls = [call.split("\037")[:-1] for call in (tree / "submitted").read_text().split("\036")[:-1]]
+    of_run = {run: [c for c in calls if any(job in word for word in c)] for run, job in runs.items()}
+    return {run: long_options(of_run[run][0]) for run in runs}
+
+
+LONG = {"-A": "--account", "-p": "--partition", "-C": "--constraint", "-t": "--time"}
+
+
+def long_options(call: list[str]) -> list[str]:
+    following = dict(pairwise(call))
+    return [f"{LONG[word]}={following[word]}" if word in LONG else word for word in call]
 
 
 @pytest.mark.waits
-def test_frontier_submits_whole_nodes_with_olcfs_options(tmp_path: Path) -> None:
+@pytest.mark.parametrize("site", SITES)
+def test_a_site_submits_what_the_script_says_and_debians_slurm_understands(
+    site: str, tmp_path: Path, parser: str
+) -> None:
+    """The largest and the smallest run of each site's suite."""
+    specs = sorted(CONFIG.runs([site]), key=lambda spec: spec.ranks)
+    both, job = [specs[0], specs[-1]], CONFIG.job(site)
+    variables = {"SLURM_PROJECT": "abc123", "SLURM_QOS": "debug" if site == "cuda" else ""}
+    shared = {run.run_id: each for each in job.allocations(specs) for run in each.runs}
+    names = {s.run_id: f"train_{site}_{shared[s.run_id].nodes}_nodes" if shared else s.run_id for s in both}
+    calls = submit(tmp_path / "tree", f"slurm/{site}", names, PARSER=parser, **variables)
+    for spec in both:
+        options = calls[spec.run_id]
+        expected = sbatch_options(job, spec, variables)
+        if shared:  # as long as all runs on as many nodes may take, or the queue allows
+            minutes = f"--time={shared[spec.run_id].minutes}"
+            expected = [minutes if option.startswith("--time=") else option for option in expected]
+        assert set(expected) <= set(options)
+        before = "".join(options).partition("--wrap")[0]
+        assert "--mem" not in before  # whole nodes: a limit would starve the job
+        assert "$" not in before  # no variable was left as text
+    parsed = (tmp_path / "tree" / "submitted.parsed").read_text().splitlines()
+    assert parsed == [PARSED] * 2
+
+
+def test_frontiers_options_are_olcfs() -> None:
     """2, 12 and 48 nodes."""
-    runs = {ranks: f"frontier-gpt-20b-hier3-n{ranks:04d}-b1-s2048-r1" for ranks in (16, 96, 384)}
-    lines = submit(tmp_path, "slurm/frontier", list(runs.values()), SLURM_PROJECT="abc123")
-    for ranks, run in runs.items():
-        line = lines[run]
-        for option in (
-            f"--nodes={ranks // 8}", "--ntasks-per-node=8", "--cpus-per-task=7", "-A 'abc123'", "-p batch",
-            "-C nvme", "-t 35", "--gpus-per-node=8", "--core-spec=8", "--exclusive",
-            "--network=disable_rdzv_get",
-        ):  # fmt: skip
-            assert option.replace("'", "") in line.replace("'", ""), (option, line)
-        assert "--mem " not in line  # whole nodes: a limit would starve the job
-        assert "--gpus " not in line
+    largest = {spec.ranks: spec for spec in CONFIG.runs(["frontier"])}
+    for ranks, spec in largest.items():
+        assert sbatch_options(CONFIG.job("frontier"), spec, {"SLURM_PROJECT": "abc123"}) == [
+            "--account=abc123", "--partition=batch", "--constraint=nvme", f"--nodes={ranks // 8}",
+            "--ntasks-per-node=8", "--cpus-per-task=7", "--time=35", "--gpus-per-node=8", "--core-spec=8",
+            "--exclusive", "--network=disable_rdzv_get",
+        ]  # fmt: skip
 
 
-@pytest.mark.waits
-def test_generic_site_submits_without_an_account(tmp_path: Path) -> None:
-    run = "cuda-gpt-10b-zeropp-n0016-b1-s2048-r1"
-    line = submit(tmp_path, "slurm/cuda", [run], SLURM_PART="gpu")[run]
-    for option in ("--nodes=2", "--ntasks-per-node=8", "-p gpu", "--gpus-per-node=8"):
-        assert option in line.replace("'", ""), (option, line)
-    assert "$" not in line.partition("--wrap")[0]  # no variable was left as text
+@pytest.mark.parametrize("site", SITES)
+def test_debians_slurm_understands_a_sites_script_and_its_srun_line(
+    site: str, tmp_path: Path, parser: str
+) -> None:
+    suite = f"{site}-first" if site != "cuda" else "cuda"
+    spec = CONFIG.runs([suite])[0]
+    script = tmp_path / "job.sbatch"
+    variables = {"SLURM_PROJECT": "abc123"}
+    script.write_text(
+        batch_script(CONFIG.job(site), spec, Path("runs/x/spec.json"), Path(sys.executable), variables)
+    )
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+
+    def said(*command: str | Path) -> str:
+        return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr.strip()
+
+    assert said(parser, "--test-only", script) == PARSED
+    told = re.findall(rf"^\| {site} \| `sbatch (.*?)` \|", FIRST, re.MULTILINE | re.IGNORECASE)
+    assert len(told) == (site != "cuda")
+    for options in told:
+        assert said(parser, "--test-only", *options.split(), script) == PARSED
+    script.write_text(script.read_text().replace("--gpus-per-node", "--gpus-per-nodes"))
+    assert "unrecognized option '--gpus-per-nodes=" in said(parser, "--test-only", script)
+    job = CONFIG.job(site)
+    srun = [Path(parser).with_name("srun"), "--kill-on-bad-exit=1", "--distribution=block", "--nodes=2"]
+    srun += [f"--ntasks-per-node={job.tasks_per_node(spec)}", *shlex.split(job.srun)]
+    assert said(*srun, "true") == "srun: error: Unable to allocate resources: " + PARSED.partition(": ")[2]
+    assert "unrecognized option '--gpu-binds=" in said(*srun, "--gpu-binds=none", "true")
+
+
+def refused(done: subprocess.CompletedProcess[str], tree: Path) -> str:
+    """The last line of a workflow that was refused while it was read, before its graph was made."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Building DAG" not in done.stderr
+    assert not (tree / "submitted").exists()
+    assert not (tree / "results" / "box").exists()
+    return done.stderr.splitlines()[-1]
+
+
+def test_outside_of_a_box_its_profile_names_those_of_sites(tmp_path: Path) -> None:
+    line = refused(started(tmp_path, "slurm"), tmp_path)
+    assert line == (
+        "lowband: --profile: these runs are for a box (frontier-box), and this is none (allowed: lowband box "
+        "run --cluster frontier-box -- snakemake ...; on a site --profile slurm/cuda, --profile "
+        "slurm/frontier, --profile slurm/lumi, --profile slurm/perlmutter)"
+    )
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_site_without_an_account_submits_nothing(site: str, tmp_path: Path) -> None:
+    line = refused(started(tmp_path, f"slurm/{site}"), tmp_path)
+    assert line.startswith(f"lowband: slurm/{site}: SLURM_PROJECT is not set")
 
 
 # Ranks fill node after node, as the levels of the engine take them to.
@@ -155,21 +282,12 @@ def test_a_controller_must_answer(
 
 
 def test_without_slurm_one_line_says_so(tmp_path: Path) -> None:
-    copy_tree(tmp_path)
+    tree = tmp_path / "tree"
     programs = tmp_path / "programs"
     programs.mkdir()
     for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
         for program in folder.glob("*"):
             if program.name != "sbatch" and not (programs / program.name).exists():
                 (programs / program.name).symlink_to(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", "slurm", "--", "results/box/tables/runs.csv"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "PATH": str(programs)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("lowband: no Slurm here: no program sbatch (allowed: ")
-    assert not (tmp_path / "results" / "box").exists()
+    done = started(tree, "slurm/frontier", SLURM_PROJECT="abc123", PATH=str(programs))
+    assert refused(done, tree).startswith("lowband: no Slurm here: no program sbatch (allowed: ")

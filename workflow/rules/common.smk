@@ -19,12 +19,14 @@ from lowband.evidence.tables.build import (
     tables_of_runs,
 )
 from lowband.evidence.tables.entries import COLLECTED, TABLES
-from lowband.evidence.report.figures import FIGURES, file_of
+from lowband.evidence.report.figures import FIGURES, file_of, own_figures
 from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
-from lowband.run.submit import why_not
+from lowband.run.several import has_ended
+from lowband.run.submit import check
 from lowband.spec.config import Config
+from lowband.spec.records import RunFolder
 
 
 configfile: "config/config.yaml"
@@ -36,12 +38,35 @@ try:
     SUITES = [] if IS_SHIPPED else config["suites"]
     CONFIGURATION = Config()
     SPECS = {spec.run_id: spec for spec in CONFIGURATION.runs(SUITES)}
-    CLAIMS = {claim.id: claim for claim in read_claims(Path("config/claims.yaml"))}
+    CLAIMS_FILE = config["claims"]
+    CLAIMS = {claim.id: claim for claim in read_claims(Path(CLAIMS_FILE))}
     CLUSTERS = {spec.machine.name for spec in SPECS.values()}
     JOBS = {cluster: CONFIGURATION.job(cluster) for cluster in CLUSTERS}
     RESOURCES = {
-        run: JOBS[spec.machine.name].resources(spec) for run, spec in SPECS.items()
+        run: {
+            **JOBS[spec.machine.name].resources(spec),
+            **JOBS[spec.machine.name].queue(os.environ),
+        }
+        for run, spec in SPECS.items()
     }
+    ALLOCATIONS = [
+        allocation
+        for cluster, job in JOBS.items()
+        for allocation in job.allocations(
+            [spec for spec in SPECS.values() if spec.machine.name == cluster]
+        )
+    ]
+    ALONE = set(SPECS) - {
+        spec.run_id for allocation in ALLOCATIONS for spec in allocation.runs
+    }
+    # A profile that gives a number of nodes submits; `make` and jobs themselves give a number of cores. Refuse
+    # here, because the graph of all files takes minutes, and Slurm would answer for each job.
+    if (
+        workflow.is_main_process
+        and workflow.resource_settings.nodes is not None
+        and not workflow.output_settings.dryrun
+    ):
+        check(list(SPECS.values()), JOBS, os.environ, Path())
     # The largest run of each cluster: its job is the one whose nodes are examined before it.
     LARGEST = {
         spec.machine.name: spec.run_id
@@ -69,12 +94,18 @@ OWN_CLAIMS = [
     for claim in CLAIMS.values()
     if claim.queries and set(sources(claim)) <= {*COLLECTED, *OWN_TABLES}
 ]
+IS_OWN = config["scope"] == "own" and not IS_SHIPPED
+OWN_FIGURES = own_figures(SUITES)
 
 NAME = config["results"]
 RUNS_DIR = f"results/{NAME}/runs"
 TABLES_DIR = f"results/{NAME}/tables"
 FIGURES_DIR = f"figures/{NAME}"
 LOGS_DIR = f"logs/{NAME}"
+# The claims that a reproduction's own runs decide are all its claims, unless it grades the others too.
+OWN_CLAIMS_CSV = (
+    f"{TABLES_DIR}/claims.csv" if IS_OWN else f"results/{NAME}/own_claims/claims.csv"
+)
 REPORT_CODE = "src/lowband/evidence/report"
 TABLES_CODE = "src/lowband/evidence/tables"
 CLAIMS_CODE = [
@@ -118,7 +149,31 @@ def claim_tables(wildcards):
 
 def job_resource(name):
     """A resource of the Slurm job of a run."""
-    return lambda wildcards: RESOURCES[wildcards.run][name]
+    return lambda wildcards: RESOURCES[wildcards.run].get(name, "")
+
+
+# Those that some job has: an empty one would be an option without a value.
+QUEUE = {
+    name: job_resource(name)
+    for name in ("slurm_account", "slurm_partition", "qos", "constraint")
+    if any(resources.get(name) for resources in RESOURCES.values())
+}
+
+
+def shared_resources(allocation):
+    """Resources of the job that runs share: of minutes, those that the runs which have not ended may take."""
+    job = JOBS[allocation.runs[0].machine.name]
+    left = [
+        spec
+        for spec in allocation.runs
+        if not has_ended(RunFolder(Path(RUNS_DIR) / spec.run_id))
+    ]
+    [asked] = job.allocations(left or allocation.runs)
+    return {
+        **job.resources(allocation.runs[0]),
+        **job.queue(os.environ),
+        "runtime": asked.minutes,
+    }
 
 
 def preflight_minutes(wildcards):

@@ -8,6 +8,8 @@ rule spec:
         f"{RUNS_DIR}/{{run}}/spec.json",
     log:
         f"{LOGS_DIR}/spec/{{run}}.log",
+    # Training comes before tables and figures that do not wait for it.
+    priority: 100
     localrule: True
     conda:
         "../../envs/cpu.yaml"
@@ -29,16 +31,19 @@ rule train:
         f"{RUNS_DIR}/{{run}}/trained",
     log:
         f"{LOGS_DIR}/train/{{run}}.log",
+    wildcard_constraints:
+        run=one_of(ALONE),
+    priority: 100
     conda:
         "../../envs/cpu.yaml"
     threads: 1024
     resources:
+        **QUEUE,
         mpi="srun",
         nodes=job_resource("nodes"),
         tasks_per_node=job_resource("tasks_per_node"),
         cpus_per_task=job_resource("cpus_per_task"),
         runtime=job_resource("runtime"),
-        constraint=job_resource("constraint"),
         slurm_extra=job_resource("slurm_extra"),
     params:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
@@ -49,6 +54,41 @@ rule train:
         "slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
         " python -m lowband train {input.spec:q} >> {log:q} 2>&1"
         " && sha256sum {params.outcome:q} > {output:q}"
+
+
+# Where a cluster's job.yaml has `job_of: nodes`: one job per number of nodes, which runs what has not ended.
+# Before a job starts, Snakemake removes its outputs: markers, which it gets back at once for the runs that
+# have ended (src/lowband/run/several.py).
+for allocation in ALLOCATIONS:
+
+    rule:
+        name:
+            f"train_{allocation.name}"
+        input:
+            specs=[f"{RUNS_DIR}/{spec.run_id}/spec.json" for spec in allocation.runs],
+        output:
+            [f"{RUNS_DIR}/{spec.run_id}/trained" for spec in allocation.runs],
+        log:
+            f"{LOGS_DIR}/train/{allocation.name}.log",
+        priority: 100
+        conda:
+            "../../envs/cpu.yaml"
+        threads: 1024
+        resources:
+            **shared_resources(allocation),
+            mpi="srun",
+        params:
+            cluster=allocation.runs[0].machine.name,
+            tasks_per_node=JOBS[allocation.runs[0].machine.name].tasks_per_node(
+                allocation.runs[0]
+            ),
+            srun=shlex.quote(JOBS[allocation.runs[0].machine.name].srun),
+            logs=f"{LOGS_DIR}/train",
+            folders=[f"{RUNS_DIR}/{spec.run_id}" for spec in allocation.runs],
+        shell:
+            "python -m lowband.run.several {resources.runtime} {params.logs:q}"
+            " slurm/launch.sh {params.cluster:q} {resources.nodes} {params.tasks_per_node} {params.srun}"
+            " -- {params.folders:q} >> {log:q} 2>&1"
 
 
 # The same job as `train`, for two minutes. It fails if something is wrong; the findings are in the log and in
@@ -64,12 +104,12 @@ rule preflight_run:
         "../../envs/cpu.yaml"
     threads: 1024
     resources:
+        **QUEUE,
         mpi="srun",
         nodes=job_resource("nodes"),
         tasks_per_node=job_resource("tasks_per_node"),
         cpus_per_task=job_resource("cpus_per_task"),
         runtime=preflight_minutes,
-        constraint=job_resource("constraint"),
         slurm_extra=job_resource("slurm_extra"),
     params:
         cluster=lambda wildcards: SPECS[wildcards.run].machine.name,
@@ -80,19 +120,11 @@ rule preflight_run:
         " python -m lowband preflight {input.spec:q} > {log:q} 2>&1"
 
 
-# Stop if Slurm does not answer: otherwise each job would fail with a message about accounts. Also remove the
-# limit on how fast jobs start, unless a profile sets one: to apply its default (100 per second), Snakemake
-# examines all waiting jobs again and again, which takes processor time from timed runs (docs/benchmarks.md).
+# Remove the limit on how fast jobs start, unless a profile sets one: to apply its default (100 per second),
+# Snakemake examines all waiting jobs again and again, which takes processor time from timed runs
+# (docs/benchmarks.md).
 onstart:
     # Snakemake has no public name for the limiter.
     limiter = getattr(workflow.scheduler, "job_rate_limiter", None)
     if limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None
-    reason = why_not() if workflow.executor_plugin.name == "slurm" else ""
-    if reason:
-        print(
-            f"lowband: no Slurm here: {reason} (allowed: a login node of a site; lowband box run -- "
-            "snakemake --profile slurm)",
-            file=sys.stderr,
-        )
-        sys.exit(2)

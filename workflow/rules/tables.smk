@@ -42,6 +42,7 @@ else:
             expand(f"{TABLES_DIR}/{{raw}}.csv", raw=COLLECTED),
         log:
             f"{LOGS_DIR}/collect.log",
+        priority: 100
         localrule: True
         conda:
             "../../envs/cpu.yaml"
@@ -73,7 +74,7 @@ rule table:
 rule claim:
     input:
         claim_tables,
-        claims="config/claims.yaml",
+        claims=CLAIMS_FILE,
         experiments="config/experiments.yaml",
         reported=sorted(Path("results/reported").glob("*.csv")),
         code=CLAIMS_CODE,
@@ -97,12 +98,12 @@ rule claim:
 rule own_claims:
     input:
         tables=expand(f"{TABLES_DIR}/{{table}}.csv", table=[*COLLECTED, *OWN_TABLES]),
-        claims="config/claims.yaml",
+        claims=CLAIMS_FILE,
         experiments="config/experiments.yaml",
         reported=sorted(Path("results/reported").glob("*.csv")),
         code=CLAIMS_CODE,
     output:
-        f"results/{NAME}/own_claims/claims.csv",
+        OWN_CLAIMS_CSV,
     log:
         f"{LOGS_DIR}/own_claims.log",
     localrule: True
@@ -118,29 +119,32 @@ rule own_claims:
         " && python -m lowband summary --tables {params.tables:q} --claims {output:q} 2>> {log:q}"
 
 
-rule claims:
-    input:
-        expand(
-            f"{TABLES_DIR}/{{table}}.csv", table=["runs", "bytes", "states", *TABLES]
-        ),
-        claims="config/claims.yaml",
-        experiments="config/experiments.yaml",
-        reported=sorted(Path("results/reported").glob("*.csv")),
-        code=CLAIMS_CODE,
-    output:
-        table=report(
-            f"{TABLES_DIR}/claims.csv",
-            caption="../report/claims.rst",
-            category="Claims",
-            labels={"table": "all claims, graded"},
-        ),
-        views=expand(f"{TABLES_DIR}/claims.{{kind}}", kind=["md", "tex", "html"]),
-    log:
-        f"{LOGS_DIR}/claims.log",
-    localrule: True
-    conda:
-        "../../envs/cpu.yaml"
-    params:
-        tables=lambda wildcards, output: Path(output.table).parent,
-    shell:
-        "python -m lowband claims --claims {input.claims:q} --tables {params.tables:q} > {log:q} 2>&1"
+if not IS_OWN:
+
+    rule claims:
+        input:
+            expand(
+                f"{TABLES_DIR}/{{table}}.csv",
+                table=["runs", "bytes", "states", *TABLES],
+            ),
+            claims=CLAIMS_FILE,
+            experiments="config/experiments.yaml",
+            reported=sorted(Path("results/reported").glob("*.csv")),
+            code=CLAIMS_CODE,
+        output:
+            table=report(
+                f"{TABLES_DIR}/claims.csv",
+                caption="../report/claims.rst",
+                category="Claims",
+                labels={"table": "all claims, graded"},
+            ),
+            views=expand(f"{TABLES_DIR}/claims.{{kind}}", kind=["md", "tex", "html"]),
+        log:
+            f"{LOGS_DIR}/claims.log",
+        localrule: True
+        conda:
+            "../../envs/cpu.yaml"
+        params:
+            tables=lambda wildcards, output: Path(output.table).parent,
+        shell:
+            "python -m lowband claims --claims {input.claims:q} --tables {params.tables:q} > {log:q} 2>&1"

@@ -39,13 +39,7 @@ def connect(spec: RunSpec, wish: Links) -> str:
     if is_slurm_task():
         if not (socket.gethostname().startswith(NODE) and links.namespaces()):
             return f"{PLAIN}: a job outside of a box"
-        box = Machine.read_json(MACHINE)
-        assert box.box is not None
-        if (box.levels, box.box.scale) != (spec.machine.levels, spec.machine.box.scale):
-            raise UserError(
-                "this box has other links than the run", where=spec.run_id,
-                allowed="a run with outer_link runs without Slurm, on its own links",
-            )  # fmt: skip
+        check_links(spec, Machine.read_json(MACHINE))
         return SHAPED
     if wish == "here":
         links.network_up(Layout.of(spec.machine, spec.ranks))
@@ -56,6 +50,18 @@ def connect(spec: RunSpec, wish: Links) -> str:
     if reason:
         return f"{PLAIN}: {reason}"
     return start_privately()
+
+
+def check_links(spec: RunSpec, box: Machine) -> None:
+    """Raises UserError if a run of a box's machine has other links than a box that is up."""
+    if spec.machine.box is None or spec.device == "fake":
+        return
+    assert box.box is not None
+    if (box.levels, box.box.scale) != (spec.machine.levels, spec.machine.box.scale):
+        raise UserError(
+            "this box has other links than the run", where=spec.run_id,
+            allowed="a run with outer_link runs without Slurm, on its own links",
+        )  # fmt: skip
 
 
 def start_privately() -> NoReturn:

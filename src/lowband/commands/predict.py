@@ -22,7 +22,7 @@ RECOMPUTE = ["none", "selective", "op", "full"]
 def add(commands: Any) -> None:
     predict = add_verb(
         commands, "predict", "time and memory of a scheme on a cluster, item by item",
-        "--cluster frontier --model gpt-20b --scheme zero3 hier3 --gpus 384",
+        "--cluster frontier --model gpt-20b --scheme zero3 zeropp hier3 --gpus 384 --accumulation 4",
         "Options that take several values make a grid. Exit code 1: no point fits the memory.",
     )  # fmt: skip
     _add_job(predict)
@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
     plan.set_defaults(run=_plan)
 
     rehearse = add_verb(
-        commands, "rehearse", "a suite before it runs: node-hours, memory, step time, bound",
+        commands, "rehearse", "a suite before it runs: cost, memory, steps, what it decides",
         "--suite frontier",
     )  # fmt: skip
     rehearse.add_argument("--suite", required=True, help="a name in config/suites/, of a real cluster")
@@ -253,14 +253,22 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
 def _rehearse(options: argparse.Namespace) -> int:
     import json
 
+    from lowband.evidence.claims.rehearsed import suite_ratios, suite_stacks
+    from lowband.predict.search import ratios
     from lowband.predict.search.rehearsal import records, rehearse, text
     from lowband.spec.config import Config
 
     config = Config(options.root)
     specs = config.runs([options.suite])
     cluster = specs[0].machine.name
-    rows = rehearse(specs, config.job(cluster) if config.has_slurm(cluster) else None)
-    print(json.dumps(records(rows), indent=2) if options.json else text(rows))
+    request = config.job(cluster) if config.has_slurm(cluster) else None
+    rows = rehearse(specs, request, suite_stacks(config, specs))
+    cells = suite_ratios(config, options.suite)
+    if options.json:
+        print(json.dumps({"runs": records(rows), "ratios": ratios.records(cells)}, indent=2))
+    else:
+        shared = [] if request is None else request.allocations(specs)
+        print("\n".join([text(rows, shared), *ratios.text(cells)]))
     return int(any(row.fits is False for row in rows))
 
 

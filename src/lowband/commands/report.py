@@ -1,4 +1,4 @@
-"""claims, summary, appendix, page, documents, provenance, verify, status: results of a reproduction."""
+"""claims, summary, appendix, page, documents, provenance, verify, watch, status: a reproduction's results."""
 
 import argparse
 from pathlib import Path
@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
     page.add_argument("--tables", type=Path, required=True)
     page.add_argument("--figures", type=Path, required=True)
     page.add_argument("--out", type=Path, required=True, help="the page")
+    page.add_argument("--own", action="store_true", help="of this reproduction's own runs alone")
     page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     page.set_defaults(run=_page)
 
@@ -62,6 +63,16 @@ def add(commands: Any) -> None:
     verify.add_argument("--write", action="store_true", help="write a new SHA256SUMS")
     verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
     verify.set_defaults(run=_verify)
+
+    watch = add_verb(
+        commands, "watch", "a command of the workflow under a bar with the time left",
+        "--results smoke -- snakemake -c2 --config 'suites=[smoke]' results=smoke",
+        "What the command prints goes to logs/<results>/snakemake.log; the exit code is its own.",
+    )  # fmt: skip
+    watch.add_argument("--results", required=True, help="its folder under results/")
+    watch.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
+    watch.add_argument("command", nargs=argparse.REMAINDER, help="after --")
+    watch.set_defaults(run=_watch)
 
     status = add_verb(
         commands, "status", "which runs are done, running or failed; time left", "--results local --follow"
@@ -98,11 +109,12 @@ def _appendix(options: argparse.Namespace) -> None:
 
 
 def _page(options: argparse.Namespace) -> None:
-    from lowband.evidence.report.page import write_page
+    from lowband.evidence.report.page import write_own_page, write_page
     from lowband.spec.csv_tables import made_of
 
+    write = write_own_page if options.own else write_page
     with made_of(options.tables):
-        write_page(options.root, options.tables, options.figures, options.out)
+        write(options.root, options.tables, options.figures, options.out)
 
 
 def _documents(options: argparse.Namespace) -> None:
@@ -127,6 +139,17 @@ def _verify(options: argparse.Namespace) -> int:
     good, wrong = verify(options.root)
     print("\n".join([*wrong, f"{good} files match SHA256SUMS, {len(wrong)} do not"]))
     return 1 if wrong else 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from lowband.errors import UserError
+    from lowband.run.watch import watch
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UserError("no command", allowed="lowband watch --results NAME -- COMMAND")
+    log = options.root / "logs" / options.results / "snakemake.log"
+    return watch(command, options.root, options.results, log)
 
 
 def _status(options: argparse.Namespace) -> None:

@@ -4,17 +4,24 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowband.commands import add_verb, at_least_one
 from lowband.errors import UserError
+
+if TYPE_CHECKING:
+    from lowband.spec.config import Config
+    from lowband.spec.records import RunFolder
+    from lowband.spec.run import RunSpec
 
 
 def add(commands: Any) -> None:
     spec = add_verb(
         commands, "spec", "spec.json of every run of a suite; schemes to and from peers",
         "--suite smoke --out results/smoke/runs",
-        "Also converts a scheme to a peer's configuration (--scheme, --to) or from it (--from).",
+        "With --sbatch, beside each spec.json a script to submit by hand, with the options that the "
+        "workflow would give. Also converts a scheme to a peer's configuration (--scheme, --to) or from "
+        "it (--from).",
     )  # fmt: skip
     what = spec.add_mutually_exclusive_group(required=True)
     what.add_argument("--suite", nargs="+", help="names in config/suites/; their runs go to --out")
@@ -23,6 +30,11 @@ def add(commands: Any) -> None:
     )
     what.add_argument("--from", type=Path, dest="source", help="DeepSpeed JSON, to convert into a scheme")
     spec.add_argument("--out", type=Path, help="folder of run folders")
+    spec.add_argument(
+        "--sbatch", action="store_true",
+        help="with --suite: also write job.sbatch; $SLURM_PROJECT is its account, $SLURM_PART and "
+        "$SLURM_QOS may replace partition and QOS of the cluster's job.yaml",
+    )  # fmt: skip
     spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
     spec.add_argument("--cluster", default="local", help="cluster whose levels --scheme and --from refer to")
     spec.add_argument("--ranks", type=at_least_one, help="over how many ranks")
@@ -73,6 +85,8 @@ def _spec(options: argparse.Namespace) -> None:
     from lowband.spec.config import Config
 
     config = Config(options.root)
+    if options.sbatch and options.suite is None:
+        raise UserError("is for the runs of a suite", where="--sbatch", allowed="--suite")
     if options.suite is None:
         from lowband.spec.exchange import export_scheme, import_scheme
 
@@ -89,10 +103,30 @@ def _spec(options: argparse.Namespace) -> None:
     from lowband.spec.files import write_if_changed
     from lowband.spec.records import RunFolder
 
-    for spec in config.runs(options.suite):
-        folder = RunFolder(options.out / spec.run_id)
+    specs = config.runs(options.suite)
+    folders = {spec.run_id: RunFolder(options.out / spec.run_id) for spec in specs}
+    scripts = _scripts(config, specs, folders) if options.sbatch else {}
+    for spec in specs:
+        folder = folders[spec.run_id]
         write_if_changed(folder.spec, spec.to_json())
-        print(folder.spec)
+        if spec.run_id in scripts:
+            write_if_changed(folder.batch_script, scripts[spec.run_id])
+        print(folder.batch_script if options.sbatch else folder.spec)
+
+
+def _scripts(config: "Config", specs: list["RunSpec"], folders: dict[str, "RunFolder"]) -> dict[str, str]:
+    """By run: its batch script. Raises UserError for a cluster without Slurm, before anything is written."""
+    from lowband.spec.batch_script import batch_script
+
+    scripts = {}
+    for spec in specs:
+        cluster = spec.machine.name
+        if not config.has_slurm(cluster):
+            raise UserError(f"cluster '{cluster}' has no job.yaml", where="--sbatch", allowed="a site's")
+        job = config.job(cluster)
+        file = folders[spec.run_id].spec
+        scripts[spec.run_id] = batch_script(job, spec, file, Path(sys.executable), os.environ)
+    return scripts
 
 
 def _train(options: argparse.Namespace) -> int:

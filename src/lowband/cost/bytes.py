@@ -17,7 +17,7 @@ ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -30,6 +30,7 @@ from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import NORM_GATHER, Collective, Kind, Order, Pattern, passes, pattern_of
+from lowband.spec.tensor import cut_shape, gpt_plan
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -39,17 +40,28 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
     """Elements per unit, padding included: the root's, then each block's.
 
     levels: levels of the ranks that share a part of the model
-    axes:   matrices are split by rows along tensor, blocks along pipeline: there the units are those of the
-            first stage, which has the embeddings and keeps the most activations
+    axes:   layers are cut along tensor as spec.tensor says, blocks along pipeline: there the units are those
+            of the first stage, which has the embeddings and keeps the most activations
     """
+    plan = gpt_plan(model)
 
-    def numel(shapes: Iterable[tuple[int, ...]]) -> int:
-        parts = [(-(-shape[0] // axes.tensor), *shape[1:]) if len(shape) == 2 else shape for shape in shapes]
+    def numel(shapes: Mapping[str, tuple[int, ...]]) -> int:
+        parts = [cut_shape(name, shape, plan, axes.tensor) for name, shape in shapes.items()]
         return UnitLayout.of(parts, levels.world).numel
 
     head = ("head.weight", "final_norm.weight", "final_norm.bias") if axes.pipeline > 1 else ()
-    root = numel(shape for name, shape in model.root_shapes().items() if name not in head)
-    return [root, *[numel(model.block_shapes().values())] * (model.layers // axes.pipeline)]
+    root = numel({name: shape for name, shape in model.root_shapes().items() if name not in head})
+    return [root, *[numel(model.block_shapes())] * (model.layers // axes.pipeline)]
+
+
+def cut_shapes(model: ModelSpec, tensor: int) -> list[list[tuple[int, ...]]]:
+    """`model.unit_shapes()` on a tensor rank."""
+    plan = gpt_plan(model)
+    root, block = (
+        [cut_shape(name, shape, plan, tensor) for name, shape in shapes.items()]
+        for shapes in (model.root_shapes(), model.block_shapes())
+    )
+    return [root, *[block] * model.layers]
 
 
 @cache

@@ -24,6 +24,7 @@ over its own level.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
@@ -119,22 +120,26 @@ def start_bytes(
     levels: Levels,
     compute_dtype: str,
     rank: int | None = None,
+    slice_shapes: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> int:
     """Peak bytes that a rank holds beside its shards while a module on the meta device is made real.
 
-    One parameter is made at a time, on the ranks that hold a part of it; and each unit's gathered buffer is
-    allocated once, before its memory is freed. unit_shapes: of fp32 parameters, per unit. rank: none for the
-    fullest rank.
+    One parameter is made at a time, on the ranks that hold a part of it, and if tensor ranks divide it, cut;
+    and each unit's gathered buffer is allocated once, before its memory is freed.
+
+    unit_shapes:  of fp32 parameters, per unit
+    rank:         None: the fullest rank
+    slice_shapes: of a tensor rank's slices of them; default: it has them whole
     """
     peak = 0
-    for shapes in unit_shapes:
+    for shapes, wholes in zip(slice_shapes or unit_shapes, unit_shapes, strict=True):
         layout = UnitLayout.of(shapes, levels.world)
         held = [
             shard_range(layout.numel, levels, level, rank or 0) for level in (scheme.optim, scheme.weights)
         ]
-        for a, b in layout.ranges():
+        for (a, b), whole in zip(layout.ranges(), map(prod, wholes), strict=True):
             if rank is None or any(max(a, start) < min(b, stop) for start, stop in held):
-                peak = max(peak, MASTER_BYTES * (b - a))
+                peak = max(peak, MASTER_BYTES * (whole + (b - a if b - a < whole else 0)))
         if levels.hops(SELF, scheme.weights):
             peak = max(peak, DTYPE_BYTES[compute_dtype] * layout.numel)
     return peak

@@ -5,10 +5,9 @@ from contextlib import AbstractContextManager
 from typing import TypeVar, get_args
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.options import Options
+from lowband.engine.options import Options, device_of
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.whole import units_gathered
@@ -19,6 +18,7 @@ from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
+from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
@@ -83,16 +83,8 @@ def shard(
 
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    module._lowband = Engine(*parts, options, init, seed, _device(device))  # type: ignore[assignment]
+    module._lowband = Engine(*parts, options, init, seed, device_of(device))  # type: ignore[assignment]
     return module
-
-
-def _device(given: torch.device | str | None) -> torch.device:
-    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device."""
-    device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -126,8 +118,9 @@ def accumulate(
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the unscaled norm.
 
-    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. Under a
-    scheme with sync, replicas have gradients, norms and scales of their own.
+    The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. A
+    pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
+    scales of their own.
     Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
     """
     engine = engine_of(module)
@@ -136,15 +129,21 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
-            present = [p.grad for p in unit.shards if p.grad is not None and p.grad.numel()]
             copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
-            copied.setdefault(copies, []).extend(grad.as_subclass(torch.Tensor) for grad in present)
+            for p in unit.shards:
+                if p.grad is not None and p.grad.numel():
+                    on_tensor = 1 if p.shard_of.slice_of else engine.tensor_ranks
+                    copied.setdefault(copies * on_tensor, []).append(p.grad.as_subclass(torch.Tensor))
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     for copies, part in copied.items():
         if part:
             squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
             mine += squares / copies
-    norm = sum_over_replica(engine.collectives, mine).sqrt()
+    squares = sum_over_replica(engine.collectives, mine)
+    for along, row in ((engine.tensor, TENSOR_NORM), (engine.pipeline, STAGES_NORM)):
+        if along is not None:
+            squares = along.gathered(squares.view(1), row, 0, "norm").sum()
+    norm = squares.sqrt()
     grads = [grad for part in copied.values() for grad in part]
     if grads:
         # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
@@ -167,8 +166,10 @@ def consensus_distance(module: nn.Module) -> float:
 
     The distance is Euclidean, over all trainable parameters. It takes an all-reduce of the weights between
     replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
-    has no sync.
+    has no sync, or if tensor ranks hold slices of the module.
     """
+    if engine_of(module).tensor is not None:
+        engine_of(module).axis.check_alone("consensus_distance")
     return _replicas_of(module).distance()
 
 
@@ -192,9 +193,9 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     engine = engine_of(module)
     full: dict[int, torch.Tensor] = {}
     for parameters in units_gathered(engine):
-        if engine.axis.is_first:
+        if engine.is_first:
             full |= {id(shard_): whole.to("cpu", copy=True) for shard_, whole in parameters}
-    if not engine.axis.is_first:
+    if not engine.is_first:
         return {}
     named = module.named_parameters(remove_duplicate=False)
     state = {name: full[id(parameter)] for name, parameter in named}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from lowband.spec.step import Pattern
 
@@ -21,3 +22,11 @@ class Options:
     reduce_dtype: torch.dtype = torch.float32
     overlap: bool = True
     pattern: Pattern = "hops"
+
+
+def device_of(given: torch.device | str | None) -> torch.device:
+    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device."""
+    device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,18 +1,23 @@
-"""A decoder-only GPT for one device. Nothing in here depends on ranks.
+"""A decoder-only GPT for one device, and `on_ranks`, which cuts it along the axes of a job.
 
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lowband.engine.api import shard
+from lowband.engine.parallel.tensor import parallelize
+from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.tensor import gpt_plan
 
 INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sqrt(2 x layers)
 
@@ -23,13 +28,14 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
         self.flash = flash_attention.attention if kernel == "flash2" else None
-        self.heads, self.rotary = spec.heads, spec.positions == "rotary"
+        self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
-        B, T, H = x_BTH.shape
-        qkv_B3NTD = self.qkv(x_BTH).view(B, T, 3, self.heads, H // self.heads).permute(0, 2, 3, 1, 4)
+        qkv_BTX = self.qkv(x_BTH)
+        B, T, _ = qkv_BTX.shape
+        qkv_B3NTD = qkv_BTX.view(B, T, 3, -1, self.head_size).permute(0, 2, 3, 1, 4)
         q_BNTD, k_BNTD, v_BNTD = qkv_B3NTD.unbind(1)
         if self.rotary:
             q_BNTD, k_BNTD = rotate(q_BNTD), rotate(k_BNTD)
@@ -37,7 +43,7 @@ class Attention(nn.Module):
             y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
-        return self.out(y_BNTD.transpose(1, 2).reshape(B, T, H))
+        return self.out(y_BNTD.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -86,6 +92,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(spec, attention) for _ in range(spec.layers))
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()
         if spec.tied_head:
             self.head.weight = self.embed.weight
         for name, parameter in self.named_parameters():
@@ -109,8 +116,9 @@ class GPT(nn.Module):
         x_BTH = self.run_blocks(x_BTH)
         logits_BTV = self.head(self.final_norm(x_BTH))
         if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+            return self.logits(logits_BTV)
+        dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
+        return self.loss(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten())
 
     def run_blocks(self, x_BTH: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -119,6 +127,18 @@ class GPT(nn.Module):
             else:
                 x_BTH = block(x_BTH)
         return x_BTH
+
+
+def on_ranks(model: GPT, scheme: Scheme, topology: Topology, **options: Any) -> GPT:
+    """The model on a job's ranks: a line for each axis, from the inside.
+
+    model:   whole, best on the meta device
+    scheme:  of the data axis
+    options: of `lowband.shard`
+    """
+    parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
+    shard(model, scheme, topology, wrap=Block, init=model.init, **options)  # data: its states over levels
+    return model
 
 
 def rotate(x_BNTD: torch.Tensor) -> torch.Tensor:

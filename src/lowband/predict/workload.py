@@ -16,6 +16,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.schedules import SCHEDULES, check_numbers
 from lowband.spec.scheme import Scheme
+from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, passes
 
@@ -110,8 +111,10 @@ def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
 
 def workload_of(spec: RunSpec) -> Workload:
     """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
+    none = Fact(value=0, source="the run's spec")
+    stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
     return Workload(
-        spec.machine, OURS, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
+        spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
         spec.accumulation, recompute=spec.recompute,
         axes=Ways(
             tensor=spec.tensor, pipeline=spec.pipeline,

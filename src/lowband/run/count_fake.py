@@ -15,17 +15,27 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.records import Outcome, Sent, StateBytes, mean
 from lowband.spec.run import RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
 
+LEAST_TORCH = (2, 11)
 STEPS = 2  # the first step has no new weights to fetch
 
 
 def count(spec: RunSpec) -> Outcome:
-    """Bytes sent in one step, mean over ranks and a period; bytes held at rank 0's peak, by state."""
+    """Bytes sent in one step, mean over ranks and a period; bytes held at rank 0's peak, by state.
+
+    Raises UserError with a torch whose fake tensors have no collectives.
+    """
+    if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
+        raise UserError(
+            f"torch {torch.__version__} has no collectives on fake tensors", where=spec.run_id,
+            allowed=f"torch {'.'.join(map(str, LEAST_TORCH))} or later",
+        )  # fmt: skip
     played = [(_play(spec, rank), alike) for rank, alike in _kinds(spec)]
     totals: Counter[tuple[str, str, str]] = Counter()
     period = spec.scheme.period

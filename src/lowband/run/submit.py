@@ -1,7 +1,15 @@
-"""Check whether this machine can submit Slurm jobs: the programs exist and a controller answers."""
+"""Whether jobs can be submitted from here: to this machine's Slurm at all, and those of certain runs."""
 
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lowband.box import network
+from lowband.errors import UserError
+from lowband.spec.job import ACCOUNT, SlurmRequest
+from lowband.spec.machine import Machine
+from lowband.spec.run import RunSpec
 
 PING_S = 20  # a controller that takes longer would keep every submission waiting
 
@@ -21,3 +29,35 @@ def why_not() -> str:
         lines = (ping.stderr + ping.stdout).strip().splitlines()
         return f"no controller answers scontrol ping: {lines[-1] if lines else 'it printed nothing'}"
     return ""
+
+
+def check(
+    specs: Sequence[RunSpec], jobs: Mapping[str, SlurmRequest], variables: Mapping[str, str], root: Path
+) -> None:
+    """Raises UserError if jobs of these runs would fail for a reason that is known before they are submitted.
+
+    jobs: by cluster, what its jobs request; variables: the environment; root: holds slurm/
+    """
+    boxes = sorted({spec.machine.name for spec in specs if spec.machine.box is not None})
+    if boxes and not network.MACHINE.exists():
+        sites = [f"--profile slurm/{path.parent.name}" for path in sorted(root.glob("slurm/*/config.yaml"))]
+        raise UserError(
+            f"these runs are for a box ({', '.join(boxes)}), and this is none", where="--profile",
+            allowed=f"lowband box run --cluster {boxes[0]} -- snakemake ...; on a site {', '.join(sites)}",
+        )  # fmt: skip
+    if network.MACHINE.exists():
+        box = Machine.read_json(network.MACHINE)
+        for spec in specs:
+            network.check_links(spec, box)
+    elif any(job.account for job in jobs.values()) and not variables.get(ACCOUNT):
+        needing = next(cluster for cluster, job in jobs.items() if job.account)
+        raise UserError(
+            f"{ACCOUNT} is not set, and the site wants to know which project pays", where=f"slurm/{needing}",
+            allowed="a project's name; account: false in job.yaml, where jobs need none",
+        )  # fmt: skip
+    reason = why_not()
+    if reason:
+        raise UserError(
+            f"no Slurm here: {reason}",
+            allowed="a login node of a site; lowband box run -- snakemake --profile slurm",
+        )

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from lowband.run import slow
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
+from lowband.spec.activations import TENSOR
 from lowband.spec.records import Outcome, RunFolder, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.step import NORM_GATHER, STEP
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
 
@@ -186,14 +188,16 @@ def _gather_record(
     sent: list[Sent],
     message_s: dict[int, float],
 ) -> StepRecord:
-    """This step's record from all ranks' losses, times and bytes; all have the same keys in `sent`.
+    """This step's record from all ranks' losses, times and bytes.
 
     message_s: this rank's, by partner
     """
     exchange_s = times.exchange_s if spec.scheme.sync is not None else math.nan
     mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share, grad_norm, exchange_s]
-    own, before = len(mine), len(mine) + len(sent)
-    mine += [one.bytes for one in sent]
+    keys, counted = _sent_keys(spec), {(one.level, one.collective, one.wire): one.bytes for one in sent}
+    assert counted.keys() <= set(keys), counted
+    own, before = len(mine), len(mine) + len(keys)
+    mine += [counted.get(key, math.nan) for key in keys]
     # Only gloo's messages are timed; where it runs, ranks are few enough for a number of each pair.
     ranks = range(spec.ranks if dist.get_backend() == "gloo" else 0)
     mine += [message_s.get(rank, math.nan) for rank in ranks]
@@ -209,13 +213,28 @@ def _gather_record(
         tokens=spec.tokens_per_step,
         loss=sum(rows[rank][0] for rank in data) / len(data),
         grad_norm=float(np.max([row[5] for row in rows])),  # NaN if one is
-        sent=tuple(
-            one.model_copy(update={"bytes": mean(sum(int(row[own + i]) for row in rows), spec.ranks)})
-            for i, one in enumerate(sent)
-        ),
+        sent=tuple(_mean_of_ranks(spec, {key: [row[own + i] for row in rows] for i, key in enumerate(keys)})),
         slowest=_slowest(spec, rows, before),
         real_share=_known(max(row[4] for row in rows)),
     )
+
+
+def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
+    """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
+    if spec.engine != "lowband":  # a peer's engine counts nothing
+        return []
+    names = (*(row.name for row in (*STEP, *TENSOR)), NORM_GATHER)
+    wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
+    levels = spec.job_levels.names
+    return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])
+
+
+def _mean_of_ranks(spec: RunSpec, by_rank: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sent]:
+    """What was sent per rank, in the mean over ranks. by_rank: NaN of ranks that have not counted the key"""
+    for (level, name, wire), counts in by_rank.items():
+        known = [int(count) for count in counts if not math.isnan(count)]
+        if known:
+            yield Sent(level=level, collective=name, wire=wire, bytes=mean(sum(known), spec.ranks))
 
 
 def _slowest(spec: RunSpec, rows: list[list[float]], messages: int) -> tuple[Slowest, ...]:

@@ -17,19 +17,27 @@ SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "inter
 
 
 class Axes(Strict):
-    """Degrees of the axes beside data, which has the ranks that are left.
+    """Degrees of the axes beside data, which has the ranks that are left, and how their ranks work together.
 
     From the inside: tensor, whose ranks exchange most, then data, then pipeline.
     """
 
     tensor: PositiveInt = Field(default=1, description="ranks along the tensor axis, the innermost")
     pipeline: PositiveInt = Field(default=1, description="ranks along the pipeline axis, the outermost")
+    sequence_parallel: bool = Field(
+        default=False, description="ranks along tensor divide the tokens between their products, too"
+    )
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without axes of one rank, so that the checksums of what has none of them stay."""
+        """Without defaults, so that the checksums of what has none of them stay."""
         values: dict[str, Any] = handler(self)
         return {key: value for key, value in values.items() if key not in AXES or value != AXES[key].default}
+
+    @classmethod
+    def of(cls, options: "Axes") -> "Axes":
+        """The axes alone of a run's options."""
+        return Axes(**{key: getattr(options, key) for key in AXES})
 
     @property
     def has_other_axes(self) -> bool:
@@ -62,16 +70,14 @@ AXES: Final = Axes.model_fields
 
 
 class Ways(Axes):
-    """Axes, and how their ranks work together: what the predictor knows and the engine does not run yet.
+    """Axes, and how their ranks work together, as the predictor knows them.
 
     chunks:            stages per rank of a pipeline (virtual stages)
     schedule:          of a step's micro-batches
-    sequence_parallel: whether ranks along tensor also divide what lies outside of their exchanges
     """
 
     chunks: PositiveInt = 1
     schedule: Schedule = "1f1b"
-    sequence_parallel: bool = False
 
     @classmethod
     def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":

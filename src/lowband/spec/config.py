@@ -214,7 +214,7 @@ class Config:
         if _is_name(name) and alone.is_file():
             if file.exists() and name in self._read(file):
                 raise UserError(f"'{name}' is also an entry of {file}", where=alone)
-            return cls.parse({"name": name, **self._read(alone)}, alone)
+            return cls.parse({"name": name, **_one_entry(self._read(alone), name)}, alone)
         for path in (file, self._built_in(file)):
             if path.exists() and name in (entries := self._read(path)):
                 return parse_entry(cls, entries[name], f"{path}: {name}", name=name)
@@ -231,4 +231,10 @@ def _own_file(cls: type[T], given: str) -> T | None:
     if path.suffix not in (".yaml", ".yml"):
         return None
     stem = path.parent.name if path.name == "machine.yaml" else path.stem
-    return cls.parse({"name": stem, **read_yaml(path)}, path)
+    return cls.parse({"name": stem, **_one_entry(read_yaml(path), stem)}, path)
+
+
+def _one_entry(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The keys of an entry in a file of its own, which may stand below its name, as in a file of several."""
+    inside = values.get(name)
+    return inside if len(values) == 1 and isinstance(inside, dict) else values

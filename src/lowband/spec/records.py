@@ -208,6 +208,7 @@ class RunFolder:
         self.outcome = path / "outcome.json"
         self.checkpoints = path / "checkpoints"
         self.lock = path / "run.lock"
+        self.batch_script = path / "job.sbatch"
 
     def start(self) -> str:
         """Remove an earlier attempt's files, except checkpoints and their step records if it did not finish.

@@ -19,7 +19,7 @@ Dtype = Literal["fp32", "bf16"]
 class RunOptions(Axes):
     """The options that a suite may set for a run, one line each: type, default and meaning.
 
-    Among them are its axes. A model is not cut along tensor and pipeline yet: their ranks hold copies of it.
+    Among them are its axes. A model is not cut along pipeline yet: its ranks hold copies of the model.
     """
 
     engine: Engine = "lowband"
@@ -124,10 +124,25 @@ class RunSpec(RunOptions):
         try:
             _ = self.job_levels  # raises for ranks that do not fill groups
             self.check(self.model)
+            self._check_tensor()
             self.scheme.check(self.levels)
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_tensor(self) -> None:
+        if self.model.vocab % self.tensor:
+            what = f"{self.model.vocab} rows of the vocabulary cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where=f"model '{self.model.name}'")
+        if self.sequence_parallel and self.tensor > 1 and self.device == "fake":
+            raise UserError(
+                "sequence_parallel: ranks' shards have different numbers of shared parameters, and one rank "
+                "is counted for all",
+                where="device fake",
+            )
+        if self.sequence_parallel and self.seq_len % self.tensor:
+            what = f"{self.seq_len} tokens cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where="sequence_parallel")
 
     @property
     def point(self) -> dict[str, Any]:
@@ -142,10 +157,10 @@ class RunSpec(RunOptions):
     def check_engine(self) -> None:
         """Raises UserError, with the reason, if the engine cannot do this run or has no counterpart."""
         if self.engine == "lowband":
-            if self.has_other_axes and self.device != "fake":
+            if self.pipeline > 1 and self.device != "fake":
                 raise UserError(
-                    "a model cannot be cut along them yet",
-                    where=f"tensor {self.tensor} x pipeline {self.pipeline}",
+                    "a model cannot be cut into stages yet",
+                    where=f"pipeline {self.pipeline}",
                     allowed="1, or device fake, which counts the bytes of the data axis",
                 )
             return

@@ -35,9 +35,11 @@ class Collective:
     kind:    gather: shards of `outer` become the shard of `inner`; reduce: the shard of `inner` becomes the
              summed shard of `outer`; all_reduce: a reduce and a gather back; swap: the shard of `inner`
              goes to one rank and another one's comes from one, across the links of one level
-    carries: weights travel in the compute dtype, gradients in the reduce dtype, master weights in fp32
+    carries: weights and activations travel in the compute dtype, gradients in the reduce dtype, master
+             weights in fp32
     every:   once per pass over a unit (see `passes`), once per optimizer step (at the boundary of
-             accumulation), or once per exchange between replicas (`every` of the scheme's sync)
+             accumulation), or once per exchange between replicas (`every` of the scheme's sync); of
+             activations, wherever the model has one, in each micro-batch
     during:  the pass whose computation can hide it; None: it comes after the optimizer
     of_root: whether the root unit takes part; it stays gathered from forward to backward
     coded:   the quantized wire that the planner tries besides native; None: native only
@@ -47,15 +49,16 @@ class Collective:
     kind: Kind
     inner: Place
     outer: Place
-    carries: Literal["weights", "gradients", "masters"]
-    every: Literal["pass", "step", "sync"]
+    carries: Literal["weights", "gradients", "masters", "activations"]
+    every: Literal["pass", "step", "sync", "layer"]
     during: Literal["forward", "backward"] | None
     of_root: bool = True
     coded: Wire | None = None
 
     def dtype(self, compute_dtype: str, reduce_dtype: str) -> str:
         """The native dtype of the data it carries."""
-        return {"weights": compute_dtype, "gradients": reduce_dtype, "masters": "fp32"}[self.carries]
+        computed = {"weights": compute_dtype, "activations": compute_dtype}
+        return {**computed, "gradients": reduce_dtype, "masters": "fp32"}[self.carries]
 
 
 # fmt: off

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from lowband.errors import UserError
 from lowband.spec.machine import Machine
@@ -30,6 +30,21 @@ _IN_RUN_ID = ("model", "scheme", "ranks", "micro_batch", "global_batch", "seq_le
 _SHOWN = ("model", "scheme", "ranks", "engine", "seq_len", "compute_dtype")
 
 
+class Decides(Strict):
+    """A ratio of throughputs per rank: of a scheme over another one, or over its own on fewer ranks."""
+
+    scheme: str
+    ranks: PositiveInt
+    over: str | None = Field(default=None, description="the other scheme, on as many ranks")
+    over_ranks: PositiveInt | None = Field(default=None, description="the fewer ranks")
+
+    @model_validator(mode="after")
+    def _over_one(self) -> "Decides":
+        if (self.over is None) == (self.over_ranks is None):
+            raise ValueError("give one of over and over_ranks")
+        return self
+
+
 class Suite(Strict):
     """`config/suites/<suite>.yaml`."""
 
@@ -41,8 +56,11 @@ class Suite(Strict):
     )
     fixed: dict[str, Value] = Field(description="keys of a run with one value")
     axes: dict[str, list[Value]] = Field(default={}, description="keys of a run with several values")
-    exclude: list[dict[str, Value]] = Field(
-        default=[], description="points to leave out, by any of their keys"
+    exclude: list[dict[str, Value | list[Value]]] = Field(
+        default=[], description="points to leave out, by any of their keys: a value, or several"
+    )
+    decides: dict[str, Decides] = Field(
+        default={}, description="claims, by id, that its runs can decide, and the ratio that each is about"
     )
 
 
@@ -78,10 +96,14 @@ def expand(
         raise UserError(f"axes and repeats make {runs:,} runs", where=where, allowed=f"at most {MOST_RUNS:,}")
     for values in product(*suite.axes.values()):
         point = dict(zip(suite.axes, values, strict=True))
-        if any(all(point[key] == value for key, value in left.items()) for left in suite.exclude):
+        if any(_matches(point, left) for left in suite.exclude):
             continue
         for repeat in range(1, suite.repeats + 1):
             yield _spec(suite, machine, model_of, scheme_of, where, point, repeat)
+
+
+def _matches(point: Mapping[str, Value], left_out: Mapping[str, Value | list[Value]]) -> bool:
+    return all(point[key] in (v if isinstance(v, list) else [v]) for key, v in left_out.items())
 
 
 def _spec(

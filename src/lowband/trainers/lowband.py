@@ -10,7 +10,6 @@ from lowband.engine.api import (
     clip_grad_norm_,
     full_state_dict,
     no_sync,
-    shard,
     sync_replicas,
 )
 from lowband.engine.collectives.wire import TORCH_DTYPE
@@ -18,7 +17,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import state_digests
 from lowband.engine.transport.meeting import Meeting
 from lowband.engine.transport.topology import Topology
-from lowband.model.gpt import GPT, Block
+from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
@@ -30,15 +29,13 @@ class Lowband(Trainer):
 
     def __init__(self, model: GPT, spec: RunSpec, device: torch.device) -> None:
         """model: on the meta device; it is made on `device`, one parameter at a time"""
-        self.model = shard(
+        self.model = on_ranks(
             model,
             spec.scheme,
-            Topology(spec.machine.sizes, Axes(tensor=spec.tensor, pipeline=spec.pipeline)),
-            wrap=Block,
+            Topology(spec.machine.sizes, Axes.of(spec)),
             compute_dtype=TORCH_DTYPE[spec.compute_dtype],
             reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
             overlap=spec.overlap,
-            init=model.init,
             seed=spec.seed,
             device=device,
             collectives=spec.collectives,

@@ -31,6 +31,7 @@ from lowband.engine.checkpoint.logical_tensors import (
     in_flight,
     of_replica,
     random_states,
+    seen_as,
     seen_by,
 )
 from lowband.engine.checkpoint.manifest import (
@@ -39,9 +40,10 @@ from lowband.engine.checkpoint.manifest import (
     Damaged,
     Manifest,
     folder_name,
+    of_slice,
 )
-from lowband.engine.checkpoint.rank_file import read_range, verify_rank_file, write_rank_file
-from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges
+from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
+from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges, read
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
@@ -196,16 +198,16 @@ class Checkpointer:
                 in_flight(manifest, replicas)
             return manifest, here, random
 
-        def read(tick: Tick) -> dict[str, torch.Tensor]:
+        def read_all(tick: Tick) -> dict[str, torch.Tensor]:
             values = {
-                name: read_range(path, manifest.tensors[name], start, count, tick)
-                for name, (start, count) in ranges(manifest, here, random).items()
+                name: read(path, whole, seen_as(name, whole, here.replica), wanted, tick)
+                for name, wanted in ranges(manifest, here, random).items()
             }
             check_random(values, random, device, path)
             return values
 
         manifest, here, random = self._meeting.agree(check)
-        values = self._meeting.together(f"reading {path}", read)
+        values = self._meeting.together(f"reading {path}", read_all)
         made = self._meeting.agree(lambda: new_states(manifest, here))
         with torch.no_grad():
             overwrite(manifest, values, made, here, random, module, optimizer, device)
@@ -233,7 +235,9 @@ class _Snapshot:
         for i, group in enumerate(here.groups):
             check_json(f"param group {i}", group.options)
         written = {
-            of_replica(name, here.replica): piece for name, piece in here.pieces.items() if piece.writes
+            of_slice(of_replica(name, here.replica), 0 if piece.slice is None else piece.slice.place): piece
+            for name, piece in here.pieces.items()
+            if piece.writes
         }
         pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
         # Copied through JSON, so that later changes by the caller are not saved.

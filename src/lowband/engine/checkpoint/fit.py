@@ -85,7 +85,7 @@ def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
         state = state_of(name)
         if state is None:
             continue
-        if saved.sharded and saved.shape != here.parameters[state[1]].shape:
+        if saved.sharded and saved.whole != here.parameters[state[1]].saved.whole:
             raise UserError(f"'{name}' does not have the shape of its parameter", where=folder)
         if name in here.numbers:
             raise UserError(f"'{name}' is a number, but a tensor in the checkpoint", where=folder)
@@ -114,7 +114,7 @@ def _check_names(place: str, mine: Collection[str], theirs: Collection[str], fol
 
 def _check_same(name: str, mine: Saved, saved: Saved, folder: Path) -> None:
     for what, here, there in (
-        ("shape", list(mine.shape), list(saved.shape)),
+        ("shape", list(mine.whole), list(saved.whole)),
         ("dtype", mine.dtype, saved.dtype),
         ("sharding", mine.sharded, saved.sharded),
     ):

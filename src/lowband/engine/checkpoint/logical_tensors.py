@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowband.engine.checkpoint.manifest import Content, Group, Manifest, Number, Saved
-from lowband.engine.passes.engine import engine_of
+from lowband.engine.checkpoint.manifest import Content, Cut, Group, Manifest, Number, Saved, of_slice
+from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.replicas.exchange import Exchange
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.slice_of import SliceOf
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
@@ -38,6 +39,7 @@ class Piece:
     shape:   shape of the logical tensor
     sharded: whether each rank holds a range; otherwise every rank holds the whole tensor
     writes:  whether this rank writes its values into a checkpoint
+    slice:   what the tensor is this rank's slice of, if tensor ranks divide it; then `shape` is the slice's
     """
 
     local: torch.Tensor
@@ -45,12 +47,15 @@ class Piece:
     shape: tuple[int, ...]
     sharded: bool
     writes: bool
+    slice: SliceOf | None = None
 
     @property
     def saved(self) -> Saved:
         """The logical tensor's manifest entry, without chunks."""
         dtype = str(self.local.dtype).removeprefix("torch.")
-        return Saved(dtype=dtype, shape=self.shape, sharded=self.sharded)
+        of = self.slice
+        cut = None if of is None else Cut(shape=tuple(of.shape), dim=of.dim, parts=of.parts, ranks=of.ranks)
+        return Saved(dtype=dtype, shape=self.shape, sharded=self.sharded, cut=cut)
 
     def to_cpu(self) -> "Piece":
         """A copy on the CPU, which training does not change."""
@@ -89,11 +94,12 @@ class Logical:
         The values of `pieces` are views: training changes them.
         """
         engine = engine_of(module)
-        engine.axis.check_alone("Checkpointer")
+        engine.axis.check_alone("Checkpointer", known=engine.tensor_ranks)
         shards, parameters = {}, {}
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
         size = engine.axis.levels.size(engine.collectives.scheme.level("replica"))
+        place = engine.axis.place
         pieces = {f"model.{name}": piece for name, piece in parameters.items()}
         numbers: dict[str, Number] = {}
         for name, shard in shards.items():
@@ -102,24 +108,26 @@ class Logical:
                 if isinstance(value, Number):
                     numbers[full] = value
                 else:
-                    is_first = engine.axis.rank % size == 0
+                    is_first = place % size == 0 and is_first_of_tensor(engine)
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
         for name, buffer in buffers(module).items():
-            pieces[name] = _whole(buffer, writes=engine.axis.is_first)
+            pieces[name] = _whole(buffer, writes=engine.is_first)
         updates: dict[str, Piece] = {}
         if engine.replicas is not None:
+            engine.axis.check_alone("Checkpointer of replicas that meet seldom")
             pieces |= sync_pieces(engine.replicas, size)
             for each in engine.replicas.exchanges:
                 updates |= _by_parameter(each.unit, each.update_name, each.weights, each.range, writes=False)
         groups, kind = _groups(shards, optimizer), _full_name(optimizer)
-        replica, replicas = engine.axis.rank // size, len(engine.axis.ranks) // size
+        replica, replicas = place // size, len(engine.axis.ranks) // size
         return cls(shards, parameters, pieces, numbers, groups, kind, replica, replicas, updates)
 
     def content(self, step: int) -> Content:
         tensors = {
-            of_replica(name, replica): piece.saved
+            of_slice(of_replica(name, replica), place): piece.saved
             for replica in range(self.replicas)
             for name, piece in self.pieces.items()
+            for place in range(1 if piece.slice is None else piece.slice.ranks)
         }
         return Content(
             step=step, optimizer=self.optimizer, groups=self.groups, tensors=tensors, numbers=self.numbers
@@ -133,12 +141,24 @@ def of_replica(name: str, replica: int) -> str:
 
 
 def seen_by(manifest: Manifest, replica: int) -> Manifest:
-    """The manifest with this replica's tensors under the first one's names, and without those of others."""
-    if STEPS not in manifest.tensors:
-        return manifest
-    names = {of_replica(name, replica): name for name in manifest.tensors if not name.startswith("replica.")}
-    tensors = {name: manifest.tensors[full] for full, name in names.items() if full in manifest.tensors}
-    return manifest.model_copy(update={"tensors": tensors})
+    """The manifest with this replica's tensors under the first one's names, and without those of others.
+
+    Of a parameter that tensor ranks divided, only the first one's slice.
+    """
+    kept = manifest.firsts
+    if STEPS in manifest.tensors:
+        names = {of_replica(name, replica): name for name in kept if not name.startswith("replica.")}
+        kept = {name: kept[full] for full, name in names.items() if full in kept}
+    return manifest.model_copy(update={"tensors": kept})
+
+
+def seen_as(name: str, manifest: Manifest, replica: int) -> str:
+    """The name in the manifest of what a replica sees under the first one's name."""
+    return of_replica(name, replica) if STEPS in manifest.tensors else name
+
+
+def is_first_of_tensor(engine: Engine) -> bool:
+    return engine.tensor is None or engine.tensor.axis.is_first
 
 
 def replicas_in(manifest: Manifest) -> int:
@@ -184,17 +204,18 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
     levels = engine.axis.levels
     for unit in engine.units:
         # Beyond the optimizer's level a replica's ranks hold copies, so only its first group writes.
-        first = engine.axis.rank % levels.size(unit.scheme.level("replica"))
-        writes = first < levels.size(unit.scheme.optim)
+        first = engine.axis.place % levels.size(unit.scheme.level("replica"))
+        is_in_first = first < levels.size(unit.scheme.optim)
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of
+            writes = is_in_first and (whole.slice_of is not None or is_first_of_tensor(engine))
             local = shard.detach().as_subclass(torch.Tensor)[
                 : whole.stop - whole.start
             ]  # without the padding behind
             yield (
                 whole.name,
                 shard,
-                Piece(local, whole.start, tuple(whole.shape), sharded=True, writes=writes),
+                Piece(local, whole.start, tuple(whole.shape), True, writes, whole.slice_of),
             )
 
 
@@ -212,7 +233,7 @@ def sync_pieces(replicas: Replicas, size: int) -> dict[str, Piece]:
     pieces = {STEPS: _whole(torch.tensor(replicas.steps), writes=replicas.axis.is_first)}
     for each in replicas.exchanges:
         for key, values, of_unit, is_shared in each.held():
-            writes = replicas.axis.rank < size or not is_shared
+            writes = replicas.axis.place < size or not is_shared
             pieces |= _by_parameter(each.unit, key, values, of_unit, writes)
     return pieces
 

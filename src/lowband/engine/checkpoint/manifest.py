@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from lowband.engine.units.slice_of import SliceOf
 from lowband.errors import UserError
 from lowband.spec.yaml_model import Strict
 
@@ -42,16 +52,52 @@ class Chunk(NamedTuple):
     length: NonNegativeInt
 
 
+class Cut(Strict):
+    """How tensor ranks divide a parameter: units.slice_of.SliceOf, without whose slice it is."""
+
+    shape: tuple[NonNegativeInt, ...]
+    dim: NonNegativeInt
+    parts: PositiveInt
+    ranks: PositiveInt
+
+    def of(self, place: int) -> SliceOf:
+        return SliceOf(torch.Size(self.shape), self.dim, self.parts, place, self.ranks)
+
+
 class Saved(Strict):
-    """A logical tensor.
+    """A logical tensor, or one of several slices that make it up.
 
     sharded: whether each rank holds its parameter's range; otherwise every rank holds the whole tensor
+    cut:     what it is a slice of; those of other tensor ranks have names of their own, see `of_slice`
     """
 
     dtype: str
     shape: tuple[NonNegativeInt, ...]
     sharded: bool
     chunks: tuple[Chunk, ...] = ()
+    cut: Cut | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_cut(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `cut` where there is none, as earlier versions wrote and read it."""
+        values: dict[str, Any] = handler(self)
+        return values if self.cut is not None else {k: v for k, v in values.items() if k != "cut"}
+
+    @model_validator(mode="after")
+    def _has_slices_shape(self) -> "Saved":
+        cut = self.cut
+        if cut is not None and (cut.dim >= len(cut.shape) or cut.shape[cut.dim] % (cut.parts * cut.ranks)):
+            raise ValueError("is cut along a dimension that cannot be divided so")
+        if cut is not None and self.shape != tuple(
+            n // cut.ranks if i == cut.dim else n for i, n in enumerate(cut.shape)
+        ):
+            raise ValueError("does not have the shape of a slice")
+        return self
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape of the logical tensor."""
+        return self.shape if self.cut is None else self.cut.shape
 
     @field_validator("dtype")
     @classmethod
@@ -68,6 +114,11 @@ class Saved(Strict):
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+
+def of_slice(name: str, place: int) -> str:
+    """The name of a tensor rank's slice, given that of the first one's, which is the logical tensor's."""
+    return f"{name}@{place}" if place else name
 
 
 class Group(Strict):
@@ -108,7 +159,8 @@ class Manifest(Content):
 
     Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME` and `rng.DEVICE.RANK`; of
     replicas that meet seldom, `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME`,
-    `sync.update.NAME` and `sync.steps`.
+    `sync.update.NAME` and `sync.steps`. Of a parameter that tensor ranks divide, `model.NAME` is the first
+    one's slice, `model.NAME@1` the second one's, and so on.
 
     files:  size and checksum of each rank's file, by rank
     extra:  the caller's own data, as JSON reads it back
@@ -119,6 +171,17 @@ class Manifest(Content):
     extra: dict[str, Any]
     files: tuple[File, ...]
     sha256: str
+
+    @property
+    def firsts(self) -> dict[str, Saved]:
+        """The tensors without the slices of any but the first tensor rank."""
+        others = {
+            of_slice(name, place)
+            for name, saved in self.tensors.items()
+            if saved.cut is not None
+            for place in range(1, saved.cut.ranks)
+        }
+        return {name: saved for name, saved in self.tensors.items() if name not in others}
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -161,6 +224,11 @@ class Manifest(Content):
             )
         for name, saved in manifest.tensors.items():
             manifest._check_chunks(name, saved, path)
+        for name, saved in manifest.firsts.items():
+            for place in range(1 if saved.cut is None else saved.cut.ranks):
+                other = manifest.tensors.get(of_slice(name, place))
+                if other is None or (other.cut, other.dtype) != (saved.cut, saved.dtype):
+                    raise Damaged(f"'{name}' lacks slice {place}", where=path)
         return manifest
 
     def _check_chunks(self, name: str, saved: Saved, path: Path) -> None:

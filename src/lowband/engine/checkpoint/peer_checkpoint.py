@@ -42,7 +42,7 @@ def load_peer_checkpoint(
     Weights are exactly those of the checkpoint (DeepSpeed's: of its fp32 copy), whatever ranks wrote it and
     read it. Returns what was saved beside model and optimizer: counters, the client's state. Every rank must
     call it. No code in a checkpoint is ever run, and DeepSpeed need not be installed.
-    Raises UserError for a checkpoint that is damaged, does not fit the module, or has an optimizer's states
+    Raises UserError with other axes than data, and for a checkpoint that is damaged, does not fit the module, or has an optimizer's states
     that are not Adam's. In that case nothing is changed, on any rank.
     """
     engine = engine_of(module)
@@ -55,6 +55,7 @@ def load_peer_checkpoint(
             raise UserError(
                 f"is {type(optimizer).__name__}", where="optimizer", allowed="torch's Adam or AdamW, or None"
             )
+        engine.axis.check_alone("load_peer_checkpoint")
         here = Logical.of(module, used)
         with read_as_damaged(path):
             reader = _reader(path, list(here.shards))
@@ -67,9 +68,9 @@ def load_peer_checkpoint(
 
     def read(tick: Tick) -> dict[str, torch.Tensor]:
         values = {}
-        for name, (start, count) in ranges(manifest, here, {}).items():
+        for name, wanted in ranges(manifest, here, {}).items():
             with read_as_damaged(path):
-                found = _stored(reader, name).read(start, count)
+                found = _stored(reader, name).read(wanted.start, wanted.count)
                 values[name] = found.to(manifest.tensors[name].torch_dtype)
             tick()
         return values

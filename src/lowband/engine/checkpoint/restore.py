@@ -1,5 +1,6 @@
 """Put a checkpoint's values in place, after all of them have been read and checked to fit."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,60 @@ from lowband.engine.checkpoint.logical_tensors import (
     state_of,
     sync_pieces,
 )
-from lowband.engine.checkpoint.manifest import Manifest
+from lowband.engine.checkpoint.manifest import Manifest, of_slice
+from lowband.engine.checkpoint.rank_file import read_range
 from lowband.engine.passes.engine import engine_of
+from lowband.engine.transport.meeting import Tick
+from lowband.engine.units.slice_of import SliceOf
 from lowband.errors import UserError
 
 
-def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[str, tuple[int, int]]:
-    """(first element, number of elements) that this rank needs of each tensor, by name."""
+@dataclass(frozen=True)
+class Wanted:
+    """What this rank needs of a tensor: elements `start` to `start + count` of it, or of its slice of it."""
+
+    start: int
+    count: int
+    slice: SliceOf | None = None
+
+
+def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[str, Wanted]:
+    """What this rank needs of each tensor, by name."""
     needed = {}
     for name, saved in manifest.tensors.items():
         if saved.sharded:
             state = state_of(name)
             piece = here.parameters[state[1]] if state else (here.pieces | here.updates)[name]
-            needed[name] = (piece.start, piece.local.numel())
+            needed[name] = Wanted(piece.start, piece.local.numel(), piece.slice)
         elif not name.startswith("rng.") or name in random:
-            needed[name] = (0, saved.numel)
+            needed[name] = Wanted(0, saved.numel)
     return needed
+
+
+def read(
+    folder: Path,
+    manifest: Manifest,
+    name: str,
+    wanted: Wanted,
+    tick: Tick,
+) -> torch.Tensor:
+    """This rank's range of a tensor, 1D, on the CPU, also if other tensor ranks than today's saved it.
+
+    manifest: with the slices of all tensor ranks
+    """
+    saved, here, start, count = manifest.tensors[name], wanted.slice, wanted.start, wanted.count
+    places = range(1 if saved.cut is None else saved.cut.ranks)
+    if here is not None and saved.cut is not None and saved.cut.of(here.place) == here:
+        return read_range(folder, manifest.tensors[of_slice(name, here.place)], start, count, tick)
+    if here is None and saved.cut is None:
+        return read_range(folder, saved, start, count, tick)
+    slices = [
+        read_range(folder, entry, 0, entry.numel, tick).view(entry.shape)
+        for entry in (manifest.tensors[of_slice(name, place)] for place in places)
+    ]
+    whole = slices[0] if saved.cut is None else saved.cut.of(0).join(slices)
+    mine = whole if here is None else here.cut(whole)
+    return mine.reshape(-1)[start : start + count].clone()
 
 
 def check_random(

@@ -94,8 +94,8 @@ def save_safetensors(
     from safetensors.torch import save_file
 
     engine, folder = engine_of(module), Path(folder)
-    engine.axis.check_alone("save_safetensors")
-    is_writer = engine.axis.is_first
+    engine.axis.check_alone("save_safetensors", known=engine.tensor_ranks)
+    is_writer = engine.is_first
     taken = [is_writer and any((folder / name).exists() for name in (INDEX, SINGLE))]
     dist.broadcast_object_list(taken)
     if taken[0]:

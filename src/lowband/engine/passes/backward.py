@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lowband.engine.collectives.activations import Along
 from lowband.engine.units.bucket import Bucket
 from lowband.engine.units.unit import Unit
+from lowband.spec.activations import SHARED_REDUCE
 
 MOST_REDUCING = 2
 
@@ -27,10 +29,15 @@ class Backward:
     """
 
     def __init__(
-        self, units: Sequence[Unit], buckets: Sequence[Bucket], at_boundary: Callable[[], bool]
+        self,
+        units: Sequence[Unit],
+        buckets: Sequence[Bucket],
+        at_boundary: Callable[[], bool],
+        tensor: Along | None,
     ) -> None:
-        """at_boundary: whether it ends an accumulation"""
+        """at_boundary: whether it ends an accumulation; tensor: the axis over which partial sums are added"""
         self._units, self._buckets, self._at_boundary = units, buckets, at_boundary
+        self._tensor = tensor
         self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
         self.runs = False
         self.in_use: set[Unit] = set()
@@ -101,8 +108,19 @@ class Backward:
         for unit in self._units:
             unit.drop()
         for bucket in self._buckets:
+            bucket.wait_reduce()
+        self._sum_partial([part for bucket in self._buckets for part in bucket.partial_sums])
+        for bucket in self._buckets:
             bucket.finish_reduce()
         self._forget()
+
+    def _sum_partial(self, parts: list[torch.Tensor]) -> None:
+        """Add partial sums over the tensor axis, in place: see parallel.tensor, [Note: shared]."""
+        if not parts or self._tensor is None:
+            return
+        summed = self._tensor.summed(torch.cat(parts), SHARED_REDUCE, "shared")
+        for part, total in zip(parts, summed.split([part.numel() for part in parts]), strict=True):
+            part.copy_(total)
 
     def discard(self) -> None:
         """Drop all units and, if it runs, its gradients."""

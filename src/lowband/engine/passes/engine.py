@@ -37,6 +37,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
+from lowband.engine.collectives.activations import Along, along_tensor, ledger_of
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.passes.backward import Backward
@@ -47,7 +48,6 @@ from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.consistency import check_same_sharding, check_schemes
-from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.bucket import collect
 from lowband.engine.units.changes import check_unsharded
@@ -96,7 +96,9 @@ class Engine:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
         self.module, self.axis = module, axis
         self.compute_dtype = options.compute_dtype
-        self.ledger, self.meter = Ledger(), MemoryMeter()
+        self.tensor = along_tensor(module)
+        self.pipeline: Along | None = None  # whose other ranks have other stages
+        self.ledger, self.meter = ledger_of(module), MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)
@@ -123,7 +125,7 @@ class Engine:
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
         buckets = collect(self._backward_order())
-        self._backward = Backward(self.units, buckets, at_boundary=lambda: self.sync)
+        self._backward = Backward(self.units, buckets, at_boundary=lambda: self.sync, tensor=self.tensor)
         for unit in self.units:
             unit.grads.watch(self._gradient_arrives, partial(self.ready, unit))
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
@@ -139,6 +141,16 @@ class Engine:
             where=type(self.module).__name__,
             allowed="lowband.full_state_dict(module), lowband.Checkpointer",
         )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the first of those that share the module."""
+        return self.axis.is_first and (self.tensor is None or self.tensor.axis.is_first)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """The ranks over which the module's layers are cut."""
+        return 1 if self.tensor is None else self.tensor.ranks
 
     # ---- forward
 

@@ -9,7 +9,9 @@ from torch import nn
 
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.everyone import everyones
+from lowband.engine.units.slice_of import SliceOf
 from lowband.engine.units.state_dict import own_state_dict
+from lowband.spec.activations import STATE_GATHER
 from lowband.spec.mesh import SELF
 
 
@@ -33,7 +35,18 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
         # On the lanes, because a forward that failed half-way may have left a gather there.
         messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
         places = zip(unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True)
-        yield [(shard, whole[start:stop].view(shape)) for shard, shape, (start, stop) in places]
+        yield [
+            (shard, _joined(engine, shard, whole[start:stop].view(shape)))
+            for shard, shape, (start, stop) in places
+        ]
+
+
+def _joined(engine: Engine, shard: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+    """The whole parameter, from all tensor ranks' slices of it."""
+    cut: SliceOf | None = shard.shard_of.slice_of  # type: ignore[attr-defined]
+    if cut is None or engine.tensor is None:
+        return part
+    return cut.join(engine.tensor.gathered(part.unsqueeze(0), STATE_GATHER, 0, "state_dict").unbind())
 
 
 def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:

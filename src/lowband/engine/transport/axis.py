@@ -110,13 +110,18 @@ class Axis:
         self._groups = {hop.level: self._bound(hop) for hop in self.levels.hops("self", "world")}
 
     @property
+    def place(self) -> int:
+        """This rank's number among them."""
+        return self.ranks.index(self.rank)
+
+    @property
     def is_first(self) -> bool:
         """Whether this rank is the first of them."""
         return self.rank == self.ranks[0]
 
-    def check_alone(self, what: str) -> None:
-        """Raises UserError if the job has other axes, which `what` does not know."""
-        if len(self.ranks) < self._job:
+    def check_alone(self, what: str, known: int = 1) -> None:
+        """Raises UserError if the job has other axes than this one and one of `known` ranks."""
+        if len(self.ranks) * known < self._job:
             raise UserError(
                 f"the job has {self._job} ranks, {len(self.ranks)} of them along its axis {self.name}",
                 where=what,

@@ -105,25 +105,26 @@ def exchange(
                 mine.append(dist.isend(out, partner, group=to, tag=tag))
                 sizes[partner] += out.nbytes
         except RuntimeError as error:
-            raise _lost(partner, name, error) from None
+            raise lost(partner, name, error) from None
     for partner in sorted(works, key=times.order):
-        _wait(works[partner], partner, name)
+        wait(works[partner], partner, name)
         now = time.perf_counter()
         if sizes[partner]:
             times.add(Message(partner, sizes[partner], now - start), waited_s=now - before)
         before = now
 
 
-def _wait(works: Sequence[dist.Work | None], partner: int, name: str) -> None:
+def wait(works: Sequence[dist.Work | None], partner: int, name: str) -> None:
+    """Wait for messages from or to a rank. Raises PeerLost."""
     try:
         for work in works:
             if work is not None:
                 work.wait()
     except RuntimeError as error:
-        raise _lost(partner, name, error) from None
+        raise lost(partner, name, error) from None
 
 
-def _lost(partner: int, name: str, error: RuntimeError) -> PeerLost:
+def lost(partner: int, name: str, error: RuntimeError) -> PeerLost:
     rank, text = dist.get_rank(), str(error).splitlines()[0]
     if "imed out" in text:
         what = f"rank {rank} timed out waiting for rank {partner}"

@@ -152,6 +152,19 @@ class Bucket:
 
     # ---- to the optimizer's parameters
 
+    @property
+    def partial_sums(self) -> list[torch.Tensor]:
+        """Of the gradients at the optimizer's level, those of this rank's tokens alone, 1D; after
+        `wait_reduce`."""
+        if self._boundary is None:
+            return []
+        parts = self._boundary.split([unit.master.numel() for unit in self.units])
+        return [
+            part[start:stop]
+            for unit, part in zip(self.units, parts, strict=True)
+            for start, stop in unit.partial_ranges
+        ]
+
     def finish_reduce(self) -> None:
         """Wait for the reduction; at a boundary, set the gradients of the optimizer's parameters."""
         self.wait_reduce()

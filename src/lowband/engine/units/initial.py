@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.engine.transport.meter import MemoryMeter
+from lowband.engine.units.slice_of import slice_of
 from lowband.errors import UserError
 
 
@@ -74,7 +75,7 @@ class Initial:
             for attribute, buffer in owner._buffers.items():
                 if buffer is not None and buffer.is_meta:
                     name = f"{prefix}.{attribute}" if prefix else attribute
-                    owner._buffers[attribute] = self._made(name, buffer)
+                    owner._buffers[attribute] = self._made(name, buffer, buffer.shape)
 
     @contextmanager
     def values(self, name: str, parameter: nn.Parameter) -> Iterator[Any]:
@@ -85,23 +86,30 @@ class Initial:
         if not parameter.is_meta:
             yield parameter.detach().reshape(-1)
             return
-        if not callable(self._init):
+        cut = slice_of(parameter)
+        if cut is None and not callable(self._init):
             assert self._init is not None
             with self._init.flat(name, parameter.shape) as flat:
                 yield flat
             return
-        made = self._meter.hold("start", self._made(name, parameter))
-        yield made.view(-1)
+        # A slice's values are those of the whole parameter, whatever the number of tensor ranks.
+        made = self._meter.hold("start", self._made(name, parameter, cut.shape if cut else parameter.shape))
+        if cut is None:
+            yield made.view(-1)
+        else:
+            part = self._meter.hold("start", cut.cut(made).clone(memory_format=torch.contiguous_format))
+            yield part.view(-1)
+            self._meter.release("start", part.nbytes)
         self._meter.release("start", made.nbytes)
 
-    def _made(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def _made(self, name: str, like: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         assert self._init is not None
-        made = torch.empty(like.shape, dtype=like.dtype, device=self._device)
+        made = torch.empty(shape, dtype=like.dtype, device=self._device)
         if callable(self._init):
             fill(name, made, self._init, self._seed)
         else:
-            with self._init.flat(name, like.shape) as flat, torch.no_grad():
-                made.view(-1).copy_(flat[0 : like.numel()])
+            with self._init.flat(name, shape) as flat, torch.no_grad():
+                made.view(-1).copy_(flat[0 : made.numel()])
         return made
 
 

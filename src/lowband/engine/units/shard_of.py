@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lowband.engine.units.slice_of import SliceOf
+
 
 @dataclass(frozen=True)
 class ShardOf:
@@ -12,6 +14,7 @@ class ShardOf:
     name, shape: of the whole parameter in the original module
     start, stop: this rank's range of the flattened whole; in the shard, padding follows it
     ranks:       the ranks whose shards make up the whole, in the order of their ranges
+    slice_of:    what this whole is a tensor rank's slice of, if it is one
     """
 
     name: str
@@ -19,3 +22,4 @@ class ShardOf:
     start: int
     stop: int
     ranks: tuple[int, ...]
+    slice_of: SliceOf | None = None

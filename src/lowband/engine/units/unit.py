@@ -32,6 +32,7 @@ from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter
+from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.engine.units.states import UnitState
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
@@ -75,6 +76,7 @@ class Unit:
         self._gathering: Handle | None = None
         self._secondary_version: int | None = None  # version of the weights in the secondary shard
         self.grads = Gradients(self.leaves, self.shards, self.layout, self.optim_range, self.meter)
+        self.partial_ranges = self._partial_ranges(originals)
         self._put(self.shards, instead_of=originals)
         for original, (module, attribute) in zip(originals, (places[0] for places in slots), strict=True):
             mark_replaced(original, f"{name}: {type(module).__name__}.{attribute}")
@@ -89,6 +91,13 @@ class Unit:
     def optim_range(self) -> tuple[int, int]:
         """The range of the unit's elements that `master` covers, as (start, stop)."""
         return self.range_of(self.scheme.optim)
+
+    def _partial_ranges(self, originals: list[nn.Parameter]) -> list[tuple[int, int]]:
+        """Of this rank's gradients, as (start, stop), those that are partial sums."""
+        start, stop = self.optim_range
+        places = zip(self.layout.ranges(), originals, strict=True)
+        found = [intersect(place, (start, stop)) for place, original in places if is_partial(original)]
+        return [(a - start, b - start) for a, b in found if a < b]
 
     def _shard(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
         """Zeros for this rank's shard over `level`, 1D."""
@@ -105,7 +114,7 @@ class Unit:
             a, b = intersect(span, (start, stop))
             shard = ShardParameter(self.master[a - start : b - start], self.requires_grad)
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
-            shard.shard_of = ShardOf(name, original.shape, first, last, ranks)
+            shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self.collectives
             self.shards.append(shard)
         self.changes = Changes(self.name, self.master, self.shards)

@@ -19,14 +19,13 @@ from lowband.spec.yaml_model import Strict, read_entries
 Relation = Literal["<", "<=", "==", ">=", ">"]
 Evidence = Literal["measured", "predicted"]
 Kind = Literal["relation", "absolute", "artifact"]
-Paper = Literal["2501.04266", "2306.10209", "2307.08691", "2001.04438"]
 
 KINDS: dict[Kind, str] = {  # in the order in which claims are listed
     "relation": "relations that a paper states",
     "absolute": "absolute numbers of a paper",
     "artifact": "about this artifact itself",
 }
-PAPERS: dict[Paper, str] = {
+PAPERS = {  # papers whose claims are shipped; a claims file of one's own may name others
     "2501.04266": "low-bandwidth partitioning on Frontier (arXiv 2501.04266)",
     "2306.10209": "ZeRO++ (arXiv 2306.10209)",
     "2307.08691": "FlashAttention-2 (arXiv 2307.08691)",
@@ -76,8 +75,10 @@ class Claim(Strict):
         description="the claim's place in the paper, or what it checks of this artifact"
     )
     kind: Kind
-    paper: Paper | None = Field(
-        default=None, description="arXiv number; none for a claim about this artifact"
+    paper: str | None = Field(
+        default=None,
+        min_length=1,
+        description="arXiv number, or another name; none for a claim about this artifact",
     )
     experiment: str = Field(description="what it takes to try it: an entry of experiments.yaml")
     reported: tuple[Reported, ...] = Field(default=(), description="none for what no paper reports")
@@ -94,7 +95,8 @@ class Claim(Strict):
         default=None, description="the runs of the suites that must have ended ok; {}: all of them"
     )
     is_fit: bool = Field(
-        default=False, description="as many constants were fitted as there are numbers to meet"
+        default=False,
+        description="constants, or the rates of the links, were fitted to this number",
     )
     unit: str = ""
     relation: Relation | None = None
@@ -102,6 +104,7 @@ class Claim(Strict):
     tolerance: float = Field(default=0, description="how far from the target still passes")
     not_run: str = Field(default="", description="why it cannot be tried here")
     headline: str = Field(default="", description="its name in README's table, if it is listed there")
+    badge: str = Field(default="", description="its words in the sentence about the badge Reproduced")
 
     @property
     def queries(self) -> list[Query]:

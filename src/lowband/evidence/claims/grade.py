@@ -3,7 +3,7 @@
 verdict   met       our value has the claim's relation to its target
           not met   it was tried, and our value does not
           partial   an expected run is missing or did not end ok, whatever our value is
-          fit       as many constants were fitted as there are numbers to match: nothing was tested
+          fit       constants, or the rates of the links measured on, were fitted to this number
           not run   nothing was tried; `why` gives the reason
 origin    this run, shipped, or computed (predictions: the same on every machine); `rows_from` has the machine
           and the commits, and the date of shipped ones
@@ -79,6 +79,7 @@ def _statement(claim: Claim, claims_yaml: Path) -> dict[str, Any]:
         "kind": claim.kind,
         "paper": claim.paper or "",
         "short": claim.short,
+        "badge": claim.badge,
         "sentence": claim.sentence,
         "paper_element": claim.paper_element,
         "reported": _in_unit(claim, printed) if printed and not claim.not_run else None,
@@ -101,6 +102,11 @@ def _reported_row(reported: Reported, claims_yaml: Path) -> "pd.Series[Any]":
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows with {reported.where}", where=path, allowed="exactly one")
     return rows.iloc[0]
+
+
+def reported_number(claim: Claim, claims_yaml: Path) -> float:
+    """The paper's number in the claim's unit. Raises UserError unless each `reported` picks one row."""
+    return _in_unit(claim, [str(_reported_row(one, claims_yaml)["value"]) for one in claim.reported])
 
 
 def _in_unit(claim: Claim, printed: list[str]) -> float:
@@ -163,7 +169,10 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
     elif unseen := _unseen(claim.ours, rows):
         verdict, why = "partial", f"no row with {', '.join(unseen)}; on the others: {verdict}"
     elif claim.is_fit:
-        verdict, why = "fit", "as many constants were fitted as there are numbers to meet"
+        verdict, why = (
+            "fit",
+            "constants, or rates of links, were fitted to this number: it is not tested",
+        )
     return {**grade, "verdict": verdict, "why": why}
 
 

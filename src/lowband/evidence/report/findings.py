@@ -156,10 +156,10 @@ _WORDS = (
         " a condition we searched for, but none of {conditions} measured conditions has all the paper's "
         "ratios within {within:g} %; predicted, they hold only with rates fitted to them "
         "({node_percent:g} % of the published rate between packages, {world_percent:g} % between nodes), "
-        "and with the published rates in a node, or with full overlap, nowhere. With the rates of an "
-        "earlier fit, up to {drift:.0f} % above these, flat rings, no overlap and 4 passes, a scale model of "
-        "{attained_ranks} ranks measures {attained} where the paper has {paper_all}, {attained_off:.0f} % "
-        "off at most.",
+        "and with the published rates in a node, or with full overlap, nowhere. A fit, which does not test "
+        "the paper: with the rates of an earlier fit, up to {drift:.0f} % above these, flat rings, no "
+        "overlap and 4 passes, a scale model of {attained_ranks} ranks measures {attained} where the paper "
+        "has {paper_all}, {attained_off:.0f} % off at most.",
     ),
     (
         "Which scheme when",

@@ -16,6 +16,8 @@ from lowband.evidence.report.claim_views import (
     reported,
     tally,
 )
+from lowband.evidence.tables.build import read_source
+from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import read_table
 
 WIDTH = 100  # columns of the screen
@@ -27,10 +29,11 @@ _ABOUT = {
 }
 
 
-def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str:
+def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None, root: Path = Path()) -> str:
     """The claims that this run graded, line by line; the number of the others, unless nothing was run.
 
     figures_dir: None if nothing was drawn; else the last line names the page, which is made from the figures
+    root: the folder that holds results/
     """
     claims = read_graded(claims_csv)
     runs = read_table(tables_dir / "runs.csv")
@@ -41,6 +44,7 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None) -> str
         else f"Nothing was run. {len(runs)} shipped runs: {ended(runs)}",
         *[f"  {run['run_id']}: {run['status']}, {run['cause']}"[:WIDTH] for run in _failed(runs)],
         *[f"  links of suite {suite}: {links}"[:WIDTH] for suite, links in _box_links(runs)],
+        *_other_processors(tables_dir, root),
         "",
     ]
     for name, group in groups.items():
@@ -76,6 +80,23 @@ def _box_links(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Whether the links of the scale model's suites were shaped, and if not, why not."""
     boxes = runs.loc[runs["scale"] > 1, ["suite", "links"]].dropna().drop_duplicates()
     return [(str(suite), str(links)) for suite, links in boxes.to_numpy()]
+
+
+def _other_processors(tables_dir: Path, root: Path) -> list[str]:
+    """A line for each benchmark that this reproduction ran on a processor of which no result is shipped."""
+    lines = []
+    for name, benchmark in BENCHMARKS.items():
+        if not (tables_dir / f"{benchmark.setup}.csv").is_file():
+            continue
+        here = set(read_source(benchmark.setup, tables_dir, root)["device"])
+        folder = root / "results" / "reference" / name
+        shipped = set(read_source(benchmark.setup, folder, root)["device"])
+        if here - shipped:
+            lines.append(
+                f"  {name} was measured on {', '.join(sorted(here))}; shipped numbers, and README's, are of "
+                f"{' and '.join(sorted(shipped))}"
+            )
+    return lines
 
 
 def _failed(runs: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,16 +1,28 @@
 """Tables for a reader: each is a frame of text, written as Markdown, HTML or LaTeX."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 # Templates of HTML; page/macros.html.j2 has the one for a table.
 HTML = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "page"), autoescape=True, undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
+
+_QUOTED = re.compile(r"`([^`]+)`")  # code in plain text, as in Markdown
+
+
+def html_text(text: str) -> Markup:
+    """Plain text for a page, with what stands in backticks as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))
+
+
+HTML.filters["code"] = html_text
 
 _LATEX = str.maketrans(
     {
@@ -45,8 +57,21 @@ def latex(table: pd.DataFrame, widths: list[float]) -> str:
 
 
 def latex_text(text: object) -> str:
-    """Plain text, with LaTeX's special characters escaped."""
+    """Plain text, with LaTeX's special characters escaped, and what stands in backticks as code."""
+    parts = _QUOTED.split(str(text))  # text, code, text, ...
+    return "".join(latex_code(part) if place % 2 else _plain(part) for place, part in enumerate(parts))
+
+
+def latex_code(text: object) -> str:
+    """A command or a name in typewriter type, each character as it is typed: no ligature, no curly quote."""
     written = str(text).translate(_LATEX)
+    for typed, sign in {"-": "-{}", "'": r"\textquotesingle{}", "`": r"\textasciigrave{}"}.items():
+        written = written.replace(typed, sign)
+    return rf"\texttt{{{written}}}"
+
+
+def _plain(text: str) -> str:
+    written = text.translate(_LATEX)
     for typed, sign in _SIGNS.items():
         written = written.replace(typed, sign)
-    return written
+    return written.replace("--", "-{}-")

@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.bytes import cut_shapes, unit_numels
+from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.peers import peer_sent_bytes
 from lowband.errors import UserError
 from lowband.evidence.tables.points import NO_CONDITION, POINT, identity
 from lowband.evidence.validation.scale_model import box_step_s
+from lowband.spec.axes import Axes
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import writing_whole
 from lowband.spec.mesh import SELF, WORLD
@@ -207,19 +209,7 @@ def _step_lines(spec: RunSpec, keys: str, steps: Columns) -> Iterator[str]:
 
 def _closed_bytes(spec: RunSpec) -> Counter[tuple[str, str, str]]:
     """Level, collective and wire -> bytes of a step."""
-    return Counter(
-        sent_bytes(
-            unit_numels(spec.model, spec.levels),
-            spec.scheme,
-            spec.levels,
-            spec.compute_dtype,
-            spec.reduce_dtype,
-            spec.accumulation,
-            is_clipped=spec.device != "fake",  # fake tensors have no values to clip
-            pattern=spec.collectives,
-            order=spec.order,
-        )
-    )
+    return Counter(step_bytes(spec))
 
 
 def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]]) -> Iterator[Row]:
@@ -251,7 +241,7 @@ def _outside(outcome: Outcome) -> Iterator[Row]:
 def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, int]:
     """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
     closed = state_bytes(
-        unit_numels(spec.model, spec.levels),
+        unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor)),
         spec.scheme,
         spec.levels,
         spec.compute_dtype,
@@ -263,8 +253,9 @@ def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, i
     )
     if with_start:
         rank = 0 if spec.device == "fake" else None
+        cut = cut_shapes(spec.model, spec.tensor)
         shapes = spec.model.unit_shapes()
-        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank)
+        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank, cut)
     return closed
 
 

@@ -42,8 +42,8 @@ def _all(statistic: str, *columns: str) -> dict[str, str]:
 
 TABLES: dict[str, Table] = {
     "scaling": Table(("runs", "steps")),
-    "communication": Table(("bytes",), build="tables.derived.most_ranks:build"),
-    "memory": Table(("states",), build="tables.derived.most_ranks:build"),
+    "communication": Table(("bytes",), build="tables.derived.bytes_of_points:build"),
+    "memory": Table(("states",), build="tables.derived.bytes_of_points:build"),
     "loss": Table(("runs", "steps")),
     "parity": Table(("runs", "loss")),
     "convergence": Table(("runs", "steps"), "convergence"),

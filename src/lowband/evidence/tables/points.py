@@ -39,6 +39,11 @@ def _column(option: str) -> str:
 COLUMNS = {option: _column(option) for option in OPTIONS}
 
 
+def at_most_ranks(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each experiment's largest number of ranks."""
+    return rows[rows["ranks"] == rows.groupby(EXPERIMENT)["ranks"].transform("max")]
+
+
 def identity(spec: RunSpec) -> dict[str, Any]:
     """`point`, the checksum of all options of a run, and each option in its column."""
     options = spec.point

@@ -22,6 +22,7 @@ from lowband.predict.prediction import predict, speed
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
+from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Bounds
 
 WITHIN = 0.05  # of each ratio
@@ -142,16 +143,23 @@ def alternatives(config: Config) -> pd.DataFrame:
     gives: both ratios within 5 %, the efficiency within 0.03, and no free value on its bound
     fits:  whether every scheme fits a GCD's memory
     """
+    setting = Setting(config, *SOURCES["frontier"].on(config), None)
+    published = published_ratios(config)
+    return pd.DataFrame([row(setting, one, published, config.scheme(one.hier3)) for one in ALTERNATIVES])
+
+
+def published_ratios(config: Config) -> dict[str, float]:
+    """The paper's ratios and its efficiency, by the names of their rows."""
     source = SOURCES["frontier"]
-    setting = Setting(config, *source.on(config), None)
     rows = source.rows(config, *source.on(config))
-    published = {row.id.removeprefix("frontier: "): row.published for row in rows}
-    return pd.DataFrame([_row(setting, one, published) for one in ALTERNATIVES])
+    return {row.id.removeprefix("frontier: "): row.published for row in rows}
 
 
-def _row(setting: Setting, one: Alternative, published: Mapping[str, float]) -> dict[str, Any]:
+def row(setting: Setting, one: Alternative, published: Mapping[str, float], ours: Scheme) -> dict[str, Any]:
+    """The row of an alternative in which `ours` is the three-level scheme."""
     grid = dict(zip(one.free, np.meshgrid(*map(_points, one.free.values()), indexing="ij"), strict=True))
-    runs = ("zero3", RANKS), ("zeropp", RANKS), (one.hier3, RANKS), (one.hier3, BASE_RANKS)
+    zero3_zeropp = [setting.scheme(name) for name in ("zero3", "zeropp")]
+    runs = (*((scheme, RANKS) for scheme in zero3_zeropp), (ours, RANKS), (ours, BASE_RANKS))
     rates = [speed(_job(setting, one, grid, *run)).tflops_per_gpu for run in runs]
     zero3, zeropp, hier3, base = np.broadcast_arrays(*rates)
     ratios = {"ZeRO++ / ZeRO-3": zeropp / zero3, "hier3 / ZeRO++": hier3 / zeropp}
@@ -162,7 +170,7 @@ def _row(setting: Setting, one: Alternative, published: Mapping[str, float]) -> 
     worst = max(abs(float(error[best])) for error in off.values())
     efficiency = float((hier3 / base)[best])
     holds = worst <= WITHIN and abs(efficiency - published["hier3 efficiency"]) <= EFFICIENCY_WITHIN
-    jobs = [_job(setting, one, values, scheme, RANKS) for scheme in ("zero3", "zeropp", one.hier3)]
+    jobs = [_job(setting, one, values, scheme, RANKS) for scheme in (*zero3_zeropp, ours)]
     return {
         "provenance": "predicted",
         "cluster": setting.machine.name,
@@ -191,10 +199,12 @@ def _points(bounds: Bounds) -> NDArray[Any]:
     return np.unique(points.round()) if bounds is PASSES else points
 
 
-def _job(setting: Setting, one: Alternative, values: Mapping[str, Num], scheme: str, ranks: int) -> Workload:
+def _job(
+    setting: Setting, one: Alternative, values: Mapping[str, Num], scheme: Scheme, ranks: int
+) -> Workload:
     """The point with the alternative's facts and settings."""
     fields: dict[str, Any] = {place: value for place, value in values.items() if "." not in place}
     facts = {fact: value for place, value in values.items() if "." in place for fact in place.split()}
     machine, stack = with_facts(setting.machine, setting.stack, {**one.facts, **facts})
     at = replace(setting, machine=machine, stack=stack)
-    return replace(at_point(at, scheme, ranks), **one.job, **fields)
+    return replace(at_point(at, "zero3", ranks), scheme=scheme, **one.job, **fields)

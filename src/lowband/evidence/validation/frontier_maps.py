@@ -44,7 +44,7 @@ def names(setting: Setting) -> dict[str, str]:
 def frontier_map(config: Config) -> pd.DataFrame:
     """Ratios of TFLOPS per GCD at 384 GCDs, on a grid of batch and achieved outer bandwidth; micro-batch 1.
 
-    One row per point; `holds`: both ratios within 5 % of the published ones.
+    One row per point; `holds`: both ratios within 5 % of the published ones, `published_...`.
     """
     base = _setting(config)
     link = base.machine.link(WORLD)
@@ -80,6 +80,8 @@ def frontier_map(config: Config) -> pd.DataFrame:
     published = {row.id: row.published for row in FRONTIER.rows(config, base.machine, base.stack)}
     off = [(df[column] / published[row] - 1).abs() for column, row in TARGETS.items()]
     df["holds"] = (off[0] <= WITHIN) & (off[1] <= WITHIN)
+    for column, row in TARGETS.items():
+        df[f"published_{column}"] = published[row]
     point = base.stack.facts["stack.efficiency.world"].value * reached
     df["point_batch_per_gcd"] = ACCUMULATION
     df["point_node_gigabytes_per_s"] = point

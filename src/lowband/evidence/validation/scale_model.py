@@ -11,8 +11,6 @@ from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import workload_of
 from lowband.spec.machine import Device, Link, Machine
 from lowband.spec.run import RunSpec
-from lowband.spec.sourced import Fact
-from lowband.spec.stack import OURS
 
 
 def box_step_s(spec: RunSpec) -> float | None:
@@ -24,10 +22,8 @@ def box_step_s(spec: RunSpec) -> float | None:
 
 def box_step(spec: RunSpec) -> StepTime:
     """One optimizer step of a run of our engine in a box, at full scale."""
-    none = Fact(value=0, source="the run's spec")
-    stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
     bared = bare(spec.machine, spec.compute_dtype)
-    job = replace(workload_of(spec), machine=bared, stack=stack, attention="plain")
+    job = replace(workload_of(spec), machine=bared, attention="plain")
     return step_time(job)
 
 

@@ -8,6 +8,7 @@ from lowband.evidence.validation import SOURCES
 from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
 from lowband.evidence.validation.frontier_pareto import pareto
+from lowband.evidence.validation.frontier_readings import reading_costs, readings
 from lowband.evidence.validation.low_communication import low_communication
 from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.validate import validate
@@ -17,8 +18,8 @@ from lowband.spec.csv_tables import write_csv
 from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
-    "validation", "frontier_map", "alternatives", "scale", "largest", "pareto", "low_communication",
-    "pipelines", "wan_steps", "constants",
+    "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
+    "pareto", "low_communication", "pipelines", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -29,6 +30,8 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(validate(config), out / "validation.csv")
     write_csv(frontier_map(config), out / "frontier_map.csv")
     write_csv(alternatives(config), out / "alternatives.csv")
+    write_csv(readings(config), out / "readings.csv")
+    write_csv(reading_costs(config), out / "reading_costs.csv")
     write_csv(scale(config), out / "scale.csv")
     write_csv(largest(config), out / "largest.csv")
     write_csv(pareto(config), out / "pareto.csv")

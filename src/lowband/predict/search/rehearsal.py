@@ -1,7 +1,10 @@
 """Every run of a suite before a node-hour is spent: nodes asked for, memory, step time and its bound."""
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 
 from lowband.cost.bytes import unit_numels
 from lowband.cost.checkpoint import CheckpointTime, all_bytes, checkpoint_time, rank_bytes, writers
@@ -10,8 +13,9 @@ from lowband.predict.defaults import with_defaults
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.workload import workload_of
-from lowband.spec.job import SlurmRequest
+from lowband.spec.job import Allocation, SlurmRequest
 from lowband.spec.run import RunSpec
+from lowband.spec.stack import Stack
 
 PRODUCTS = ("forward", "recompute", "backward")  # of the items of a step: matrix products and attention
 
@@ -20,8 +24,9 @@ PRODUCTS = ("forward", "recompute", "backward")  # of the items of a step: matri
 class Rehearsed:
     """One run, without its repeats.
 
-    machine, stack: that were predicted; the stack is our engine's
-    node_hours: of all repeats, as asked for; nodes, minutes, node_hours are None without a job.yaml
+    machine, stack: that were predicted; the stack is our engine's or the peer's
+    node_hours: of all repeats, as asked for; nodes, minutes, node_hours are None without a job.yaml, and the
+                last two where runs share a job
     steps_hours: predicted node-hours of the steps of all repeats, without start and end
     step_s, fast_s, slow_s: predicted, and the ends of the interval that the constants' sources and the
                 defaults for missing ones give
@@ -51,9 +56,12 @@ class Rehearsed:
     resume_s: float | None
 
 
-def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Rehearsed]:
-    """The runs of our engine in a suite, predicted on the suite's own machine; peers' are left out.
+def rehearse(
+    specs: Sequence[RunSpec], request: SlurmRequest | None, stacks: Mapping[str, Stack] = MappingProxyType({})
+) -> list[Rehearsed]:
+    """The runs of a suite, predicted on the suite's own machine; those of peers without a stack are left out.
 
+    stacks: of peers, by engine
     Raises UserError for runs that are not trained on devices: of a box, or counted on fake tensors; and for
     what the cluster's queues refuse.
     """
@@ -63,21 +71,30 @@ def rehearse(specs: Sequence[RunSpec], request: SlurmRequest | None) -> list[Reh
             raise UserError(f"the run is {kind}", where=spec.run_id, allowed="suites of a real cluster")
     if not any(spec.engine == "lowband" for spec in specs):
         raise UserError("the suite has no run of our engine", allowed="a suite with engine lowband")
+    repeats = Counter(map(_point, specs))
     return [
-        _rehearsed(spec, sum(other.point == spec.point for other in specs), request)
+        _rehearsed(spec, repeats[_point(spec)], request, stacks)
         for spec in specs
-        if spec.repeat == 1 and spec.engine == "lowband"
+        if spec.repeat == 1 and spec.engine in ("lowband", *stacks)
     ]
 
 
-def _rehearsed(spec: RunSpec, repeats: int, request: SlurmRequest | None) -> Rehearsed:
+def _point(spec: RunSpec) -> str:
+    return json.dumps(spec.point, sort_keys=True)
+
+
+def _rehearsed(
+    spec: RunSpec, repeats: int, request: SlurmRequest | None, stacks: Mapping[str, Stack]
+) -> Rehearsed:
     job = workload_of(spec)
+    if spec.engine != "lowband":
+        job = replace(job, stack=stacks[spec.engine], collectives=None)
     machine, stack = with_defaults(job.machine, job.stack)
     found = predict(replace(job, machine=machine, stack=stack))
     saved = _checkpoint(spec)
     asked = {} if request is None else request.resources(spec)
     nodes = int(asked["nodes"]) if asked else None
-    minutes = int(asked["runtime"]) if asked else None
+    minutes = int(asked["runtime"]) if request is not None and request.job_of == "run" else None
     hours = repeats * -(-spec.ranks // spec.machine.node_size) / 3600
     return Rehearsed(
         run=spec.run_id.removesuffix("-r1"),
@@ -117,8 +134,8 @@ def _bound(found: Prediction) -> str:
     return "products" if products >= others[largest] else largest
 
 
-def text(rows: Sequence[Rehearsed]) -> str:
-    """A table for a terminal, and the totals."""
+def text(rows: Sequence[Rehearsed], shared: Sequence[Allocation] = ()) -> str:
+    """A table for a terminal, and the totals. shared: the jobs that runs share"""
     width = max(len(row.run) for row in rows)
     lines = [
         f"{'predicted':{width}}  runs  nodes  minutes  node-h  step (s)  interval (s)      bound by"
@@ -138,8 +155,25 @@ def text(rows: Sequence[Rehearsed]) -> str:
     too_large = sum(row.fits is False for row in rows)
     fit = "every run fits" if not too_large else f"{too_large} of {len(rows)} do not fit"
     total = f"{request}{steps:.1f} node-hours predicted for the steps alone; {fit}"
-    where = f"predicted for {rows[0].machine}, stack {rows[0].stack}"
-    return "\n".join([*lines, "", where, total, *_checkpoints(rows)])
+    stacks = " and ".join(dict.fromkeys(row.stack for row in rows))
+    where = f"predicted for {rows[0].machine}, stack {stacks}"
+    return "\n".join([*lines, "", where, *_shared(rows, shared), total, *_checkpoints(rows)])
+
+
+def _shared(rows: Sequence[Rehearsed], shared: Sequence[Allocation]) -> list[str]:
+    """A line for the jobs of each number of nodes."""
+    lines = []
+    for job in shared:
+        mine = [row for row in rows if row.nodes == job.nodes]
+        hours = sum(row.steps_hours for row in mine)
+        slow = sum(row.steps_hours * row.slow_s / row.step_s for row in mine)
+        is_cut = job.minutes < job.limits_minutes
+        lines.append(
+            f"on {job.nodes} nodes {len(job.runs)} runs follow each other in a job of {job.minutes} minutes"
+            f"{', and in further ones if it is too short' if is_cut else ''}; their steps take {hours:.1f} "
+            f"node-hours, at the slow ends {slow:.1f}"
+        )
+    return lines
 
 
 def _checkpoints(rows: Sequence[Rehearsed]) -> list[str]:

@@ -7,20 +7,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from pydantic import BaseModel
 
 from lowband.cost.softmax import TWO_PASS
-from lowband.evidence.claims.claim import read_claims
-from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.claims.claim import Claim, Query, Reported, read_claims
+from lowband.evidence.claims.experiments import Experiment, read_experiments
+from lowband.evidence.claims.rehearsed import suite_ratios
+from lowband.evidence.report.badges import badges, contribution_table, one_line
 from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, minutes, read_graded
 from lowband.evidence.report.documents.parallel import parallel_groups, parallel_places, parallel_rows
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import disk
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_source
+from lowband.predict.search.ratios import condition
+from lowband.spec.batch_script import batch_script
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from lowband.spec.job import ACCOUNT, SlurmRequest
+from lowband.spec.machine import Device, Level, Link, Machine
+from lowband.spec.model import ModelSpec
 from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
+from lowband.spec.scheme import Scheme
 from lowband.spec.softmax import TORCH
+from lowband.spec.stack import Stack
+from lowband.spec.suites import Point, Suite
+from lowband.spec.sync import Sync
 
 
 def counterparts(_tables: Path, _root: Path) -> list[str]:
@@ -45,6 +57,18 @@ def _counterpart(cell: Has | Lacks) -> str:
 def claims(tables: Path, _root: Path) -> list[str]:
     """Every claim, graded on the shipped results."""
     return claims_markdown(read_graded(tables / "claims.csv"))
+
+
+def verdict(tables: Path, root: Path) -> list[str]:
+    """A sentence for each badge of an artifact, then the contributions."""
+    graded = read_graded(tables / "claims.csv")
+    sentences = [f"- **{badge.name}: {badge.state}**; {badge.reason}." for badge in badges(graded, root)]
+    return [*sentences, "", *markdown(contribution_table(graded, root / "config"))]
+
+
+def badge_line(tables: Path, root: Path) -> list[str]:
+    """The badges in one line."""
+    return [one_line(read_graded(tables / "claims.csv"), root)]
 
 
 def headline_claims(tables: Path, root: Path) -> list[str]:
@@ -73,6 +97,28 @@ def needs(_tables: Path, root: Path) -> list[str]:
         if experiment.measured is not None
     ]
     return [*markdown(pd.DataFrame(rows)), "", disk(root)]
+
+
+_FILES: dict[str, type[BaseModel]] = {
+    "`slurm/<cluster>/machine.yaml`": Machine, "its `device`": Device, "one of its `levels`": Level,
+    "a `link`": Link, "`slurm/<cluster>/job.yaml`": SlurmRequest, "`config/models.yaml`, an entry": ModelSpec,
+    "`config/schemes.yaml`, an entry": Scheme, "its `sync`": Sync, "`config/suites/<suite>.yaml`": Suite,
+    "its `fixed` and `axes`": Point, "`config/stacks/<stack>.yaml`": Stack, "a claims file, an entry": Claim,
+    "its `ours` and `per`": Query, "one of its `reported`": Reported,
+    "`config/experiments.yaml`, an entry": Experiment,
+}  # fmt: skip
+
+
+def keys(_tables: Path, _root: Path) -> list[str]:
+    """Of each kind of file: the keys that it must have, and those that it may have."""
+    rows = []
+    for what, model in _FILES.items():
+        from_place = {"id"} if model in (Level, Device) else {"id", "name"}  # a file's or an entry's own name
+        given = {name: field for name, field in model.model_fields.items() if name not in from_place}
+        must = [f"`{name}`" for name, field in given.items() if field.is_required()]
+        may = [f"`{name}`" for name, field in given.items() if not field.is_required()]
+        rows.append({"": what, "must have": ", ".join(must), "may have": ", ".join(may)})
+    return markdown(pd.DataFrame(rows))
 
 
 _OVER = "{{over_two_pass_{0}:.2f}} ({{over_two_pass_q20_{0}:.2f}} to {{over_two_pass_q80_{0}:.2f}})"
@@ -133,10 +179,54 @@ def _suite(config: Config, suite: str) -> dict[str, str]:
     }
 
 
+def rehearsed(_tables: Path, root: Path) -> list[str]:
+    """The ratios that the suite frontier can decide, and those whose outcome is foreseen."""
+    rows = [
+        {
+            "claim": f"`{row.claim}`",
+            "ratio": f"{row.scheme} / {row.over}",
+            "the paper's": f"{row.wanted:g}",
+            "passes": f"{row.accumulation}",
+            "engine": condition(row),
+            "links as published": f"{row.published:.2f}",
+            "as the paper's stack": f"{row.attained:.2f}",
+            "interval": f"{row.low:.2f} to {row.high:.2f}",
+            "node-hours of both": f"{row.node_hours:.1f} to {row.slow_node_hours:.1f}",
+            "can decide": f"no: foreseen {row.foreseen}" if row.foreseen else "yes",
+        }
+        for row in suite_ratios(Config(root), "frontier")
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
+SITES = ("frontier", "perlmutter", "lumi")  # those with a suite for a first job
+
+
+def first_jobs(_tables: Path, root: Path) -> list[str]:
+    """Of each site: the command that writes its first job's script, and what the script asks of Slurm."""
+    config, lines = Config(root), []
+    for site in SITES:
+        [spec] = config.runs([f"{site}-first"])
+        folder = Path("results/first/runs") / spec.run_id
+        variables = {ACCOUNT: "abc123"}
+        script = batch_script(config.job(site), spec, folder / "spec.json", Path("python"), variables)
+        lines += [
+            "```",
+            f"$ {ACCOUNT}=abc123 lowband spec --suite {site}-first --sbatch --out results/first/runs",
+            f"{folder}/job.sbatch",
+            f"$ grep -e '^#SBATCH' -e '^exec' {folder}/job.sbatch",
+            *(line for line in script.splitlines() if line.startswith(("#SBATCH", "exec"))),
+            "```",
+            "",
+        ]
+    return lines[:-1]
+
+
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     each.__name__: each
     for each in (
-        counterparts, claims, headline_claims, found, needs, softmax, suites,
+        counterparts, keys, claims, verdict, badge_line, headline_claims, found, needs, softmax, suites,
+        rehearsed, first_jobs,
         parallel_places, parallel_groups, parallel_rows,
     )
 }  # fmt: skip

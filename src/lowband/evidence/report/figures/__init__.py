@@ -5,15 +5,19 @@ What draws it has `data(table)`, which returns exactly the drawn rows, and `draw
 
 import json
 import subprocess
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from lowband.errors import UserError
+from lowband.evidence.tables.build import tables_of_runs
+from lowband.evidence.tables.entries import COLLECTED
 from lowband.spec.csv_tables import made_of, read_table, sha256, write_csv
 from lowband.spec.files import write_whole
 
 PNG_DPI = 300
+CLAIMS = "claims"  # the table of graded claims, which `lowband claims` writes
 
 
 class Entry(NamedTuple):
@@ -31,6 +35,11 @@ class Entry(NamedTuple):
 _READING = " hier3 and hier3-exact are our reading of the abstract of arXiv 2501.04266."
 
 FIGURES: dict[str, Entry] = {
+    "reported": Entry(
+        CLAIMS,
+        "Our value (filled) beside what a paper reports (open), for every graded claim with a reported "
+        "number, in the claim's unit.",
+    ),
     "scaling": Entry(
         "scaling",
         "Throughput and scaling efficiency against the number of ranks, measured. Points: median over the "
@@ -93,8 +102,8 @@ FIGURES: dict[str, Entry] = {
         "box_ratios",
         "Ratio of TFLOPS per GCD between schemes in the scale model whose links have the rates that the "
         "paper's stack reached: flat rings, no overlap, four passes of 2,048 tokens per rank and optimizer "
-        "step, blocks recomputed; dotted: as the paper reports for 384 GCDs. The rates were fitted to the "
-        "paper's ratios, nothing to these runs. Shipped measurements." + _READING,
+        "step, blocks recomputed; dotted: as the paper reports for 384 GCDs. A fit: the rates were fitted "
+        "to the paper's ratios, nothing to these runs. Shipped measurements." + _READING,
         "box_ratios:ATTAINED",
     ),
     "box_order": Entry(
@@ -180,9 +189,9 @@ FIGURES: dict[str, Entry] = {
     "frontier_map": Entry(
         "frontier_map",
         "Where the ratios of arXiv 2501.04266 hold (both within 5 %: hatched), over the batch per GCD and "
-        "what a node's cards reach, without overlap and with the fitted rate in a node. Colours: the ratios. "
-        "Cross: the point used. With published rates in a node, or with full overlap, they "
-        "hold nowhere. Predicted, not measured." + _READING,
+        "what a node's cards reach, without overlap and with the fitted rate in a node. Colours: the ratios; "
+        "lines: the reported ones. Cross: the point used. With published rates in a node, or with full "
+        "overlap, they hold nowhere. Predicted, not measured." + _READING,
     ),
     "scale": Entry(
         "scale",
@@ -201,6 +210,12 @@ FIGURES: dict[str, Entry] = {
         "error of the fastest; on the right level with all. Predicted, not measured." + _READING,
     ),
 }
+
+
+def own_figures(suites: Collection[str]) -> list[str]:
+    """The figures that the runs of these suites give alone, without shipped measurements or predictions."""
+    own = {CLAIMS, *COLLECTED, *tables_of_runs(suites)}
+    return [name for name, entry in FIGURES.items() if entry.table in own]
 
 
 def file_of(name: str) -> str:

@@ -4,12 +4,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lowband.evidence.report.figures import style
-from lowband.evidence.tables.points import EXPERIMENT
+from lowband.evidence.tables.points import EXPERIMENT, at_most_ranks
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     columns = ["scheme", "ranks", "level", "collective", "wire", "counted_bytes", "closed_form_bytes"]
-    return table[[*EXPERIMENT, *columns]]
+    return at_most_ranks(table)[[*EXPERIMENT, *columns]]
 
 
 def draw(df: pd.DataFrame) -> Figure:

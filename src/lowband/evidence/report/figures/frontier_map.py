@@ -3,11 +3,15 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, log_ticks
 
 PANELS = {"ratio_hier3_zeropp": "hier3 / ZeRO++", "ratio_zeropp_zero3": "ZeRO++ / ZeRO-3"}
+MOST = 2.6  # of the colours
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -17,23 +21,35 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.8)
-    for axes, (column, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
-        _panel(figure, axes, df, column, title)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (column, title) in zip(panels, PANELS.items(), strict=True):
+        drawn = _panel(axes, df, column, title)
+    bar = figure.colorbar(drawn, ax=panels)
+    bar.set_ticks([0.5, 1, 1.5, 2, 2.5], labels=["0.5", "1", "1.5", "2", "2.5"])
+    bar.minorticks_off()
     return figure
 
 
-def _panel(figure: Figure, axes: Axes, df: pd.DataFrame, column: str, title: str) -> None:
+def _panel(axes: Axes, df: pd.DataFrame, column: str, title: str) -> QuadContourSet:
     def grid(name: str) -> pd.DataFrame:
         return df.pivot_table(index="node_gigabytes_per_s", columns="batch_per_gcd", values=name)
 
     values, holds = grid(column), grid("holds")
     x, y = values.columns.to_numpy(dtype=float), values.index.to_numpy(dtype=float)
-    drawn = axes.contourf(x, y, values, levels=np.linspace(0.7, 2.6, 20), cmap="viridis", extend="both")
+    # A factor and its inverse are equally far from the white of 1.
+    levels = np.geomspace(1 / MOST, MOST, 21)
+    norm = LogNorm(1 / MOST, MOST)
+    drawn = axes.contourf(x, y, values, levels=levels, norm=norm, cmap="RdBu_r", extend="both")
+    reported = df[f"published_{column}"].iloc[0]
+    axes.contour(x, y, values, levels=[reported], colors="black", linewidths=1.2)
     axes.contourf(x, y, holds, levels=[0.5, 1.5], colors="none", hatches=["////"])
     point = df.iloc[0]
     axes.plot(point["point_batch_per_gcd"], point["point_node_gigabytes_per_s"], "x", color="red")
     axes.set_yscale("log")
     log_ticks(axes, x, "{:g}".format, "sequences per GCD and step (micro-batch 1)")
     axes.set_ylabel("reached between nodes, GB/s a node")
-    axes.set_title(title, loc="left")
-    figure.colorbar(drawn, ax=axes, format="%.1f")
+    axes.set_title(f"{title}; line: {reported:g}, as reported", loc="left")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    return drawn

@@ -4,14 +4,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lowband.evidence.report.figures import style
-from lowband.evidence.tables.points import EXPERIMENT
+from lowband.evidence.tables.points import EXPERIMENT, at_most_ranks
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     """Without `start`: what is held before the first step is gone when the others peak."""
-    return table[table["state"] != "start"][
-        [*EXPERIMENT, "scheme", "ranks", "state", "held_bytes", "closed_form_bytes"]
-    ]
+    rows = at_most_ranks(table[table["state"] != "start"])
+    return rows[[*EXPERIMENT, "scheme", "ranks", "state", "held_bytes", "closed_form_bytes"]]
 
 
 def draw(df: pd.DataFrame) -> Figure:

@@ -12,6 +12,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from lowband.errors import UserError
+from lowband.evidence.report.badges import badges, contribution_table
 from lowband.evidence.report.claim_views import (
     by_kind,
     by_paper,
@@ -19,15 +20,17 @@ from lowband.evidence.report.claim_views import (
     headed,
     not_run,
     read_graded,
+    tally,
     tally_apart,
 )
 from lowband.evidence.report.documents import read_blocks
-from lowband.evidence.report.figures import FIGURES, commit
+from lowband.evidence.report.figures import FIGURES, commit, own_figures
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.page.machine import draw_machine, links
-from lowband.evidence.report.page.schemes import MACHINE, draw_scheme, wires
+from lowband.evidence.report.page.schemes import MACHINE, draw_scheme, exchanges, wires
 from lowband.evidence.report.writers import HTML, filled
 from lowband.evidence.tables.build import SUITE_OF, is_made_by
+from lowband.evidence.tables.points import at_most_ranks
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.predict.footprint import GIB
 from lowband.spec.config import Config
@@ -45,7 +48,7 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
     config = Config(root)
     machine = config.machine(MACHINE)
     claims = read_graded(tables / "claims.csv")
-    schemes, not_drawn = _schemes(config)
+    schemes, not_drawn = _schemes(config, config.schemes, MACHINE)
     page = HTML.get_template("page.html.j2").render(
         style=Markup(read_text(_FOLDER / "page.css")),
         figure=lambda name: _figure(name, tables, figures),
@@ -56,7 +59,13 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
         not_drawn=not_drawn,
         at_scale=_at_scale(tables),
         alternatives=_alternatives(root, tables),
+        readings=_block(root, tables, "readings"),
+        unable=_unable(tables),
+        reading_costs=_block(root, tables, "reading_costs"),
+        between_nodes=_between_nodes(tables),
         in_force=config.given_stack(None, machine),
+        badges=badges(claims, root),
+        contributions=contribution_table(claims, root / "config"),
         findings=findings(root),
         papers=by_paper(claims),
         kinds=by_kind(claims),
@@ -71,11 +80,39 @@ def write_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
     write_whole(out, page)
 
 
-def _schemes(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
-    """A card per scheme, drawn on MACHINE or else on a machine that has its levels; those that none has."""
+def write_own_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
+    """Write a page of a reproduction's own runs to the file `out`: nothing of it is shipped or predicted.
+
+    Raises UserError for a figure that was not drawn.
+    """
+    config, claims, runs = Config(root), read_graded(tables / "claims.csv"), read_table(tables / "runs.csv")
+    suites = list(dict.fromkeys(runs["suite"]))
+    machines = [config.machine(name) for name in dict.fromkeys(runs["cluster"])]
+    schemes, _ = _schemes(config, list(dict.fromkeys(runs["scheme"])), machines[0].name)
+    drawn = [name for name in own_figures(suites) if len(read_table(figures / f"{name}.csv"))]
+    page = HTML.get_template("own.html.j2").render(
+        style=Markup(read_text(_FOLDER / "page.css")),
+        name=tables.resolve().parent.name,
+        suites={name: config.suite(name).purpose for name in suites},
+        groups=headed(claims),
+        not_run=not_run(claims),
+        tally=tally(claims),
+        machines=[(each, Markup(draw_machine(each)), links(each)) for each in machines],
+        schemes=schemes,
+        figures=[(name, _figure(name, tables, figures)) for name in drawn],
+        runs=_table_of_runs(runs),
+        ended=ended(runs),
+        sources=_sources(tables),
+        commit=commit(),
+    )
+    write_whole(out, page)
+
+
+def _schemes(config: Config, names: list[str], cluster: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """A card per scheme, on the cluster or else on a machine that has its levels; those that none has."""
     cards, left_out = [], []
-    for scheme in map(config.scheme, config.schemes):
-        machine = config.machine_for(scheme, MACHINE)
+    for scheme in map(config.scheme, names):
+        machine = config.machine_for(scheme, cluster)
         if machine is None:
             left_out.append(f"{scheme.name} ({', '.join(sorted(scheme.machine_levels))})")
             continue
@@ -86,6 +123,7 @@ def _schemes(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
                 "groups": list(machine.sizes)[-1],
                 "svg": Markup(draw_scheme(scheme, machine.sizes)),
                 "wires": wires(scheme),
+                "exchanges": exchanges(scheme),
             }
         )
     return cards, left_out
@@ -111,7 +149,7 @@ def _evidence(table: str, tables: Path, drawn: Path) -> list[str]:
     if table in PREDICTED:
         return ["predicted", "reported"] if "published" in data else ["predicted"]
     rows = data if "provenance" in data else read_table(tables / f"{table}.csv")
-    return sorted(set(rows["provenance"]))
+    return sorted(set(rows["provenance"].dropna()))
 
 
 def _inline(path: Path, name: str) -> str:
@@ -139,13 +177,33 @@ def _alternatives(root: Path, tables: Path) -> dict[str, pd.DataFrame]:
     return {verdict: frame[verdicts == verdict] for verdict in ("yes", "no")}
 
 
+def _block(root: Path, tables: Path, name: str) -> pd.DataFrame:
+    """A table of predictions as the documents show it."""
+    return read_blocks(root)[name].frame(read_table(tables / f"{name}.csv"))
+
+
+def _unable(tables: Path) -> list[str]:
+    """The readings to which no alternative gives the paper's numbers."""
+    gives = read_table(tables / "readings.csv").groupby("reading", sort=False)["gives"].any()
+    return list(gives.index[~gives])
+
+
+def _between_nodes(tables: Path) -> dict[str, dict[int, str]]:
+    """GiB that a rank sends over the outermost link, by reading or baseline, and passes per step."""
+    costs = read_table(tables / "reading_costs.csv")
+    found: dict[str, dict[int, str]] = {}
+    for name, passes, sent in zip(costs["reading"], costs["passes"], costs["world_bytes"], strict=True):
+        found.setdefault(name, {})[passes] = f"{sent / GIB:.2f}"
+    return found
+
+
 def _at_scale(tables: Path) -> pd.DataFrame:
     """Bytes that a rank sends over each level per step and holds, by scheme, for the most ranks of MACHINE.
 
     Empty if no run had that scale.
     """
     sent, held = (read_table(tables / f"{name}.csv") for name in ("communication", "memory"))
-    sent, held = (df[df["cluster"] == MACHINE] for df in (sent, held))
+    sent, held = (at_most_ranks(df[df["cluster"] == MACHINE]) for df in (sent, held))
     if sent.empty:
         return pd.DataFrame()
     table = sent.pivot_table("counted_bytes", "scheme", "level", aggfunc="sum", sort=False) / GIB
@@ -161,10 +219,16 @@ def _runs(root: Path, tables: Path) -> dict[str, Any]:
     shipped = sorted(suite for suite in set(SUITE_OF.values()) if not is_made_by(set(runs["suite"]), suite))
     files = [root / "results" / "reference" / suite / "runs.csv" for suite in shipped]
     beside = [read_table(file) for file in files if file.is_file()]  # a benchmark has no runs.csv
-    everything = pd.concat([runs, *beside]).fillna({"torch": "-", "links": "-"})
+    everything = pd.concat([runs, *beside])
+    return {"ended": ended(runs), "table": _table_of_runs(everything)}
+
+
+def _table_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """How many runs each suite has, by the commit and the device that made them."""
     where = ["suite", "commit", "dirty", "device", "links", "torch"]
-    table = everything.groupby(where, sort=False).size().reset_index(name="runs").astype(str)
-    return {"ended": ended(runs), "table": table.rename(columns={"dirty": "uncommitted changes"})}
+    runs = runs.fillna({"torch": "-", "links": "-"})
+    table = runs.groupby(where, sort=False).size().reset_index(name="runs").astype(str)
+    return table.rename(columns={"dirty": "uncommitted changes"})
 
 
 def _sources(tables: Path) -> pd.DataFrame:

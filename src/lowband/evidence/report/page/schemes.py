@@ -43,6 +43,17 @@ def part(levels: Levels, level: str, rank: int, height: float) -> tuple[float, f
     return start * height / size, (stop - start) * height / size
 
 
+def exchanges(scheme: Scheme) -> str:
+    """How replicas exchange weights, where they do: what the drawing does not show."""
+    sync = scheme.sync
+    if sync is None:
+        return ""
+    given = [name for name in type(sync).model_fields if name in sync.model_fields_set - {"beyond", "every"}]
+    more = "".join(f", {name.replace('_', ' ')} {getattr(sync, name)}" for name in given)
+    often = "step" if sync.every == 1 else f"{sync.every} steps"
+    return f"Replicas beyond {sync.beyond} exchange weights every {often}{more}."
+
+
 def _offsets(levels: Levels) -> list[float]:
     """Left edge of each rank's cell, with a gap where a group of any level begins, wider for outer levels."""
     left, found = 0.0, []

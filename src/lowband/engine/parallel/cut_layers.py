@@ -1,0 +1,130 @@
+"""torch's layers with this tensor rank's part of their parameters. A plain layer becomes one in place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowband.engine.collectives.activations import Along, vocabulary_losses
+from lowband.errors import UserError
+from lowband.spec.activations import ENTER, ENTER_TOKENS, JOIN, LEAVE, LEAVE_TOKENS, SPLIT, Exchange
+
+
+@dataclass
+class Entered:
+    """The last input of a module's column products: queries, keys and values of one input send it once.
+
+    Held until the module's forward ends, as a forward hook.
+    """
+
+    last: tuple[torch.Tensor, int, torch.Tensor] | None = None
+
+    def through(self, x: torch.Tensor, cut: "Cut") -> torch.Tensor:
+        version = 0 if x.is_inference() else x._version
+        if self.last is None or self.last[0] is not x or self.last[1] != version:
+            self.last = x, version, cut.along.pass_through(x, cut.exchange, cut.name)
+        return self.last[2]
+
+    def __call__(self, *_: object) -> None:
+        self.last = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a cut layer exchanges. name: the layer's; entered: shared by the column products of one module"""
+
+    along: Along
+    exchange: Exchange
+    name: str
+    entered: Entered = field(default_factory=Entered)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.along.pass_through(x, self.exchange, self.name)
+
+
+class ColumnLinear(nn.Linear):
+    cut: Cut
+    exchanges: ClassVar = (ENTER, ENTER_TOKENS)
+    divided: ClassVar = "out_features"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.cut.entered.through(x, self.cut), self.weight, self.bias)
+
+
+class RowLinear(nn.Linear):
+    cut: Cut
+    exchanges: ClassVar = (LEAVE, LEAVE_TOKENS)
+    divided: ClassVar = "in_features"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        summed = self.cut(F.linear(x, self.weight))
+        return summed if self.bias is None else summed + self.bias
+
+
+class PartEmbedding(nn.Embedding):
+    """Of all tokens, also with sequence parallelism."""
+
+    cut: Cut
+    exchanges: ClassVar = (LEAVE, LEAVE)
+    divided: ClassVar = "num_embeddings"
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        rows, along = self.weight.shape[0], self.cut.along
+        is_checked = tokens.device.type == "cpu" and tokens.numel() and not isinstance(tokens, FakeTensor)
+        if is_checked and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows * along.ranks:
+            raise IndexError("index out of range in self")  # as torch's on a CPU
+        local = tokens - along.place * rows
+        is_elsewhere = (local < 0) | (local >= rows)
+        found = F.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
+        return self.cut(found.masked_fill(is_elsewhere.unsqueeze(-1), 0))
+
+
+class PartLoss(nn.CrossEntropyLoss):
+    """Of logits [tokens, vocabulary / ranks]."""
+
+    cut: Cut
+    exchanges: ClassVar = (JOIN, JOIN)  # none of them passes: it sends three numbers a token
+    divided: ClassVar = ""
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = vocabulary_losses(logits, targets, self.cut.along, self.ignore_index, self.cut.name)
+        return losses.sum() / (targets != self.ignore_index).sum()
+
+
+class Joined(nn.Identity):
+    cut: Cut
+    exchanges: ClassVar = (JOIN, JOIN)
+    divided: ClassVar = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cut(x)
+
+
+CutLayer = type[ColumnLinear] | type[RowLinear] | type[PartEmbedding] | type[PartLoss] | type[Joined]
+
+# By the name of a rule and the type of a layer, what it becomes.
+CUT: Final[Mapping[str, Mapping[type[nn.Module], CutLayer]]] = {
+    "Column": {nn.Linear: ColumnLinear},
+    "Row": {nn.Linear: RowLinear},
+    "Vocabulary": {nn.Embedding: PartEmbedding, nn.Linear: ColumnLinear, nn.CrossEntropyLoss: PartLoss},
+    "Join": {nn.Identity: Joined},
+}
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """A forward pre-hook that divides the first input by tokens."""
+
+    along: Along
+    name: str
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, *others = inputs
+        tokens, ranks = first.shape[SPLIT.dim], self.along.ranks
+        if tokens % ranks:
+            raise UserError(f"{tokens} tokens cannot be divided over tensor {ranks}", where=f"'{self.name}'")
+        return self.along.pass_through(first, SPLIT, self.name), *others

@@ -1,0 +1,109 @@
+"""A backward in two parts: first the gradient of a stage's input, later those of its linear layers' weights.
+
+While a module without submodules computes, a function mode replaces `F.linear` of a trained parameter by a
+function whose backward computes the gradient of its input and keeps the two factors of the weight's. All
+other parameters (norms, embeddings, products that torch makes out of sight, as in
+`F.multi_head_attention_forward`) get their gradients in the first part, which is right: less is put off.
+Under autocast nothing is, because the factors have different dtypes.
+
+The mode is opened by the modules themselves, not around the stage: activation checkpointing computes them
+again inside of autograd, which closes all modes and on a GPU has threads of its own.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+
+class Deferring:
+    """What opens the mode in the modules of a rank's stages."""
+
+    def __init__(self, modules: Iterator[nn.Module]) -> None:
+        self._into: Deferred | None = None
+        for module in modules:
+            if not any(module.children()) and any(True for _ in module.parameters()):
+                module.forward = partial(self._run, module.forward)
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if self._into is None else self._into:
+            return forward(*args, **kwargs)
+
+    @contextmanager
+    def into(self, deferred: "Deferred | None") -> Iterator[None]:
+        """In here modules put their weight gradients off, if there is where to."""
+        self._into = deferred
+        try:
+            yield
+        finally:
+            self._into = None
+
+
+class Deferred(TorchFunctionMode):
+    """The weight gradients of one stage and micro-batch that are still to be computed."""
+
+    def __init__(self, defers: Callable[[torch.Tensor], bool]) -> None:
+        """defers: whether a tensor is a parameter whose gradient may come later"""
+        super().__init__()
+        self._defers = defers
+        self._factors: deque[tuple[nn.Parameter, nn.Parameter | None, torch.Tensor, torch.Tensor]] = deque()
+        self._anchor = torch.empty(0, requires_grad=True)  # without it a layer on the data needs no gradient
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and torch.is_grad_enabled() and self._takes(*args, **kwargs):
+            return self._linear(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _takes(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+        is_plain = weight.requires_grad and self._defers(weight)
+        is_plain &= bias is None or (bias.requires_grad and self._defers(bias))
+        return is_plain and not torch.is_autocast_enabled(input.device.type)
+
+    def _linear(self, input: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Any:
+        detached = None if bias is None else bias.detach()
+        keep = lambda x, grad: self._factors.append((weight, bias, x, grad))  # noqa: E731
+        return _Linear.apply(self._anchor, input, weight.detach(), detached, keep)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Compute what was put off, and add it to the parameters' gradients."""
+        while self._factors:
+            weight, bias, x, grad = self._factors.popleft()
+            rows, of_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+            _add(weight, of_rows.t() @ rows)
+            if bias is not None:
+                _add(bias, of_rows.sum(0))
+
+
+def _add(parameter: nn.Parameter, grad: torch.Tensor) -> None:
+    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        keep: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.keep = keep
+        return F.linear(input, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        input, weight = ctx.saved_tensors
+        ctx.keep(input.detach(), grad)
+        return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None, None

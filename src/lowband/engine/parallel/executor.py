@@ -1,0 +1,200 @@
+"""One step of a pipeline on one rank: its list of actions, one after the other.
+
+Weights:    a stage's units are gathered where the list comes to it, one ahead of the computation, and dropped
+            where the list leaves it for another stage. So with one stage on a rank they are gathered once per
+            step, and in breadth-first order once per direction. Parameters that several modules share stay
+            for the whole step.
+Gradients:  summed over the micro-batches in fp32, unit by unit, and reduced once per step: behind the rest of
+            the list, when it has come to the stage's last backward.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from lowband.engine.parallel.deferred import Deferred, Deferring
+from lowband.engine.parallel.mail import Mail
+from lowband.engine.parallel.plan import Plan
+from lowband.engine.passes.engine import Engine
+from lowband.engine.passes.nested import differentiable
+from lowband.engine.units.states import UnitState
+from lowband.engine.units.unit import Unit
+from lowband.errors import UserError
+from lowband.spec.schedule import Action
+
+Place = tuple[int, int]  # stage and micro-batch
+
+
+class Executor:
+    """A step, of which the engine's hooks leave the stages' forwards to this."""
+
+    runs_here = False  # whether a stage's forward runs
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        mail: Mail,
+        modules: Mapping[int, Sequence[nn.Module]],
+        deferring: Deferring,
+        loss: Callable[[Any, Any], torch.Tensor],
+        micro_batches: Sequence[tuple[Any, Any]],
+    ) -> None:
+        """modules: by stage, in order; micro_batches: input and target, of which ranks between use neither"""
+        self._engine, self._plan, self._mail, self._modules = engine, plan, mail, modules
+        self._deferring, self._loss, self._micro_batches = deferring, loss, micro_batches
+        self._trains = torch.is_grad_enabled()
+        self._actions = [each for each in plan.actions if self._trains or each.kind == "forward"]
+        self._root = engine.units_of.get(engine.module, [])
+        self._units = {
+            stage: [unit for module in of_it for unit in engine.units_of.get(module, ())]
+            for stage, of_it in modules.items()
+        }
+        self._leaves = {id(leaf) for unit in engine.units for leaf in unit.leaves}
+        self._fresh: set[Unit] = set()  # gathered by a forward, before its end
+        self._running: Sequence[nn.Module] = ()  # modules of the stage that computes
+        self._inputs: dict[Place, tuple[torch.Tensor, ...]] = {}
+        self._outputs: dict[Place, list[torch.Tensor]] = {}
+        self._deferred: dict[Place, Deferred] = {}
+        self._losses: list[torch.Tensor] = []
+
+    def run(self) -> list[torch.Tensor]:
+        """The losses, detached, where the last stage is; elsewhere none."""
+        engine, do = (
+            self._engine,
+            {
+                "forward": self._forward,
+                "backward": self._backward,
+                "input": self._backward,
+                "weight": self._weight,
+            },
+        )
+        with engine.breadth_first(self):
+            if self._trains:
+                engine.forward_order = [module for of_it in self._modules.values() for module in of_it]
+                engine.begin_backward()
+            engine.gather(self._root, backward=False)
+            for k, action in enumerate(self._actions):
+                self._mail.post(action)
+                following = next(iter(self._actions[k + 1 : k + 2]), None)
+                if following is not None:
+                    self._mail.post_early(following)
+                    self._prefetch(following, action.stage)
+                self._running = self._modules[action.stage]
+                do[action.kind](action.stage, action.micro_batch)
+                if self._trains and k in self._plan.ends:
+                    self._reduce(action.stage)
+                if following is None or following.stage != action.stage:
+                    for unit in self._units[action.stage]:
+                        unit.drop()
+            self._mail.end()
+            for unit in self._root:
+                unit.drop()
+            if self._trains:
+                engine.end_backward()
+        return self._losses
+
+    # ---- actions
+
+    def _forward(self, stage: int, micro_batch: int) -> None:
+        place, mail = (stage, micro_batch), self._mail
+        if stage == 0:
+            value, _ = self._micro_batches[micro_batch]
+        else:
+            value = self._inputs[place] = mail.take_output(stage, micro_batch)
+        if self._trains and place in self._plan.split:
+            self._deferred[place] = Deferred(lambda tensor: id(tensor) in self._leaves)
+        self.runs_here = True
+        try:
+            with self._deferring.into(self._deferred.get(place)):
+                for module in self._running:
+                    value = module(*value) if isinstance(value, tuple) else module(value)
+        finally:
+            self.runs_here = False
+        if stage < self._plan.last:
+            outputs = mail.give_output(stage, micro_batch, value)
+        else:
+            outputs = [self._loss_of(value, self._micro_batches[micro_batch][1])]
+        if self._trains:
+            self._outputs[place] = outputs
+        else:
+            self._inputs.pop(place, None)
+
+    def _loss_of(self, output: Any, target: Any) -> torch.Tensor:
+        loss = self._loss(output, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.requires_grad != self._trains:
+            raise UserError(
+                "a pipeline's loss is no loss", allowed="one number that requires gradients, unless disabled"
+            )
+        self._losses.append(loss.detach())
+        return loss
+
+    def _backward(self, stage: int, micro_batch: int) -> None:
+        """Whole; or, if linear layers defer theirs, all but the gradients of their weights."""
+        place = stage, micro_batch
+        outputs = self._outputs.pop(place)
+        is_last = stage == self._plan.last
+        grads = None if is_last else self._mail.take_grads(stage, micro_batch)
+        if outputs:
+            with self._deferring.into(self._deferred.get(place)):
+                torch.autograd.backward(outputs, grads)
+        del outputs
+        if stage > 0:
+            leaves = [leaf for leaf in self._inputs.pop(place) if leaf.requires_grad]
+            found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            self._mail.give_grads(stage, micro_batch, found)
+        self._sum_grads(stage)
+
+    def _weight(self, stage: int, micro_batch: int) -> None:
+        self._deferred.pop((stage, micro_batch)).run()
+        self._sum_grads(stage)
+
+    # ---- gradients
+
+    def _sum_grads(self, stage: int) -> None:
+        if len(self._micro_batches) > 1:
+            for unit in (*self._units[stage], *self._root):
+                unit.grads.add_to_sum()
+
+    def _reduce(self, stage: int) -> None:
+        """The gradients of a stage are complete; those of the root when the step ends."""
+        for unit in reversed(self._units[stage]):
+            self._engine.ready(unit)
+
+    # ---- weights
+
+    def _prefetch(self, following: Action, stage: int) -> None:
+        """Start the first gather of the next action if it is of another stage."""
+        if following.stage != stage and following.kind != "weight":
+            modules, is_forward = self._modules[following.stage], following.kind == "forward"
+            self._engine.prefetch(modules[0 if is_forward else -1], backward=not is_forward)
+
+    def before_forward(self, owner: nn.Module, _inputs: Any) -> None:
+        """The engine's hook, before a module of the chain computes."""
+        units = self._engine.units_of.get(owner, [])
+        self._fresh.update(unit for unit in units if unit.state is not UnitState.GATHERED)
+        self._engine.gather(units, backward=False)
+        self._engine.prefetch(self._beside(owner, 1), backward=False)
+
+    def after_forward(self, owner: nn.Module, output: Any) -> Any:
+        """The engine's hook, after it has computed."""
+        for unit in self._engine.units_of.get(owner, []):
+            if unit in self._fresh:
+                unit.keep_secondary()
+                self._fresh.discard(unit)
+        tensors = [tensor for tensor in differentiable(output) if not tensor.is_leaf]
+        if tensors:
+            register_multi_grad_hook(tensors, lambda _: self._before_backward(owner), mode="any")
+        return None
+
+    def _before_backward(self, owner: nn.Module) -> None:
+        self._engine.gather(self._engine.units_of.get(owner, []), backward=True)
+        self._engine.prefetch(self._beside(owner, -1), backward=True)
+
+    def _beside(self, owner: nn.Module, distance: int) -> nn.Module | None:
+        """The module before or after one in the stage that computes."""
+        at = next(i for i, module in enumerate(self._running) if module is owner) + distance
+        return self._running[at] if 0 <= at < len(self._running) else None

@@ -1,0 +1,204 @@
+"""A model as a chain of modules, whose stages lie on the ranks along the pipeline axis."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowband.engine.collectives.activations import Along, along_tensor
+from lowband.engine.options import Options, device_of
+from lowband.engine.parallel.deferred import Deferring
+from lowband.engine.parallel.executor import Executor
+from lowband.engine.parallel.mail import Mail
+from lowband.engine.parallel.plan import Cut, Plan, check_lists, cut
+from lowband.engine.passes.engine import Engine
+from lowband.engine.transport.consistency import check_same, is_alone
+from lowband.engine.transport.gloo import PeerLost
+from lowband.engine.transport.topology import Topology
+from lowband.engine.units.initial import Init, Source
+from lowband.errors import UserError
+from lowband.spec.config import Config
+from lowband.spec.schedule import Lists, stages
+from lowband.spec.schedules import SCHEDULES, Name, lists
+from lowband.spec.scheme import Scheme
+
+_PIPELINES = itertools.count()
+
+
+class Pipeline(nn.Module):
+    """A chain of modules in stages along a topology's pipeline axis, each stage sharded along its data axis.
+
+    chain:         the whole model, on every rank: modules of which each takes the output of the one before, a
+                   tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
+                   "0", "1", ...: their places in the chain. On the meta device no rank has them all. To cut
+                   it along tensor, too, `lowband.parallelize` an nn.ModuleList of it before
+    loss:          maps the last module's output and a target to one number
+    scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
+    micro_batches: per step
+    schedule:      a name (`lowband.spec.schedules.SCHEDULES`), or one's own lists of actions, by rank
+    chunks:        stages on each rank, where the schedule allows several; default: the fewest
+    layers:        modules of each stage, in order; default: as evenly as possible
+
+    compute_dtype, reduce_dtype, overlap, init, seed and device are those of `lowband.shard`. Afterwards the
+    pipeline is a sharded module: optimizers, `lowband.clip_grad_norm_` (over all stages), `lowband.no_sync`
+    and `lowband.full_state_dict` (of this rank's stages, on the first rank along data) take it as any other.
+
+    Every rank of the job must make the same pipelines in the same order. Raises UserError, on every rank
+    before anything is sent, for lists that wait for each other, a stage without modules, modules on two ranks
+    that share a parameter, or arguments that differ between ranks.
+    """
+
+    def __init__(
+        self,
+        chain: Sequence[nn.Module],
+        loss: Callable[[Any, Any], torch.Tensor],
+        scheme: Scheme | str,
+        topology: Topology,
+        micro_batches: int,
+        schedule: Name | Lists = "1f1b",
+        chunks: int | None = None,
+        layers: Sequence[int] | None = None,
+        compute_dtype: torch.dtype = torch.bfloat16,
+        reduce_dtype: torch.dtype = torch.float32,
+        overlap: bool = True,
+        init: Init | Source | None = None,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        axis = topology.along("pipeline")
+        if not is_alone():
+            check_same(
+                {
+                    "micro-batches of a pipeline": micro_batches,
+                    "schedule of a pipeline": str(schedule),
+                    "chunks of a pipeline": chunks,
+                    "layers of a pipeline": None if layers is None else list(layers),
+                    "modules of a pipeline": [type(module).__name__ for module in chain],
+                }
+            )
+        of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
+        if (tensor := along_tensor(chain)) is not None:
+            self._lowband_tensor = tensor
+        given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
+        self._plan = Plan(of_ranks, axis.place)
+        cuts = cut(len(chain), stages(of_ranks), layers)
+        _check_parameters(chain, cuts, self._plan)
+        for stage in self._plan.stages:
+            for place in range(*cuts[stage]):
+                self.add_module(str(place), chain[place])
+        self._stages = {stage: list(chain[slice(*cuts[stage])]) for stage in self._plan.stages}
+        self._deferring = Deferring(self.modules() if self._plan.split else iter(()))
+        self._loss, self._micro_batches = loss, micro_batches
+        self._name, self._steps = f"pipeline {next(_PIPELINES)}", 0
+
+        options, own = Options(compute_dtype, reduce_dtype, overlap), set(self.children())
+        self._lowband = Engine(
+            self,
+            given,
+            lambda _name, _owner: given,
+            topology.along("data"),
+            lambda module: module in own,
+            options,
+            init,
+            seed,
+            device_of(device),
+        )
+        engine = self._lowband
+        self._mail = Mail(self._plan, axis, engine.ledger, engine.device, self._name)
+        if len(axis.ranks) > 1:
+            engine.pipeline = Along(axis)
+            engine.pipeline.ledger = engine.ledger
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the last stage is on this rank."""
+        return self._plan.last in self._stages
+
+    def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> list[torch.Tensor]:
+        """Forward and backward of a step's micro-batches; returns their losses, detached, on the ranks with
+        the last stage, elsewhere none.
+
+        micro_batches: (input, target) each, the same on all ranks along the pipeline axis: a rank uses the
+                       inputs if it has the first stage, the targets if it has the last one. An input is a
+                       tensor, or a tuple of arguments of the first module
+
+        The losses are summed, not averaged: for their mean, `loss` divides by the number of micro-batches.
+        Gradients are averaged over the ranks along data. Under `torch.no_grad()` there are forwards only.
+        Raises UserError for another number of micro-batches, or for shapes that differ between them. A rank
+        that fails ends the others, which name it and its error, as soon as they miss it, at the latest after
+        the job's timeout.
+        """
+        if len(micro_batches) != self._micro_batches:
+            raise UserError(
+                f"{len(micro_batches)} micro-batches",
+                where=self._name,
+                allowed=f"the {self._micro_batches} that it was made for",
+            )
+        self._steps += 1
+        self._lowband.put_shards()
+        self._mail.begin(self._steps, torch.is_grad_enabled())
+        with self._cause():
+            ours = self._plan, self._mail, self._stages, self._deferring, self._loss
+            return Executor(self._lowband, *ours, micro_batches).run()
+
+    def forward(self, *_: Any) -> NoReturn:
+        """Raises UserError: a pipeline runs whole steps."""
+        raise UserError("a pipeline is not called", where=self._name, allowed="its step(micro_batches)")
+
+    @contextmanager
+    def _cause(self) -> Iterator[None]:
+        """Let the other ranks know why this one fails, and why they miss another one."""
+        store, key = dist.distributed_c10d._get_default_store(), f"lowband/{self._name}/failed/{self._steps}"
+        try:
+            yield
+        except PeerLost as error:
+            try:
+                known = store.get(key).decode() if store.check([key]) else ""
+            except RuntimeError:  # the store was that rank's
+                known = ""
+            if not known:
+                raise
+            raise PeerLost(f"{error}; before, {known}") from None
+        except Exception as error:
+            text = next(iter(str(error).splitlines()), "")
+            with suppress(RuntimeError):  # the store's rank has ended
+                store.set(key, f"rank {self._lowband.axis.rank} failed: {type(error).__name__}: {text}")
+            raise
+
+
+def _lists(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int | None) -> Lists:
+    """The checked lists of a pipeline."""
+    if isinstance(schedule, str):
+        fewest = SCHEDULES[schedule].chunks[0] if schedule in SCHEDULES else 1
+        found = lists(schedule, ranks, micro_batches, fewest if chunks is None else chunks)
+    else:
+        found = schedule
+        if chunks is not None:
+            raise UserError("chunks beside lists of actions", where="a pipeline", allowed="one of both")
+    check_lists(found, ranks, micro_batches)
+    return found
+
+
+def _check_parameters(chain: Sequence[nn.Module], cuts: Sequence[Cut], plan: Plan) -> None:
+    """Raises UserError if a rank has no parameters, or one that a module on another rank has, too."""
+    places: dict[int, tuple[str, int]] = {}  # by the parameter's id: its first name, and the rank
+    for stage, of_it in enumerate(cuts):
+        for place in range(*of_it):
+            for name, parameter in chain[place].named_parameters():
+                mine = f"{place}.{name}", plan.rank_of[stage]
+                first, rank = places.setdefault(id(parameter), mine)
+                if rank != mine[1]:
+                    raise UserError(
+                        f"'{first}' and '{mine[0]}' are one parameter, of stages on different ranks",
+                        where="a pipeline",
+                        allowed="in zb-v and dualpipe-v, of the first and the last stage; two parameters",
+                    )
+    if without := sorted(set(plan.rank_of.values()) - {rank for _, rank in places.values()}):
+        raise UserError(
+            f"ranks {without} of the axis have no parameters", where="a pipeline", allowed="other layers"
+        )

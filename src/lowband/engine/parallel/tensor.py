@@ -1,0 +1,147 @@
+"""Tensor parallelism: the matrices of a layer over the ranks along an axis (Megatron-LM, arXiv 1909.08053).
+
+A plan says by name how a module is cut, as data. `parallelize` cuts a plain module in place; what is left is
+a smaller plain module, which `lowband.shard` places on the data axis as any other.
+
+[Note: shared] A parameter that no rule cuts is whole on every tensor rank. Its gradient is the same on all of
+them, because all compute with the same activations. With sequence parallelism a module between two products
+sees only its rank's tokens: then its gradients are partial sums, which are added over the tensor axis once a
+step (`shared_reduce`). A plan must name every parameter there, so that none is forgotten.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from lowband.engine.collectives.activations import Along
+from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
+from lowband.engine.transport.consistency import check_same, facts_of, is_alone
+from lowband.engine.transport.topology import Topology
+from lowband.engine.units.slice_of import SliceOf, mark_partial
+from lowband.errors import UserError
+from lowband.spec.tensor import DIVIDED, Column, Plan, Row, Rule, Split, Tokens, rule_of
+
+
+def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
+    """Cut a module along the topology's tensor axis, in place, and return it; before `lowband.shard`.
+
+    module: whole on every rank, with the same values; or on the meta device
+    plan:   rules by the name of a module in `module`; `*` stands for any characters; the first counts. If the
+            topology's axes say `sequence_parallel`, activations between products are cut by tokens (arXiv
+            2205.05198); the plan then says where, and has a rule for every parameter
+
+    A parameter that is cut is this rank's slice from now on. Tensor ranks must be given the same inputs. On
+    an axis of one rank the module stays as it is.
+    Raises UserError for a rule that fits no module, for sizes that do not divide, and, on every rank, if
+    tensor ranks differ in shapes or values.
+    """
+    axis, sequence_parallel = topology.along("tensor"), topology.axes.sequence_parallel
+    rules = _rules(module, plan)
+    _check(module, rules, len(axis.ranks), sequence_parallel)
+    if not is_alone():
+        check_same(facts_of(module, plan), axis.ranks[0])
+    if len(axis.ranks) == 1:
+        return module
+    cutter = _Cutter(Along(axis), sequence_parallel)
+    for name, child in [*module.named_modules()]:
+        if child in rules:
+            cutter.cut(child, name, rules[child], module.get_submodule(name.rpartition(".")[0]))
+    module._lowband_tensor = cutter.along  # type: ignore[assignment]
+    return module
+
+
+class _Cutter:
+    """Cuts the layers of one module."""
+
+    def __init__(self, along: Along, sequence_parallel: bool) -> None:
+        self.along, self._sequence_parallel = along, sequence_parallel
+        self._slices: dict[nn.Parameter, nn.Parameter] = {}  # by whole parameter: it may have several places
+        self._entered: dict[nn.Module, Entered] = {}
+
+    def cut(self, child: nn.Module, name: str, rule: Rule, parent: nn.Module) -> None:
+        if self._sequence_parallel:
+            if isinstance(rule, Split):
+                child.register_forward_pre_hook(Splitting(self.along, name))
+            if isinstance(rule, Tokens):
+                mark_partial(child.parameters())
+            if isinstance(rule, Row) and isinstance(child.bias, nn.Parameter):
+                mark_partial([child.bias])
+        kind = CUT.get(type(rule).__name__, {}).get(type(child))
+        if kind is None:
+            return
+        exchange = kind.exchanges[self._sequence_parallel]
+        child.__class__ = kind
+        child.cut = Cut(self.along, exchange, name, self._shared_by(parent, kind))  # type: ignore[assignment]
+        dim, parts = DIVIDED.get(type(rule), 0), rule.parts if isinstance(rule, Column) else 1
+        for attribute, parameter in child._parameters.items():
+            if parameter is not None and parameter.ndim > dim:
+                child._parameters[attribute] = self._sliced(parameter, dim, parts)
+
+    def _shared_by(self, parent: nn.Module, kind: type[nn.Module]) -> Entered:
+        if kind is ColumnLinear and parent not in self._entered:
+            self._entered[parent] = Entered()
+            parent.register_forward_hook(self._entered[parent], always_call=True)
+        return self._entered.get(parent, Entered())
+
+    def _sliced(self, whole: nn.Parameter, dim: int, parts: int) -> nn.Parameter:
+        if whole not in self._slices:
+            of = SliceOf(whole.shape, dim, parts, self.along.place, self.along.ranks)
+            values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
+            self._slices[whole] = nn.Parameter(values, whole.requires_grad)
+            self._slices[whole].slice_of = of  # type: ignore[attr-defined]
+        return self._slices[whole]
+
+
+def _rules(module: nn.Module, plan: Plan) -> dict[nn.Module, Rule]:
+    """By module, the first rule that fits its name."""
+    names = [name for name, _ in module.named_modules()]
+    for pattern in plan:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = f"no module is named '{pattern}'"
+            raise UserError(what, where=f"plan for {type(module).__name__}")
+    found = ((child, rule_of(name, plan)) for name, child in module.named_modules())
+    return {child: rule for child, rule in found if rule is not None}
+
+
+def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int, sequence_parallel: bool) -> None:
+    if hasattr(module, "_lowband") or hasattr(module, "_lowband_tensor"):
+        what = "the module is already sharded or cut"
+        raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p:
+            what = f"dropout {child.p}: tensor ranks would draw different random numbers"
+            raise UserError(what, where=f"'{name}'", allowed="dropout 0")
+        if child in rules:
+            _check_rule(name, child, rules[child], ranks)
+    named = {parameter for child in rules for parameter in child.parameters()}
+    for name, parameter in module.named_parameters():
+        if sequence_parallel and parameter not in named:
+            raise UserError(
+                f"no rule says whether '{name}' sees all tokens",
+                where="sequence_parallel",
+                allowed="a rule for every parameter: Tokens() between products, Whole() elsewhere",
+            )
+
+
+def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
+    where = f"{type(rule).__name__} of '{name}'"
+    kinds = CUT.get(type(rule).__name__)
+    if kinds is None:
+        return
+    if type(child) not in kinds:
+        allowed = [kind.__name__ for kind in kinds]
+        raise UserError(f"the module is of type {type(child).__name__}", where=where, allowed=allowed)
+    if isinstance(child, nn.Embedding) and (child.max_norm is not None or child.padding_idx is not None):
+        raise UserError("the embedding has max_norm or padding_idx", where=where, allowed="neither")
+    is_loss = isinstance(child, nn.CrossEntropyLoss)
+    if is_loss and (child.weight is not None or child.label_smoothing or child.reduction != "mean"):
+        raise UserError("has weights, smoothing or no mean", where=where, allowed="the mean over tokens")
+    if divided := kinds[type(child)].divided:
+        column = rule if isinstance(rule, Column) else Column()
+        if getattr(child, divided) % (ranks * column.parts * column.together):
+            of = f" in {column.parts} parts" * (column.parts > 1)
+            of += f", each in groups of {column.together}," * (column.together > 1)
+            what = f"{getattr(child, divided)} {divided}{of} cannot be divided over tensor {ranks}"
+            raise UserError(what, where=where)

@@ -1,0 +1,49 @@
+"""A tensor-parallel rank's part of a parameter."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class SliceOf:
+    """What a module's parameter is a slice of: attribute `slice_of` of the parameter.
+
+    shape: of the whole parameter
+    dim:   the dimension that is cut
+    parts: equal parts along it that are cut each, such as queries, keys and values in one matrix
+    place: this rank's number among `ranks`, the ranks along the tensor axis
+    """
+
+    shape: torch.Size
+    dim: int
+    parts: int
+    place: int
+    ranks: int
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of the whole parameter, or of values of its shape; a view where that can be."""
+        parts = whole.unflatten(self.dim, (self.parts, self.ranks, -1))
+        return parts.select(self.dim + 1, self.place).flatten(self.dim, self.dim + 1)
+
+    def join(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole, from the slices of all ranks in order."""
+        parts = [each.unflatten(self.dim, (self.parts, -1)) for each in slices]
+        return torch.stack(parts, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+
+def slice_of(parameter: torch.Tensor) -> SliceOf | None:
+    """What the parameter is a slice of; None if every tensor rank has it whole."""
+    return getattr(parameter, "slice_of", None)
+
+
+def mark_partial(parameters: Iterable[nn.Parameter]) -> None:
+    """Their gradients are partial sums: see parallel.tensor, [Note: shared]."""
+    for parameter in parameters:
+        parameter.is_partial_sum = True  # type: ignore[attr-defined]
+
+
+def is_partial(parameter: nn.Parameter) -> bool:
+    return getattr(parameter, "is_partial_sum", False)

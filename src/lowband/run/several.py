@@ -1,0 +1,90 @@
+"""Several runs in one job: `python -m lowband.run.several MINUTES LOGS LAUNCH... -- FOLDER...`
+
+They follow each other. A run that has ended is not started again, so the same command continues where a job
+was cut or some of its runs failed; a failed run keeps none of the others from running. Each that has ended
+gets the marker `trained` in its folder, with the checksum of its outcome, which tells Snakemake that it is
+there. In a Slurm job of MINUTES a run is not started if its time limit would outlast the job: it is left.
+"""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from lowband.run.ending import exit_code, report
+from lowband.spec.files import write_whole
+from lowband.spec.records import RunFolder
+from lowband.spec.run import RunSpec
+
+START_S = 60  # of a run, before its own clock: srun, imports
+
+
+def has_ended(folder: RunFolder) -> bool:
+    """Whether the run that the folder's spec describes ended with a row for the tables."""
+    outcome = folder.read_outcome()
+    if outcome is None or exit_code(outcome, folder):
+        return False
+    return folder.outcome.stat().st_mtime_ns >= folder.spec.stat().st_mtime_ns
+
+
+def run_several(launch: Sequence[str], folders: Sequence[Path], logs: Path, ends: float) -> list[str]:
+    """Run those that have not ended; a line for each that failed, and one for those that were left.
+
+    launch: what starts a command as the ranks of the job; ends: of the job, on `time.monotonic`
+    """
+    wrong, left = [], 0
+    for folder in map(RunFolder, folders):
+        name = folder.path.name
+        if not has_ended(folder):
+            if time.monotonic() + START_S + RunSpec.read_json(folder.spec).time_limit_s > ends:
+                left += 1
+                continue
+            report(f"{name}: starts")
+            code = _run([*launch, "python", "-m", "lowband", "train", str(folder.spec)], logs / f"{name}.log")
+            if not has_ended(folder):
+                wrong.append(f"{name}: exit code {code}: {logs / name}.log")
+                continue
+        checksum = hashlib.sha256(folder.outcome.read_bytes()).hexdigest()
+        write_whole(folder.path / "trained", f"{checksum}  {folder.outcome}\n")
+    return [*wrong, *([f"{left} of {len(folders)} runs left: the job's time is over"] if left else [])]
+
+
+def _run(command: Sequence[str], log: Path) -> int:
+    """Run a command. SIGTERM is passed on to it, so that it records why it ends; then nothing else runs."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    told: list[int] = []
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+        def pass_on(order: int, _frame: FrameType | None) -> None:
+            told.append(order)
+            process.terminate()
+
+        before = signal.signal(signal.SIGTERM, pass_on)
+        code = process.wait()
+        signal.signal(signal.SIGTERM, before)
+    if told:
+        sys.exit(128 + told[0])
+    return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    started = time.monotonic()
+    at = list(arguments).index("--")
+    minutes, logs, *launch = arguments[:at]
+    ends = started + 60 * int(minutes) if "SLURM_JOB_ID" in os.environ else float("inf")
+    wrong = run_several(launch, [Path(folder) for folder in arguments[at + 1 :]], Path(logs), ends)
+    for line in wrong:
+        report(line)
+    if wrong:
+        report("the same command again continues with what is missing")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

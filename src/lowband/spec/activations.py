@@ -1,0 +1,84 @@
+"""Exchanges of activations between the ranks along an axis: rows, as those of spec.step are of units.
+
+    plain       x -> [column product] .. [row product] -> x      forward            backward
+                enter                                            nothing            all-reduce
+                                                  leave          all-reduce         nothing
+    sequence    each rank has a part of the tokens outside
+                enter                                            gather tokens      reduce to tokens
+                                                  leave          reduce to tokens   gather tokens
+
+Source: Megatron-LM (arXiv 1909.08053, section 3; with sequence parallelism arXiv 2205.05198, section 4.2.2).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.scheme import Scheme
+from lowband.spec.step import Collective
+
+# Between all ranks along the axis, in the dtype that the activations have.
+ALONG: Final = Scheme(name="activations", weights=WORLD, grads=WORLD, optim=WORLD)
+
+
+# fmt: off
+LEAVE_REDUCE = Collective("leave_reduce", "all_reduce", SELF, WORLD, "activations", "layer", "forward")
+ENTER_REDUCE = Collective("enter_reduce", "all_reduce", SELF, WORLD, "activations", "layer", "backward")
+ENTER_GATHER = Collective("enter_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
+ENTER_SCATTER = Collective("enter_scatter", "reduce", SELF, WORLD, "activations", "layer", "backward")
+LEAVE_SCATTER = Collective("leave_scatter", "reduce", SELF, WORLD, "activations", "layer", "forward")
+LEAVE_GATHER = Collective("leave_gather", "gather", SELF, WORLD, "activations", "layer", "backward")
+SPLIT_GATHER = Collective("split_gather", "gather", SELF, WORLD, "activations", "layer", "backward")
+JOIN_GATHER = Collective("join_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
+LOSS_GATHER = Collective(  # of each token: the largest logit, the sum of exponentials, the target's logit
+    "loss_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
+SHARED_REDUCE = Collective(  # gradients of parameters that every rank has whole, each from its own tokens
+    "shared_reduce", "all_reduce", SELF, WORLD, "masters", "step", "backward")
+TENSOR_NORM = Collective(  # as NORM_GATHER, over the tensor axis
+    "tensor_norm", "gather", SELF, WORLD, "masters", "step", None)
+STAGE_OUTPUT = Collective(  # of each micro-batch, from a stage to the next one, if that is on another rank
+    "stage_output", "swap", SELF, WORLD, "activations", "layer", "forward")
+STAGE_GRAD = Collective(  # and its gradient back
+    "stage_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
+STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
+    "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
+STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
+    "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
+TENSOR: Final = (
+    LEAVE_REDUCE, ENTER_REDUCE, ENTER_GATHER, ENTER_SCATTER, LEAVE_SCATTER, LEAVE_GATHER, SPLIT_GATHER,
+    JOIN_GATHER, LOSS_GATHER, SHARED_REDUCE, TENSOR_NORM,
+)
+PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, STAGES_NORM)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a tensor passes through: a row on its way forward, and one for its gradient.
+
+    dim:  the dimension that a gather or a reduction joins or divides; all-reduces keep the shape
+    None: nothing is sent; a rank takes its own part where the other way gathers, else the tensor stays
+    """
+
+    forward: Collective | None
+    backward: Collective | None
+    dim: int
+
+    @property
+    def back(self) -> "Exchange":
+        """The one that its gradient passes through."""
+        return Exchange(self.backward, self.forward, self.dim)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether its way forward is to take the rank's own part."""
+        return self.forward is None and self.backward is not None and self.backward.kind == "gather"
+
+
+TOKENS: Final = 1  # dimension of activations, [sequences, tokens, ...]
+ENTER: Final = Exchange(None, ENTER_REDUCE, TOKENS)
+LEAVE: Final = Exchange(LEAVE_REDUCE, None, TOKENS)
+ENTER_TOKENS: Final = Exchange(ENTER_GATHER, ENTER_SCATTER, TOKENS)
+LEAVE_TOKENS: Final = Exchange(LEAVE_SCATTER, LEAVE_GATHER, TOKENS)
+SPLIT: Final = Exchange(None, SPLIT_GATHER, TOKENS)
+JOIN: Final = Exchange(JOIN_GATHER, None, -1)

@@ -1,0 +1,108 @@
+"""What is refused before a job is submitted, and the script of a run that is submitted by hand."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lowband.__main__ import main
+from lowband.box import network
+from lowband.errors import UserError
+from lowband.run import submit
+from lowband.spec.config import Config
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
+
+
+def check(suite: str, **variables: str) -> None:
+    specs = CONFIG.runs([suite])
+    cluster = specs[0].machine.name
+    submit.check(specs, {cluster: CONFIG.job(cluster)}, variables, ROOT)
+
+
+@pytest.fixture
+def in_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As inside of Frontier's box, whose controller answers."""
+    machine = tmp_path / "machine.json"
+    machine.write_text(CONFIG.machine("frontier-box").to_json())
+    monkeypatch.setattr(network, "MACHINE", machine)
+    monkeypatch.setattr(submit, "why_not", lambda: "")
+
+
+@pytest.fixture
+def at_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "MACHINE", tmp_path / "none")
+    monkeypatch.setattr(submit, "why_not", lambda: "")
+
+
+@pytest.mark.usefixtures("in_box")
+def test_in_a_box_runs_of_its_links_are_submitted_and_others_are_not() -> None:
+    check("box")
+    check("default")  # of no box: on whatever a node has
+    with pytest.raises(
+        UserError, match=r"^links-.*: this box has other links than the run .allowed: a run with"
+    ):
+        check("links")
+    with pytest.raises(UserError, match="this box has other links"):
+        check("box-attained")  # another box's
+
+
+@pytest.mark.usefixtures("at_site")
+def test_at_a_site_runs_of_a_box_and_jobs_without_an_account_are_refused() -> None:
+    with pytest.raises(UserError, match=r"for a box .frontier-box., .*--profile slurm/frontier"):
+        check("links")
+    with pytest.raises(UserError, match="slurm/lumi: SLURM_PROJECT is not set"):
+        check("lumi")
+    with pytest.raises(UserError, match="SLURM_PROJECT is not set"):
+        check("lumi", SLURM_PROJECT="")
+    check("lumi", SLURM_PROJECT="abc")
+
+
+def test_a_script_has_a_clean_environment_and_the_workflows_launch_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("SLURM_PROJECT", "abc123")
+    monkeypatch.setenv("SLURM_PART", "dev-g")
+    monkeypatch.setenv("LOWBAND_SIF", "a b.sif")
+    assert main(["spec", "--suite", "lumi-first", "--sbatch", "--out", str(tmp_path)]) == 0
+    [script] = capsys.readouterr().out.split()
+    text = Path(script).read_text()
+    lines = text.splitlines()
+    assert {"#SBATCH --export=NONE", "#SBATCH --account=abc123", "#SBATCH --partition=dev-g"} <= set(lines)
+    assert "export LOWBAND_SIF='a b.sif'" in lines
+    assert "LOWBAND_ENV_TAR" not in text
+    # The shell runs what it would run, with a stand-in for the launcher.
+    (tmp_path / "slurm").mkdir()
+    launch = tmp_path / "slurm" / "launch.sh"
+    launch.write_text('#!/bin/sh\nprintf "%s\\n" "$LOWBAND_SIF" "$PYTHONPATH" "$@"\n')
+    launch.chmod(0o755)
+    done = subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, text=True)
+    spec = CONFIG.runs(["lumi-first"])[0]
+    assert done.stdout.splitlines() == [
+        "a b.sif", str(tmp_path / "src"), "lumi", "1", "8", CONFIG.job("lumi").srun.strip(),
+        "python", "-m", "lowband", "train", str(tmp_path / spec.run_id / "spec.json"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--suite", "frontier-first"], "SLURM_PROJECT: is not set"),
+        (["--suite", "smoke"], "--sbatch: cluster 'local' has no job.yaml"),
+        (["--scheme", "hier3"], "--sbatch: is for the runs of a suite"),
+    ],
+)
+def test_a_script_that_cannot_be_is_refused_and_nothing_written(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("SLURM_PROJECT", raising=False)
+    assert main(["spec", *arguments, "--sbatch", "--out", str(tmp_path / "out")]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
