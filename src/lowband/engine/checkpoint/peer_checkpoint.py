@@ -42,8 +42,9 @@ def load_peer_checkpoint(
     Weights are exactly those of the checkpoint (DeepSpeed's: of its fp32 copy), whatever ranks wrote it and
     read it. Returns what was saved beside model and optimizer: counters, the client's state. Every rank must
     call it. No code in a checkpoint is ever run, and DeepSpeed need not be installed.
-    Raises UserError with other axes than data, and for a checkpoint that is damaged, does not fit the module, or has an optimizer's states
-    that are not Adam's. In that case nothing is changed, on any rank.
+    Raises UserError on a topology with other axes than data, and for a checkpoint that is damaged, does not
+    fit the module, or has an optimizer's states that are not Adam's. In that case nothing is changed, on any
+    rank.
     """
     engine = engine_of(module)
     meeting = Meeting(world_timeout().total_seconds())
