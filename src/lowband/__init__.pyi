@@ -8,6 +8,7 @@ from lowband.engine.api import no_sync as no_sync
 from lowband.engine.api import shard as shard
 from lowband.engine.api import sync_replicas as sync_replicas
 from lowband.engine.checkpoint.checkpointer import Checkpointer as Checkpointer
+from lowband.engine.checkpoint.peer_checkpoint import load_peer_checkpoint as load_peer_checkpoint
 from lowband.engine.checkpoint.safetensors_files import Safetensors as Safetensors
 from lowband.engine.checkpoint.safetensors_files import save_safetensors as save_safetensors
 from lowband.engine.jobs.one_byte import OneByte as OneByte
@@ -20,6 +21,7 @@ from lowband.engine.parallel.tensor import parallelize as parallelize
 from lowband.engine.transport.topology import Topology as Topology
 from lowband.engine.units.shard_sums import norms as norms
 from lowband.errors import UserError as UserError
+from lowband.run.curves import Curves as Curves
 from lowband.run.ranks import one_line_errors as one_line_errors
 from lowband.spec.axes import Axes as Axes
 from lowband.spec.scheme import Scheme as Scheme

@@ -39,7 +39,7 @@ MODULES = (
 # The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.
 USERS = (
     "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "spec", "preflight", "train", "status",
-    "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
+    "curves", "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
 )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def install(package: str) -> str:
         needed = requires("lowband") or []
     except PackageNotFoundError:  # a tree that is not installed
         return ""
+    package = {"mlflow": "mlflow-skinny"}.get(package, package)  # not named as what is imported
     package = package.lower().replace("_", "-")  # pytorch_optimizer is in pytorch-optimizer
     of_an_extra = (re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line) for line in needed)
     extras = [found[2] for found in of_an_extra if found and found[1].lower() == package]

@@ -36,6 +36,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     ),
     "train": ("results/local/runs/one/spec.json --links plain",),
     "preflight": ("results/local/runs/one/spec.json",),
+    "curves": ("results/local --to tensorboard --out curves",),
     "collect": ("results/local/runs/one --out tables2",),
     "table": ("scaling --tables tables --out out", "memory --tables tables"),
     "figure": ("scaling --tables tables --out out",),
@@ -249,7 +250,7 @@ def _call(verb: str, root: Path) -> None:
     except UnicodeEncodeError:
         return
     with _inside(root, words) as elsewhere:
-        follows = verb == "status" and any(word.startswith("--f") for word in words)
+        follows = verb in ("status", "curves") and any(word.startswith("--f") for word in words)
         if verb in LONG:
             signal.setitimer(signal.ITIMER_PROF, WORK_S)
         if follows:  # until every run has ended

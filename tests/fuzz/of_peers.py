@@ -1,14 +1,20 @@
 """Files of other projects: DeepSpeed's JSON, Hugging Face's config.json and safetensors, logs, tokens."""
 
+import io
 import json
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save
 
+from lowband.engine.checkpoint.dcp_reader import METADATA, DcpReader
+from lowband.engine.checkpoint.deepspeed_reader import DeepSpeedReader
 from lowband.engine.checkpoint.safetensors_files import INDEX, SINGLE, Safetensors
+from lowband.engine.checkpoint.stored import Reader, read_as_damaged
 from lowband.evidence.importers import FORMATS, ForeignRun, import_log
 from lowband.model.data import batch, read_corpus
 from lowband.spec.config import Config
@@ -46,6 +52,43 @@ def _put_tensors(root: Path) -> None:
     (root / "model-1.safetensors").write_bytes(save(TENSORS))
 
 
+def _read(root: Path, open_: Callable[[], Reader]) -> None:
+    """Read every tensor and option, as `load_peer_checkpoint` does where shapes are the module's."""
+    with read_as_damaged(root):
+        reader = open_()
+        for name, tensor in TENSORS.items():
+            found = {"": reader.tensor(name), **reader.states(name)}
+            for stored in found.values():
+                if getattr(stored, "shape", None) == tuple(tensor.shape):
+                    stored.read(0, tensor.numel()).float()
+            reader.options(name)
+        reader.extra()
+
+
+def _dcp() -> dict[str, bytes]:
+    """The files of a checkpoint of DCP, by name."""
+    state = {"model": TENSORS, "optimizer": {"state": {"b": {"exp_avg": TENSORS["b"]}}}, "step": 3}
+    with tempfile.TemporaryDirectory() as folder:
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _zero(root: Path) -> None:
+    """DeepSpeed's model file beside the optimizer file of its only rank."""
+    shapes = {name: tensor.shape for name, tensor in TENSORS.items()}
+    torch.save({"param_shapes": [shapes], "buffer_names": []}, root / "mp_rank_00_model_states.pt")
+
+
+def _zero_optimizer() -> bytes:
+    flat = torch.cat([tensor.reshape(-1) for tensor in TENSORS.values()])
+    adam = {"state": {0: {"exp_avg": flat, "step": 3}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    state = {
+        "single_partition_of_fp32_groups": [flat], "base_optimizer_state": adam, "partition_count": [1],
+    }  # fmt: skip
+    torch.save({"optimizer_state_dict": state}, made := io.BytesIO())
+    return made.getvalue()
+
+
 def _tokens(root: Path, name: str) -> None:
     corpus = read_corpus(str(root / name))
     batch(corpus.train, 1, 0, 0, 1, 1, 8)
@@ -60,12 +103,23 @@ def targets() -> list[Target]:
     at = partial(Target, group="peers' files")
     index = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(TENSORS, "model-1.safetensors")})
     raw = save(TENSORS).decode("latin-1")
+    saved = _dcp()
+    [values] = set(saved) - {METADATA}
+    zero = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     return [
         at("DeepSpeed JSON", "ds.json", "json", DEEPSPEED, _scheme),
         at("Hugging Face config.json", "hf.json", "json", LLAMA,
            lambda root: model_of_config(root / "hf.json"), more=(MISTRAL, NEOX, GPT2)),
         at("safetensors index", INDEX, "json", index, _tensors, prepare=_put_tensors),
         at("safetensors", SINGLE, "lines", raw, _tensors, seal=_latin),
+        *(
+            at(f"DCP: {name}", name, "lines", saved[name].decode("latin-1"),
+               lambda root: _read(root, lambda: DcpReader(root, list(TENSORS))), seal=_latin,
+               prepare=lambda root, other=other: (root / other).write_bytes(saved[other]))
+            for name, other in ((METADATA, values), (values, METADATA))
+        ),
+        at("DeepSpeed's optimizer file", zero, "lines", _zero_optimizer().decode("latin-1"),
+           lambda root: _read(root, lambda: DeepSpeedReader(root)), seal=_latin, prepare=_zero),
         at("text file", "text.txt", "lines", "some text of a stranger\n" * 20,
            lambda root: _tokens(root, "text.txt")),
         at("tokens", "tokens.bin", "lines", "ab" * 100, lambda root: _tokens(root, "tokens.bin")),

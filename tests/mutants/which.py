@@ -41,6 +41,10 @@ def _dist(*names: str) -> list[str]:
 
 
 _ENGINE = {
+    "checkpoint/dcp_reader": _dist("peer_checkpoints"),
+    "checkpoint/deepspeed_reader": _dist("peer_checkpoints"),
+    "checkpoint/peer_checkpoint": _dist("peer_checkpoints"),
+    "checkpoint/stored": _dist("peer_checkpoints"),
     "checkpoint/safetensors_files": _dist("safetensors"),
     "collectives/collectives": [
         *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners"),

@@ -17,7 +17,7 @@ def interface() -> str:
     for name in lowband.__all__:
         value = getattr(lowband, name)
         lines.append(f"{name}({arguments(value)})")
-        if inspect.isclass(value) and value.__module__.startswith("lowband.engine"):
+        if inspect.isclass(value) and value.__module__.startswith(("lowband.engine", "lowband.run")):
             methods = {key: getattr(value, key) for key in vars(value) if not key.startswith("_")}
             lines += [f"{name}.{key}({arguments(m)})" for key, m in sorted(methods.items()) if callable(m)]
     return "\n".join(lines) + "\n"

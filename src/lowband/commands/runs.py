@@ -1,4 +1,4 @@
-"""spec, train: run specs from the configuration, and the runs themselves."""
+"""spec, train, preflight, curves: run specs from the configuration, the runs themselves, their curves."""
 
 import argparse
 import os
@@ -68,6 +68,17 @@ def add(commands: Any) -> None:
         "--links", choices=["auto", "private", "plain", "here"], default="auto", help=argparse.SUPPRESS
     )
     preflight.set_defaults(run=_preflight)
+
+    curves = add_verb(
+        commands, "curves", "training curves of runs to TensorBoard, W&B or MLflow",
+        "results/smoke --to tensorboard --out curves",
+        "Offline, unless WANDB_MODE or MLFLOW_TRACKING_URI are set.",
+    )  # fmt: skip
+    curves.add_argument("folder", type=Path, help="results/<name>, or the folder of one run")
+    curves.add_argument("--to", required=True, choices=("tensorboard", "wandb", "mlflow"))
+    curves.add_argument("--out", type=Path, required=True, help="folder to write into")
+    curves.add_argument("--follow", action="store_true", help="until every run has ended")
+    curves.set_defaults(run=_curves)
 
 
 def _spec(options: argparse.Namespace) -> None:
@@ -146,6 +157,12 @@ def _preflight(options: argparse.Namespace) -> int:
     from lowband.preflight.main import preflight
 
     return _leave(preflight(options.spec, links))
+
+
+def _curves(options: argparse.Namespace) -> None:
+    from lowband.run.export_curves import export
+
+    export(options.folder, options.to, options.out, options.follow, print)
 
 
 def _leave(code: int) -> int:

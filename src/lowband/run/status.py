@@ -84,10 +84,11 @@ def suites_of(root: Path, results: str) -> list[str]:
 def read_status(root: Path, results: str, suites: list[str]) -> Status:
     """The state of every run of the suites, in the folder results/`results`."""
     folder = root / "results" / results / "runs"
-    return Status([_run(spec, RunFolder(folder / spec.run_id)) for spec in Config(root).runs(suites)])
+    return Status([run_status(spec, RunFolder(folder / spec.run_id)) for spec in Config(root).runs(suites)])
 
 
-def _run(spec: RunSpec, folder: RunFolder) -> RunStatus:
+def run_status(spec: RunSpec, folder: RunFolder) -> RunStatus:
+    """The state of one run."""
     is_running = is_held(folder.lock)  # first: a run that ends meanwhile has an outcome
     outcome = folder.read_outcome()
     if outcome is not None:
