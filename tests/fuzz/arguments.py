@@ -81,6 +81,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-kernel": ("--out out --device cpu --only block_quant --limit-s 1", "--out out --compile sm_80"),
     "gpu": ("--out out --device cpu --only softmax --minutes 1",),
     "doctor": ("",),
+    "watch": ("--results smoke -- true",),
 }  # fmt: skip
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
@@ -145,6 +146,7 @@ def _prepare(sound_run: Path, verb: str, root: Path) -> None:
         if path.suffix in (".json", ".jsonl"):
             shutil.copy(path, one / path.name)
     put(root, "config/claims.yaml", CLAIM)
+    put(root, "config/contributions.yaml", "own: {sentence: It is right., claims: [sent-bytes]}\n")
     for path in (ROOT / "results" / "reference" / "local" / "tables").iterdir():
         put(root, f"tables/{path.name}", table(path))
     put(root, "tables/claims.csv", graded())

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.claims.experiments import read_experiments
+from lowband.evidence.report.badges import contributions
 from lowband.evidence.report.documents import read_blocks
 from lowband.predict.request import Grid
 from lowband.predict.show.render import text
@@ -102,6 +105,14 @@ docs/reliability.md:
 """
 
 
+CONTRIBUTION = "own:\n  sentence: It is right.\n  claims: [one, two]\n"
+
+
+def _contributions(root: Path) -> None:
+    claims = pd.DataFrame({"id": ["one", "two"], "verdict": ["met", "not met"], "kind": "artifact"})
+    contributions(claims, root / "config")
+
+
 def _faults(root: Path) -> None:
     file = "results/reference/faults/injected.csv"
     put(root, file, table(ROOT / file))
@@ -166,6 +177,7 @@ def targets(spec: str) -> list[Target]:
         ),
         at("experiments.yaml", "config/experiments.yaml", text=entries("config/experiments.yaml"),
            call=_experiments, prepare=_with_experiments),
+        at("contributions.yaml", "config/contributions.yaml", text=CONTRIBUTION, call=_contributions),
         Target("documents.yaml", "config/documents.yaml", "yaml", DOCUMENT, _documents, prepare=_faults),
         Target("spec.json", "spec.json", "json", spec, lambda root: RunSpec.read_json(root / "spec.json")),
     ]  # fmt: skip

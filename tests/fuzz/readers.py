@@ -64,8 +64,10 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "run/on_ranks.py": OWN + "what its own ranks have just written, in a private folder",
     "run/ranks.py": ("environment",),
     "run/site.py": OWN + "a site's env.sh, which jobs run as it is; what modules and Slurm print",
+    "run/several.py": ("spec.json", "outcome.json"),
     "run/status.py": ("status: ",),
     "run/submit.py": OWN + "the state of a box, written by it for its own processes",
+    "run/watch.py": OWN + "what Snakemake prints, of which it reads one number",
     "run/train.py": ("spec.json", "environment"),
     "spec/config.py": (
         "schemes.yaml", "models.yaml", "machine.yaml", "stack", "job.yaml", "config.yaml", "suite", "own ",

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.bytes import unit_numels
+from lowband.cost.contents import step_bytes
 from lowband.cost.memory import state_bytes
+from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
@@ -61,17 +63,8 @@ def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> P
 
 
 def ok_outcome(spec: RunSpec) -> Outcome:
-    levels, units = spec.levels, unit_numels(spec.model, spec.levels)
-    sent = sent_bytes(
-        units,
-        spec.scheme,
-        levels,
-        spec.compute_dtype,
-        spec.reduce_dtype,
-        spec.accumulation,
-        is_clipped=spec.device != "fake",
-        pattern=spec.collectives,
-    )
+    levels, units = spec.levels, unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor))
+    sent = step_bytes(spec)
     states = state_bytes(
         units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, "gloo",
         spec.collectives,

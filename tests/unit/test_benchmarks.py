@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 def test_documents_are_true(tmp_path: Path) -> None:
     for folder in ("docs", "config", "slurm", "results/reference", "results/reported"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "README.md", tmp_path)
+    for file in ("README.md", "CITATION.cff"):
+        shutil.copy(ROOT / file, tmp_path)
     (tmp_path / PICTURE).unlink()
     write_documents(tmp_path)
     write_picture(tmp_path)
