@@ -146,6 +146,7 @@ def _prepare(sound_run: Path, verb: str, root: Path) -> None:
         if path.suffix in (".json", ".jsonl"):
             shutil.copy(path, one / path.name)
     put(root, "config/claims.yaml", CLAIM)
+    put(root, "CITATION.cff", sound("CITATION.cff"))
     put(root, "config/contributions.yaml", "own: {sentence: It is right., claims: [sent-bytes]}\n")
     for path in (ROOT / "results" / "reference" / "local" / "tables").iterdir():
         put(root, f"tables/{path.name}", table(path))
