@@ -32,7 +32,7 @@ import shlex, sys
 from lowband.__main__ import main
 for line in sys.stdin:
     words = shlex.split(line.partition("Shell command: python -m lowband ")[2].partition(" > ")[0])
-    if words[:1] in (["table"], ["figure"], ["validate"]):
+    if words[:1] in (["table"], ["claims"], ["figure"], ["validate"]):
         assert main(words) == 0, line
 """
 
