@@ -86,6 +86,8 @@ class Saved(Strict):
     @model_validator(mode="after")
     def _has_slices_shape(self) -> "Saved":
         cut = self.cut
+        if cut is not None and not self.sharded:
+            raise ValueError("is cut, and not sharded")
         if cut is not None and (cut.dim >= len(cut.shape) or cut.shape[cut.dim] % (cut.parts * cut.ranks)):
             raise ValueError("is cut along a dimension that cannot be divided so")
         if cut is not None and self.shape != tuple(
@@ -224,6 +226,8 @@ class Manifest(Content):
             )
         for name, saved in manifest.tensors.items():
             manifest._check_chunks(name, saved, path)
+            if saved.cut is not None and saved.cut.ranks > len(manifest.tensors):  # `firsts` would list them
+                raise Damaged(f"'{name}' lacks slice {len(manifest.tensors)}", where=path)
         for name, saved in manifest.firsts.items():
             for place in range(1 if saved.cut is None else saved.cut.ranks):
                 other = manifest.tensors.get(of_slice(name, place))

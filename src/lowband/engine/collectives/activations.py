@@ -4,7 +4,8 @@ Every rank along the axis makes the same ones in the same order, because it comp
 have lanes and an order of their own, so they never wait behind a unit's gather on the same links.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,13 @@ from lowband.engine.transport.meter import MemoryMeter
 from lowband.spec.activations import ALONG, LOSS_GATHER, Exchange
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import Collective
+
+
+@contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    """Outside of the caller's inference mode, because lanes fill buffers outside of it; without a graph."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Along:
@@ -53,6 +61,7 @@ class Along:
         """This rank's part of a tensor that every rank has."""
         return x.unflatten(dim, (self.ranks, -1)).select(dim if dim >= 0 else dim - 1, self.place)
 
+    @_outside_of_modes()
     def gathered(self, x: torch.Tensor, row: Collective, dim: int, name: str) -> torch.Tensor:
         """The ranks' tensors, all of one shape, joined along a dimension in the order of ranks."""
         x = x.movedim(dim, 0).contiguous()
@@ -64,6 +73,7 @@ class Along:
         self._run(x, row, name, work)
         return self._in_rank_order(whole, x.shape[0]).movedim(0, dim).contiguous()
 
+    @_outside_of_modes()
     def summed(self, x: torch.Tensor, row: Collective, name: str) -> torch.Tensor:
         """The sum of the ranks' tensors, all of one shape; the same bits on each of them."""
         missing = -x.numel() % self.ranks
@@ -71,6 +81,7 @@ class Along:
         found = self._reduced(flat, row, name)
         return found[: x.numel()].view(x.shape)
 
+    @_outside_of_modes()
     def scattered(self, x: torch.Tensor, row: Collective, dim: int, name: str) -> torch.Tensor:
         """This rank's part, along a dimension, of the sum of the ranks' tensors."""
         x = x.movedim(dim, 0)
@@ -164,7 +175,7 @@ class _VocabularyLoss(torch.autograd.Function):
         local = targets - along.place * width
         is_here = (local >= 0) & (local < width)
         place = local.masked_fill(~is_here, 0).unsqueeze(-1)
-        largest = logits.max(dim=-1).values
+        largest = logits.max(dim=-1).values.clamp(min=torch.finfo(logits.dtype).min)  # if all are masked
         exponentials = (logits - largest.unsqueeze(-1)).exp()
         target = logits.gather(-1, place).squeeze(-1).masked_fill(~is_here, 0)
         mine = torch.stack([largest, exponentials.sum(dim=-1), target])

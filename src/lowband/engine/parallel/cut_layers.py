@@ -18,15 +18,18 @@ from lowband.spec.activations import ENTER, ENTER_TOKENS, JOIN, LEAVE, LEAVE_TOK
 class Entered:
     """The last input of a module's column products: queries, keys and values of one input send it once.
 
-    Held until the module's forward ends, as a forward hook.
+    Held until the module's forward ends, as a forward hook. Not reused: what was sent without a graph for a
+    product that has one, and tensors whose values can change unseen: parameters, those of inference mode.
     """
 
-    last: tuple[torch.Tensor, int, torch.Tensor] | None = None
+    last: tuple[torch.Tensor, tuple[int, bool, bool], torch.Tensor] | None = None
 
     def through(self, x: torch.Tensor, cut: "Cut") -> torch.Tensor:
-        version = 0 if x.is_inference() else x._version
-        if self.last is None or self.last[0] is not x or self.last[1] != version:
-            self.last = x, version, cut.along.pass_through(x, cut.exchange, cut.name)
+        if x.is_inference() or isinstance(x, nn.Parameter):
+            return cut.along.pass_through(x, cut.exchange, cut.name)
+        state = x._version, x.requires_grad, torch.is_grad_enabled()
+        if self.last is None or self.last[0] is not x or self.last[1] != state:
+            self.last = x, state, cut.along.pass_through(x, cut.exchange, cut.name)
         return self.last[2]
 
     def __call__(self, *_: object) -> None:
@@ -74,13 +77,19 @@ class PartEmbedding(nn.Embedding):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         rows, along = self.weight.shape[0], self.cut.along
-        is_checked = tokens.device.type == "cpu" and tokens.numel() and not isinstance(tokens, FakeTensor)
-        if is_checked and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows * along.ranks:
+        if _outside(tokens, rows * along.ranks) is not None:
             raise IndexError("index out of range in self")  # as torch's on a CPU
         local = tokens - along.place * rows
         is_elsewhere = (local < 0) | (local >= rows)
         found = F.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
         return self.cut(found.masked_fill(is_elsewhere.unsqueeze(-1), 0))
+
+
+def _outside(indices: torch.Tensor, size: int) -> int | None:
+    """One of the indices that are outside of 0 to size - 1; known on a CPU alone, where it costs no wait."""
+    if indices.device.type != "cpu" or isinstance(indices, FakeTensor) or not indices.numel():
+        return None
+    return next((end for end in (int(indices.min()), int(indices.max())) if not 0 <= end < size), None)
 
 
 class PartLoss(nn.CrossEntropyLoss):
@@ -91,6 +100,9 @@ class PartLoss(nn.CrossEntropyLoss):
     divided: ClassVar = ""
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        counted = targets.masked_fill(targets == self.ignore_index, 0)
+        if (wrong := _outside(counted, logits.shape[-1] * self.cut.along.ranks)) is not None:
+            raise IndexError(f"Target {wrong} is out of bounds.")  # as torch's on a CPU
         losses = vocabulary_losses(logits, targets, self.cut.along, self.ignore_index, self.cut.name)
         return losses.sum() / (targets != self.ignore_index).sum()
 

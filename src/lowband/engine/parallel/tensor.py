@@ -38,16 +38,23 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     tensor ranks differ in shapes or values.
     """
     axis, sequence_parallel = topology.along("tensor"), topology.axes.sequence_parallel
+    if hasattr(module, "_lowband") or hasattr(module, "_lowband_tensor"):
+        what = "the module is already sharded or cut"
+        raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
+    if not is_alone():  # before what ranks that differ would refuse one by one
+        rules_of_plan = {"rules of its plan": [f"{pattern}: {rule}" for pattern, rule in plan.items()]}
+        check_same({**rules_of_plan, **facts_of(module, ())}, axis.ranks[0])
     rules = _rules(module, plan)
-    _check(module, rules, len(axis.ranks), sequence_parallel)
-    if not is_alone():
-        check_same(facts_of(module, plan), axis.ranks[0])
+    ways = _ways(module, rules, sequence_parallel)
+    _check(module, rules, len(axis.ranks))
+    _check_ways(module, ways, sequence_parallel)
     if len(axis.ranks) == 1:
         return module
+    mark_partial(parameter for parameter, found in ways.items() if found == {PARTIAL})
     cutter = _Cutter(Along(axis), sequence_parallel)
     for name, child in [*module.named_modules()]:
         if child in rules:
-            cutter.cut(child, name, rules[child], module.get_submodule(name.rpartition(".")[0]))
+            cutter.cut(child, name, rules[child], _around(module, name))
     module._lowband_tensor = cutter.along  # type: ignore[assignment]
     return module
 
@@ -61,13 +68,8 @@ class _Cutter:
         self._entered: dict[nn.Module, Entered] = {}
 
     def cut(self, child: nn.Module, name: str, rule: Rule, parent: nn.Module) -> None:
-        if self._sequence_parallel:
-            if isinstance(rule, Split):
-                child.register_forward_pre_hook(Splitting(self.along, name))
-            if isinstance(rule, Tokens):
-                mark_partial(child.parameters())
-            if isinstance(rule, Row) and isinstance(child.bias, nn.Parameter):
-                mark_partial([child.bias])
+        if self._sequence_parallel and isinstance(rule, Split):
+            child.register_forward_pre_hook(Splitting(self.along, name))
         kind = CUT.get(type(rule).__name__, {}).get(type(child))
         if kind is None:
             return
@@ -105,24 +107,70 @@ def _rules(module: nn.Module, plan: Plan) -> dict[nn.Module, Rule]:
     return {child: rule for child, rule in found if rule is not None}
 
 
-def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int, sequence_parallel: bool) -> None:
-    if hasattr(module, "_lowband") or hasattr(module, "_lowband_tensor"):
-        what = "the module is already sharded or cut"
-        raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
+def _around(module: nn.Module, name: str) -> nn.Module:
+    """The nearest module around the one of that name that has a forward, which a ModuleList has not."""
+    while name:
+        name = name.rpartition(".")[0]
+        if type(module.get_submodule(name)).forward is not nn.Module.forward:
+            break
+    return module.get_submodule(name)
+
+
+# What becomes of a parameter: (CUT_ALONG, dimension, parts), or one of the others.
+Way = tuple[str, int, int] | str
+CUT_ALONG, PARTIAL, SAME, UNNAMED = "cut", "partial sums", "whole", "unnamed"
+
+
+def _ways(
+    module: nn.Module, rules: Mapping[nn.Module, Rule], sequence_parallel: bool
+) -> dict[nn.Parameter, set[Way]]:
+    """By parameter, what becomes of it at each of its places.
+
+    A rule holds for the modules inside, too, but for those with one of their own. Split says nothing of them.
+    """
+    nearest: dict[nn.Module, Rule | None] = {}
+    found: dict[nn.Parameter, set[Way]] = {}
+    for name, child in module.named_modules():
+        rule = rules.get(child)
+        if rule is None or isinstance(rule, Split):
+            rule = nearest.get(module.get_submodule(name.rpartition(".")[0]))
+        nearest[child] = rule
+        for parameter in child.parameters(recurse=False):
+            found.setdefault(parameter, set()).add(_way(parameter, rule, sequence_parallel))
+    return found
+
+
+def _way(parameter: nn.Parameter, rule: Rule | None, sequence_parallel: bool) -> Way:
+    dim = DIVIDED.get(type(rule))
+    if dim is not None and dim < parameter.ndim:
+        return CUT_ALONG, dim, rule.parts if isinstance(rule, Column) else 1
+    if not sequence_parallel:
+        return SAME
+    if rule is None:
+        return UNNAMED
+    return PARTIAL if isinstance(rule, Row | Tokens) else SAME
+
+
+def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]], sequence_parallel: bool) -> None:
+    for name, parameter in module.named_parameters():
+        if UNNAMED in ways[parameter]:
+            raise UserError(
+                f"no rule says whether '{name}' sees all tokens",
+                where="sequence_parallel",
+                allowed="a rule for every parameter: Tokens() between products, Whole() elsewhere",
+            )
+        if len(ways[parameter]) > 1:
+            what = f"'{name}' has several places, and the plan does not treat it alike in them"
+            raise UserError(what, where=type(module).__name__, allowed="rules that cut all places in one way")
+
+
+def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int) -> None:
     for name, child in module.named_modules():
         if isinstance(child, nn.modules.dropout._DropoutNd) and child.p:
             what = f"dropout {child.p}: tensor ranks would draw different random numbers"
             raise UserError(what, where=f"'{name}'", allowed="dropout 0")
         if child in rules:
             _check_rule(name, child, rules[child], ranks)
-    named = {parameter for child in rules for parameter in child.parameters()}
-    for name, parameter in module.named_parameters():
-        if sequence_parallel and parameter not in named:
-            raise UserError(
-                f"no rule says whether '{name}' sees all tokens",
-                where="sequence_parallel",
-                allowed="a rule for every parameter: Tokens() between products, Whole() elsewhere",
-            )
 
 
 def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
@@ -133,8 +181,11 @@ def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
     if type(child) not in kinds:
         allowed = [kind.__name__ for kind in kinds]
         raise UserError(f"the module is of type {type(child).__name__}", where=where, allowed=allowed)
-    if isinstance(child, nn.Embedding) and (child.max_norm is not None or child.padding_idx is not None):
-        raise UserError("the embedding has max_norm or padding_idx", where=where, allowed="neither")
+    if isinstance(child, nn.Embedding) and (
+        child.max_norm is not None or child.padding_idx is not None or child.scale_grad_by_freq
+    ):
+        what = "the embedding has max_norm, padding_idx or scale_grad_by_freq"
+        raise UserError(what, where=where, allowed="none of them")
     is_loss = isinstance(child, nn.CrossEntropyLoss)
     if is_loss and (child.weight is not None or child.label_smoothing or child.reduction != "mean"):
         raise UserError("has weights, smoothing or no mean", where=where, allowed="the mean over tokens")

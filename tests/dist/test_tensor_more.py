@@ -1,0 +1,229 @@
+"""Modules and plans beside the usual ones, cut over tensor ranks, against one process that has them whole."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lowband
+from lowband.engine.checkpoint.manifest import FORMAT, Damaged, Manifest, _sum
+from lowband.engine.collectives.activations import along_tensor
+from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.activations import SHARED_REDUCE
+from lowband.spec.tensor import Column, Join, Plan, Row, Split, Tokens, Vocabulary, Whole
+
+
+def _topology(sequence: bool = False) -> lowband.Topology:
+    return lowband.Topology({}, lowband.Axes(tensor=2, sequence_parallel=sequence))
+
+
+def _error(make: Callable[[], nn.Module], plan: Plan, sequence: bool) -> float:
+    """The largest relative error of the gradients; infinite if one is missing."""
+    torch.manual_seed(0)
+    whole = make().double()
+    cut = lowband.parallelize(copy.deepcopy(whole), plan, _topology(sequence))
+    x, along = torch.randn(2, 4, 8, dtype=torch.double), along_tensor(cut)
+    assert along is not None
+    for module in (cut, whole):
+        module(x).square().sum().backward()
+    errors = []
+    for part, full in zip(cut.parameters(), whole.parameters(), strict=True):
+        if part.grad is None or full.grad is None:
+            errors.append(0.0 if part.grad is full.grad else torch.inf)
+            continue
+        of = slice_of(part)
+        grad = along.summed(part.grad, SHARED_REDUCE, "test") if is_partial(part) else part.grad
+        expected = full.grad if of is None else of.cut(full.grad)
+        errors.append(((grad - expected).abs().max() / full.grad.abs().max()).item())
+    return max(errors)
+
+
+class Products(nn.Module):
+    """Two products of one input, the first of which is made without a graph."""
+
+    def __init__(self, is_checkpointed: bool) -> None:
+        super().__init__()
+        self.is_checkpointed = is_checkpointed
+        self.first, self.q, self.k, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.is_checkpointed:
+            q = checkpoint(self.q, x, use_reentrant=True)
+        else:
+            with torch.no_grad():
+                q = self.q(x)
+        return self.out(q * self.k(x))  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.head = nn.Embedding(4, 8), nn.Linear(8, 8)
+        self.block = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.all = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.all(self.head(self.block(x + self.positions.weight)))  # type: ignore[no-any-return]
+
+
+PRODUCTS: Plan = {"[qk]": Column(), "out": Row()}
+NET: Plan = {
+    "block": Split(), "block.1": Column(), "block.3": Row(), "head": Column(), "all": Join(),
+    "positions": Whole(),
+}  # fmt: skip
+
+
+def _errors() -> list[float]:
+    return [
+        _error(lambda: Products(is_checkpointed=False), PRODUCTS, sequence=False),
+        _error(lambda: Products(is_checkpointed=True), PRODUCTS, sequence=False),
+        _error(Net, {**NET, "*": Tokens()}, sequence=True),  # also fits the root, around `positions`
+    ]
+
+
+def test_gradients_are_those_of_one_process() -> None:
+    assert all(error < 1e-12 for errors in on_ranks(2, _errors) for error in errors)
+
+
+class Prompted(nn.Module):
+    """A parameter enters a column product whose parent, a list, has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(4, 8))
+        self.layers, self.out = nn.ModuleList([nn.Linear(8, 8)]), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.out(self.layers[0](self.prompt))  # type: ignore[no-any-return]
+
+
+def _losses(tensor: int) -> list[float]:
+    torch.manual_seed(0)
+    module, topology = Prompted(), lowband.Topology({}, lowband.Axes(tensor=tensor))
+    lowband.parallelize(module, {"layers.0": Column(), "out": Row()}, topology)
+    lowband.shard(module, "zero3", topology, nn.Identity, compute_dtype=torch.float32)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    losses = []
+    for _ in range(3):
+        loss = module(torch.ones(8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_parameter_that_enters_a_product_is_read_anew_in_each_step() -> None:
+    [alone] = on_ranks(1, _losses, 1)
+    for found in on_ranks(4, _losses, 2):
+        assert found == pytest.approx(alone, rel=1e-5)
+    assert alone[2] < 0.99 * alone[0]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def _refusals() -> list[str]:
+    topology = _topology()
+    cases: list[tuple[nn.Module, Plan, lowband.Topology]] = [
+        (Net(), NET, _topology(sequence=True)),
+        (Tied(), {"embed": Vocabulary()}, topology),
+        (nn.Sequential(nn.Embedding(8, 8, scale_grad_by_freq=True)), {"0": Vocabulary()}, topology),
+        (nn.Sequential(nn.Linear(8, 12)), {"0": Column(parts=1 + 2 * topology.rank)}, topology),
+        (nn.Sequential(nn.Linear(8, 12 - topology.rank)), {"0": Column()}, topology),
+    ]
+    texts = []
+    for module, plan, on in cases:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(1)
+        with pytest.raises(UserError) as error:
+            lowband.parallelize(module, plan, on)
+        texts.append(str(error.value))
+    return texts
+
+
+def test_plans_that_would_train_wrongly_are_refused() -> None:
+    first, second = on_ranks(2, _refusals)
+    assert first == second
+    assert "no rule says whether 'block.0.weight' sees all tokens" in first[0]
+    assert "'embed.weight' has several places, and the plan does not treat it alike in them" in first[1]
+    assert "scale_grad_by_freq" in first[2]
+    assert "differs from rank 0 in rules of its plan" in first[3]
+    assert "differs from rank 0 in list of parameters" in first[4]
+
+
+def _in_inference_mode(sequence: bool) -> float:
+    torch.manual_seed(0)
+    whole = Net()
+    cut = lowband.parallelize(copy.deepcopy(whole), {**NET, "block.0": Tokens()}, _topology(sequence))
+    with torch.inference_mode():
+        x = torch.randn(2, 4, 8)
+        return float((cut(x) - whole(x)).abs().max())
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_inference_mode(sequence: bool) -> None:
+    assert max(on_ranks(2, _in_inference_mode, sequence)) < 1e-5
+
+
+def _loss_of_masked() -> tuple[float, str]:
+    """Where all of the second rank's vocabulary is masked: the largest error of the gradient."""
+    torch.manual_seed(0)
+    loss_of = nn.CrossEntropyLoss()
+    along = along_tensor(lowband.parallelize(loss_of, {"": Vocabulary()}, _topology()))
+    assert along is not None
+    logits, targets = torch.randn(3, 16), torch.tensor([1, -100, 3])
+    logits[:, 8:] = -torch.inf
+    mine = along.part(logits, 1).clone().requires_grad_()
+    loss = loss_of(mine, targets)
+    loss.backward()
+    logits.requires_grad_()
+    F.cross_entropy(logits, targets).backward()
+    assert mine.grad is not None
+    assert logits.grad is not None
+    with pytest.raises(IndexError) as error:
+        loss_of(mine, torch.tensor([1, 2, 16]))
+    return float((mine.grad - along.part(logits.grad, 1)).abs().max()), str(error.value)
+
+
+def test_loss_of_masked_logits_and_of_wrong_targets() -> None:
+    for error, text in on_ranks(2, _loss_of_masked):
+        assert error < 1e-6
+        assert text == "Target 16 is out of bounds."
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": [0], "cut": {"shape": [0], "dim": 0, "parts": 1, "ranks": 10**15}}, "lacks slice 1"),
+        ({"sharded": False, "shape": [0]}, "is cut, and not sharded"),
+    ],
+)
+def test_manifests_with_impossible_slices_are_damaged(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    cut = {"shape": [0], "dim": 0, "parts": 1, "ranks": 2}
+    tensor = {"dtype": "float32", "shape": [0], "sharded": True, "chunks": [], "cut": cut, **change}
+    plain = {
+        "format": FORMAT, "step": 0, "optimizer": "SGD", "groups": [], "tensors": {"model.x": tensor},
+        "numbers": {}, "files": [], "extra": {},
+    }  # fmt: skip
+    folder = tmp_path / "step-00000000"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(plain | {"sha256": _sum(plain)}))
+    with pytest.raises(Damaged, match=said):
+        Manifest.read(folder)
