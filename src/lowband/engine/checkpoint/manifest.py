@@ -227,7 +227,7 @@ class Manifest(Content):
         for name, saved in manifest.tensors.items():
             manifest._check_chunks(name, saved, path)
             if saved.cut is not None and saved.cut.ranks > len(manifest.tensors):  # `firsts` would list them
-                raise Damaged(f"'{name}' lacks slice {len(manifest.tensors)}", where=path)
+                raise Damaged(f"'{name}' has more slices than there are tensors", where=path)
         for name, saved in manifest.firsts.items():
             for place in range(1 if saved.cut is None else saved.cut.ranks):
                 other = manifest.tensors.get(of_slice(name, place))
