@@ -29,6 +29,7 @@ _HOMES = {
     "Matrices": "lowband.engine.optimizers.matrices",
     "OneByte": "lowband.engine.jobs.one_byte",
     "Pipeline": "lowband.engine.parallel.pipeline",
+    "Partial": "lowband.spec.tensor",
     "Quorum": "lowband.engine.jobs.quorum",
     "Row": "lowband.spec.tensor",
     "Safetensors": "lowband.engine.checkpoint.safetensors_files",

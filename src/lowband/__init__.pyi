@@ -27,6 +27,7 @@ from lowband.spec.axes import Axes as Axes
 from lowband.spec.scheme import Scheme as Scheme
 from lowband.spec.tensor import Column as Column
 from lowband.spec.tensor import Join as Join
+from lowband.spec.tensor import Partial as Partial
 from lowband.spec.tensor import Row as Row
 from lowband.spec.tensor import Split as Split
 from lowband.spec.tensor import Tokens as Tokens

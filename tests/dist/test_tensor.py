@@ -17,19 +17,32 @@ from lowband.model.gpt import GPT
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.activations import SHARED_REDUCE
 from lowband.spec.model import ModelSpec
-from lowband.spec.tensor import Column, Join, Plan, Row, Split, Tokens, Vocabulary, Whole, gpt_plan, rule_of
+from lowband.spec.tensor import (
+    Column,
+    Join,
+    Partial,
+    Plan,
+    Row,
+    Split,
+    Tokens,
+    Vocabulary,
+    Whole,
+    gpt_plan,
+    rule_of,
+)
 
 SMALL = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
 TIED = SMALL.model_copy(update={"tied_head": True, "positions": "rotary"})
 
 
 class Llama(nn.Module):
-    """Queries, keys and values are products of their own, with fewer heads of keys; no biases."""
+    """Queries, keys and values are products of their own, with fewer heads of keys; queries have a norm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.norm = nn.Embedding(48, 32), nn.RMSNorm(32)
         self.q, self.k, self.v = (nn.Linear(32, width, bias=False) for width in (32, 16, 16))
+        self.q_norm = nn.RMSNorm(4)  # of each head's queries
         self.out = nn.Linear(32, 32, bias=False)
         self.gate, self.up, self.down = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(48, 32, bias=False)
         self.second_norm, self.last_norm, self.head = nn.RMSNorm(32), nn.RMSNorm(32), nn.Linear(32, 48)
@@ -39,6 +52,7 @@ class Llama(nn.Module):
         x = self.layer(self.embed(tokens))
         normed = self.norm(x)
         q, k, v = (f(normed).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q = self.q_norm(q)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         normed = self.second_norm(x)
@@ -48,8 +62,8 @@ class Llama(nn.Module):
 
 
 LLAMA: Plan = {
-    "embed": Vocabulary(), "layer": Split(), "*norm": Tokens(), "[qkv]": Column(together=4), "out": Row(),
-    "gate": Column(), "up": Column(), "down": Row(), "head": Vocabulary(), "logits": Join(),
+    "embed": Vocabulary(), "layer": Split(), "q_norm": Partial(), "*norm": Tokens(),
+    "[qkv]": Column(together=4), "out": Row(), "gate": Column(), "up": Column(), "down": Row(), "head": Vocabulary(), "logits": Join(),
     "loss": Vocabulary(),
 }  # fmt: skip
 

@@ -50,11 +50,17 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """A module between a Column and its Row, such as a norm of queries: every tensor rank has its parameters
+    whole and sees only its own features or heads, so that its gradients are partial sums."""
+
+
+@dataclass(frozen=True)
 class Whole:
     """A module that every tensor rank computes alike."""
 
 
-Rule = Column | Row | Vocabulary | Join | Split | Tokens | Whole
+Rule = Column | Row | Vocabulary | Join | Split | Tokens | Partial | Whole
 Plan = Mapping[str, Rule]
 
 DIVIDED: Final[Mapping[type, int]] = {Column: 0, Vocabulary: 0, Row: 1}  # the dimension that a rule cuts

@@ -4,9 +4,10 @@ A plan says by name how a module is cut, as data. `parallelize` cuts a plain mod
 a smaller plain module, which `lowband.shard` places on the data axis as any other.
 
 [Note: shared] A parameter that no rule cuts is whole on every tensor rank. Its gradient is the same on all of
-them, because all compute with the same activations. With sequence parallelism a module between two products
-sees only its rank's tokens: then its gradients are partial sums, which are added over the tensor axis once a
-step (`shared_reduce`). A plan must name every parameter there, so that none is forgotten.
+them, because all compute with the same activations. But a module between a Column and its Row sees only its
+rank's features (Partial), and with sequence parallelism one outside of them only its rank's tokens (Tokens):
+then its gradients are partial sums, which are added over the tensor axis once a step (`shared_reduce`). With
+sequence parallelism a plan must name every parameter, so that none is forgotten.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.slice_of import SliceOf, mark_partial
 from lowband.errors import UserError
-from lowband.spec.tensor import DIVIDED, Column, Plan, Row, Rule, Split, Tokens, rule_of
+from lowband.spec.tensor import DIVIDED, Column, Partial, Plan, Row, Rule, Split, Tokens, rule_of
 
 
 def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
@@ -144,6 +145,8 @@ def _way(parameter: nn.Parameter, rule: Rule | None, sequence_parallel: bool) ->
     dim = DIVIDED.get(type(rule))
     if dim is not None and dim < parameter.ndim:
         return CUT_ALONG, dim, rule.parts if isinstance(rule, Column) else 1
+    if isinstance(rule, Partial):
+        return PARTIAL
     if not sequence_parallel:
         return SAME
     if rule is None:
