@@ -63,8 +63,8 @@ class Llama(nn.Module):
 
 LLAMA: Plan = {
     "embed": Vocabulary(), "layer": Split(), "q_norm": Partial(), "*norm": Tokens(),
-    "[qkv]": Column(together=4), "out": Row(), "gate": Column(), "up": Column(), "down": Row(), "head": Vocabulary(), "logits": Join(),
-    "loss": Vocabulary(),
+    "[qkv]": Column(together=4), "out": Row(), "gate": Column(), "up": Column(), "down": Row(),
+    "head": Vocabulary(), "logits": Join(), "loss": Vocabulary(),
 }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class State:
             )
         wanted, values = ranges(manifest, here, {}), {}
         for name, saved in manifest.tensors.items():
-            values[name] = torch.empty(wanted[name][1], dtype=saved.torch_dtype)
+            values[name] = torch.empty(wanted[name].count, dtype=saved.torch_dtype)
             link.receive(values[name])
             tick()
         return Received(manifest, here, values)
