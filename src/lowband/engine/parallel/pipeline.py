@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.collectives.activations import Along, along_tensor
+from lowband.engine.collectives.activations import Along
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
@@ -36,7 +36,8 @@ class Pipeline(nn.Module):
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
                    "0", "1", ...: their places in the chain. On the meta device no rank has them all. To cut
                    it along tensor, too, `lowband.parallelize` an nn.ModuleList of it before
-    loss:          maps the last module's output and a target to one number
+    loss:          maps the last module's output and a target to one number. If the head's vocabulary is cut,
+                   an nn.CrossEntropyLoss that was cut with the chain, as a further module of the ModuleList
     scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
     micro_batches: per step
     schedule:      a name (`lowband.spec.schedules.SCHEDULES`), or one's own lists of actions, by rank
@@ -82,8 +83,6 @@ class Pipeline(nn.Module):
                 }
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
-        if (tensor := along_tensor(chain)) is not None:
-            self._lowband_tensor = tensor
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(chain), stages(of_ranks), layers)
@@ -112,7 +111,7 @@ class Pipeline(nn.Module):
         self._mail = Mail(self._plan, axis, engine.ledger, engine.device, self._name)
         if len(axis.ranks) > 1:
             engine.pipeline = Along(axis)
-            engine.pipeline.ledger = engine.ledger
+            engine.pipeline.count_in(engine.ledger)
 
     @property
     def has_loss(self) -> bool:

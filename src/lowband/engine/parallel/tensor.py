@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from lowband.engine.collectives.activations import Along
+from lowband.engine.collectives.activations import Along, of_part
 from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
@@ -39,7 +39,7 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     tensor ranks differ in shapes or values.
     """
     axis, sequence_parallel = topology.along("tensor"), topology.axes.sequence_parallel
-    if hasattr(module, "_lowband") or hasattr(module, "_lowband_tensor"):
+    if hasattr(module, "_lowband") or any(of_part(child) is not None for child in module.modules()):
         what = "the module is already sharded or cut"
         raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
     if not is_alone():  # before what ranks that differ would refuse one by one
@@ -52,11 +52,12 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     if len(axis.ranks) == 1:
         return module
     mark_partial(parameter for parameter, found in ways.items() if found == {PARTIAL})
-    cutter = _Cutter(Along(axis), sequence_parallel)
+    cutter = _Cutter(Along(axis, sequence_parallel), sequence_parallel)
     for name, child in [*module.named_modules()]:
         if child in rules:
             cutter.cut(child, name, rules[child], _around(module, name))
-    module._lowband_tensor = cutter.along  # type: ignore[assignment]
+    for child in module.modules():
+        child._lowband_tensor = cutter.along  # type: ignore[assignment]
     return module
 
 
@@ -190,8 +191,9 @@ def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
         what = "the embedding has max_norm, padding_idx or scale_grad_by_freq"
         raise UserError(what, where=where, allowed="none of them")
     is_loss = isinstance(child, nn.CrossEntropyLoss)
-    if is_loss and (child.weight is not None or child.label_smoothing or child.reduction != "mean"):
-        raise UserError("has weights, smoothing or no mean", where=where, allowed="the mean over tokens")
+    if is_loss and (child.weight is not None or child.label_smoothing or child.reduction == "none"):
+        what = "has weights, smoothing or no reduction"
+        raise UserError(what, where=where, allowed="the mean over tokens, or their sum")
     if divided := kinds[type(child)].divided:
         column = rule if isinstance(rule, Column) else Column()
         if getattr(child, divided) % (ranks * column.parts * column.together):

@@ -37,7 +37,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
-from lowband.engine.collectives.activations import Along, along_tensor, ledger_of
+from lowband.engine.collectives.activations import Along, along_tensor
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.passes.backward import Backward
@@ -48,6 +48,7 @@ from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.consistency import check_same_sharding, check_schemes
+from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.bucket import collect
 from lowband.engine.units.changes import check_unsharded
@@ -98,7 +99,8 @@ class Engine:
         self.compute_dtype = options.compute_dtype
         self.tensor = along_tensor(module)
         self.pipeline: Along | None = None  # whose other ranks have other stages
-        self.ledger, self.meter = ledger_of(module), MemoryMeter()
+        self.ledger = Ledger() if self.tensor is None else self.tensor.ledger
+        self.meter = MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)
