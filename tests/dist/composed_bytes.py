@@ -43,10 +43,14 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
         found[row, level] += round(sent * wide * times * tensor * data)
     # pipeline: over levels that follow from the machine's sizes, here taken together
     if pipeline > 1:
-        x = 8 * B * T * SPEC.hidden // (tensor if values["sequence_parallel"] else 1)
+        x = 8 * B * T * SPEC.hidden * micro_batches * tensor * data
         is_vee = SCHEDULES[values["schedule"]].in_a_vee
-        crossed = (stages(job.lists) - 1 - is_vee) * micro_batches * tensor * data
-        found["stage_output", ""] = found["stage_grad", ""] = crossed * x
+        crossed = stages(job.lists) - 1 - is_vee
+        if values["sequence_parallel"]:  # tokens are divided before the second module of the chain
+            is_whole = _modules_by_stage(stages(job.lists))[0] == 1
+            found["stage_output", ""] = found["stage_grad", ""] = (crossed + is_whole) * x // tensor
+        else:
+            found["stage_output", ""] = found["stage_grad", ""] = crossed * x
         found["stages_norm", ""] = NORM_BYTES * (pipeline - 1) * job.ranks
     return +found
 
@@ -77,8 +81,13 @@ def _times(job: Job) -> list[dict[str, int]]:
             if needs and action.kind != "weight":
                 needs = False
                 gathered[stage, "forward_gather" if action.kind == "forward" else "backward_gather"] += again
-    count = stages(job.lists)
-    size, more = divmod(modules, count)
-    of_module = [stage for stage in range(count) for _ in range(size + (stage < more))]
+    in_stages = _modules_by_stage(stages(job.lists))
+    of_module = [stage for stage, count in enumerate(in_stages) for _ in range(count)]
     names = ("forward_gather", "backward_gather")
     return [{"grad_reduce": again, **{n: gathered[stage, n] for n in names}} for stage in of_module]
+
+
+def _modules_by_stage(count: int) -> list[int]:
+    """As evenly as possible, the first stages one more."""
+    size, more = divmod(SPEC.layers + 2, count)
+    return [size + (stage < more) for stage in range(count)]
