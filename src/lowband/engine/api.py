@@ -9,6 +9,7 @@ from torch import nn
 
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.torch_cut import take_over
+from lowband.engine.passes.alike import along_tensor
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.whole import units_gathered
@@ -86,7 +87,10 @@ def shard(
     take_over(module, topology)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    module._lowband = Engine(*parts, options, init, seed, device_of(device))  # type: ignore[assignment]
+    engine = Engine(*parts, options, init, seed, device_of(device))
+    module._lowband = engine  # type: ignore[assignment]
+    if (alike := along_tensor(engine.tensor, engine.device)) is not None:
+        alike.watch(module)
     return module
 
 

@@ -16,10 +16,11 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from lowband.engine.collectives.activations import Along, of_part
+from lowband.engine.collectives.activations import Along
 from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial
 from lowband.errors import UserError
 from lowband.spec.tensor import DIVIDED, Column, Partial, Plan, Row, Rule, Split, Tokens, rule_of
@@ -44,7 +45,8 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
         raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
     if not is_alone():  # before what ranks that differ would refuse one by one
         rules_of_plan = {"rules of its plan": [f"{pattern}: {rule}" for pattern, rule in plan.items()]}
-        check_same({**rules_of_plan, **facts_of(module, ())}, axis.ranks[0])
+        dropout = {"dropout of its modules": [f"{name}: {child.p}" for name, child in _dropouts(module)]}
+        check_same({**rules_of_plan, **dropout, **facts_of(module, ())}, axis.ranks[0])
     rules = _rules(module, plan)
     ways = _ways(module, rules, sequence_parallel)
     _check(module, rules, len(axis.ranks))
@@ -169,12 +171,18 @@ def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]], sequen
 
 
 def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int) -> None:
+    for name, child in _dropouts(module):
+        what = f"dropout {child.p}: tensor ranks would draw different random numbers"
+        raise UserError(what, where=f"'{name}'", allowed="dropout 0")
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p:
-            what = f"dropout {child.p}: tensor ranks would draw different random numbers"
-            raise UserError(what, where=f"'{name}'", allowed="dropout 0")
         if child in rules:
             _check_rule(name, child, rules[child], ranks)
+
+
+def _dropouts(module: nn.Module) -> list[tuple[str, nn.modules.dropout._DropoutNd]]:
+    """Those that draw, by name."""
+    kind = nn.modules.dropout._DropoutNd
+    return [(name, each) for name, each in module.named_modules() if isinstance(each, kind) and each.p]
 
 
 def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from lowband.engine.collectives.activations import Along, of_part
+from lowband.engine.collectives.activations import Along
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.parts import of_part
 from lowband.engine.units.seen_as import SeenAs, local_of
 from lowband.engine.units.slice_of import SliceOf
 from lowband.errors import UserError

@@ -37,7 +37,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
-from lowband.engine.collectives.activations import Along, along_tensor
+from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.passes.backward import Backward
@@ -55,6 +55,7 @@ from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
+from lowband.engine.units.parts import along_tensor
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
