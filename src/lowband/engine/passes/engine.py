@@ -48,14 +48,13 @@ from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.consistency import check_same_sharding, check_schemes
-from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.bucket import collect
 from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
-from lowband.engine.units.parts import along_tensor
+from lowband.engine.units.parts import along_tensor, ledger_of
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
@@ -100,8 +99,7 @@ class Engine:
         self.compute_dtype = options.compute_dtype
         self.tensor = along_tensor(module)
         self.pipeline: Along | None = None  # whose other ranks have other stages
-        self.ledger = Ledger() if self.tensor is None else self.tensor.ledger
-        self.meter = MemoryMeter()
+        self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)

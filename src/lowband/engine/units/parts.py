@@ -3,6 +3,7 @@
 from torch import nn
 
 from lowband.engine.collectives.activations import Along
+from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.errors import UserError
 
@@ -21,6 +22,11 @@ def along_tensor(module: nn.Module) -> Along | None:
         along.count_in(found[0].ledger)
     _check_parts(module, found[0].cuts_tokens if found else False)
     return found[0] if found else None
+
+
+def ledger_of(along: Along | None) -> Ledger:
+    """Where what is sent for a module is counted. along: its tensor axis"""
+    return Ledger() if along is None else along.ledger
 
 
 def of_part(module: nn.Module) -> Along | None:
