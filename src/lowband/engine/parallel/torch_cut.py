@@ -8,11 +8,11 @@ checkpoints know of which whole they are a part.
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowband.engine.collectives.activations import Along
+from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.parts import of_part
@@ -36,7 +36,7 @@ def take_over(module: nn.Module, topology: Topology) -> None:
     if any(of_part(child) is not None for child in module.modules()):
         what = "parts are cut by lowband.parallelize, others by torch's parallelize_module"
         raise UserError(what, where=type(module).__name__, allowed="one of both")
-    slices = {name: _slice_of(name, parameter, axis.ranks) for name, parameter in cut.items()}
+    slices = {name: _slice_of(name, parameter, axis) for name, parameter in cut.items()}
     if not is_alone():
         wholes = [p for name, p in module.named_parameters() if slices.get(name) is None]
         check_same(facts_of(nn.ParameterList(map(_local, wholes)), ()), axis.ranks[0])
@@ -68,9 +68,9 @@ def _is_dtensor(parameter: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(parameter) and type(parameter).__name__ == "DTensor"
 
 
-def _slice_of(name: str, parameter: Any, ranks: tuple[int, ...]) -> SliceOf | None:
+def _slice_of(name: str, parameter: Any, axis: Axis) -> SliceOf | None:
     """Of which whole a DTensor's local tensor is a part; None if it is whole."""
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh, placements, ranks = parameter.device_mesh, parameter.placements, axis.ranks
     if mesh.ndim != 1 or tuple(mesh.mesh.tolist()) != tuple(ranks):
         over = f"over ranks {mesh.mesh.tolist()}, and this rank's tensor axis is {list(ranks)}"
         raise UserError(
@@ -86,4 +86,4 @@ def _slice_of(name: str, parameter: Any, ranks: tuple[int, ...]) -> SliceOf | No
     if parameter.shape[placement.dim] % len(ranks):
         what = f"'{name}' has {parameter.shape[placement.dim]} values along dimension {placement.dim}"
         raise UserError(f"{what}, which cannot be divided over tensor {len(ranks)}", where="lowband.shard")
-    return SliceOf(parameter.shape, placement.dim, 1, ranks.index(dist.get_rank()), len(ranks))
+    return SliceOf(parameter.shape, placement.dim, 1, axis.place, len(ranks))
