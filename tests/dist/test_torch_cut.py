@@ -24,8 +24,8 @@ WIDE = pytest.mark.wide
     ("scheme", "sequence", "way", "ranks"),
     [
         ("zero3", True, "loop", 4),
-        ("zero1", False, "breadth", 4),
-        ("ddp", True, "recompute", 2),
+        ("ddp", False, "recompute", 2),
+        pytest.param("zero1", False, "breadth", 4, marks=WIDE),
         pytest.param("zero3", False, "recompute", 4, marks=WIDE),
         pytest.param("zero2", True, "breadth", 4, marks=WIDE),
         pytest.param("hpz", True, "recompute", 8, marks=WIDE),
