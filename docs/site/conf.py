@@ -34,8 +34,8 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 PAGES = {
     "Use": [
         "docs/first-hour", "docs/library", "docs/parallel", "docs/low-communication", "docs/jobs-that-join",
-        "docs/site/api", "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running", "docs/sites",
-        "docs/reliability",
+        "docs/site/api", "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running",
+        "docs/sites", "docs/reliability",
     ],
     "Results": [
         "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model",
