@@ -100,7 +100,7 @@ check: install
 dist:
 	rm -rf build/dist && mkdir -p build/dist/tree
 	$(PYTHON) -m venv build/dist/venv
-	build/dist/venv/bin/pip install --quiet --disable-pip-version-check build==1.5.0 twine==7.0.0
+	build/dist/venv/bin/pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
 	git archive HEAD pyproject.toml README.md LICENSE src config slurm | tar -x -C build/dist/tree
 	build/dist/venv/bin/python -m build --outdir build/dist build/dist/tree > build/dist/build.log
 	build/dist/venv/bin/twine check --strict build/dist/lowband-*
