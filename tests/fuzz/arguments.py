@@ -66,6 +66,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
     ),
+    "schedules": ("--ranks 2 --micro-batches 2 4 --send 0.5 --input 1 --weight 0.5 --memory 2",),
     "rehearse": ("--suite mine --json --root .",),
     "bench-predict": ("--root .",),
     "validate": ("--out out --root .",),
