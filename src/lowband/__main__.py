@@ -40,8 +40,8 @@ MODULES = (
 )  # the order of --help
 # The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.
 USERS = (
-    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "schedules", "spec", "preflight", "train",
-    "status", "curves", "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
+    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "schedules", "spec", "preflight",
+    "train", "status", "curves", "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
 )  # fmt: skip
 
 

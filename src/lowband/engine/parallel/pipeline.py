@@ -22,7 +22,7 @@ from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import Init, Source
 from lowband.errors import UserError
 from lowband.spec.config import Config
-from lowband.spec.schedule import Lists, stages
+from lowband.spec.schedule import Action, Lists, stages
 from lowband.spec.schedules import SCHEDULES, Name, lists
 from lowband.spec.scheme import Scheme
 
@@ -46,6 +46,8 @@ class Pipeline(nn.Module):
     compute_dtype, reduce_dtype, overlap, init, seed and device are those of `lowband.shard`. Afterwards the
     pipeline is a sharded module: optimizers, `lowband.clip_grad_norm_` (over all stages), `lowband.no_sync`
     and `lowband.full_state_dict` (of this rank's stages, on the first rank along data) take it as any other.
+
+    `ends` is when each action of the last step ended on this rank, by `time.perf_counter()`.
 
     Every rank of the job must make the same pipelines in the same order. Raises UserError, on every rank
     before anything is sent, for lists that wait for each other, a stage without modules, modules on two ranks
@@ -95,6 +97,7 @@ class Pipeline(nn.Module):
         self._deferring = Deferring(self.modules() if self._plan.split else iter(()))
         self._loss, self._micro_batches = loss, micro_batches
         self._name, self._steps = f"pipeline {next(_PIPELINES)}", 0
+        self.ends: list[tuple[Action, float]] = []
 
         options, own = Options(compute_dtype, reduce_dtype, overlap), set(self.children())
         self._lowband = Engine(
@@ -144,7 +147,9 @@ class Pipeline(nn.Module):
         self._mail.begin(self._steps, torch.is_grad_enabled())
         with self._cause():
             ours = self._plan, self._mail, self._stages, self._deferring, self._loss
-            return Executor(self._lowband, *ours, micro_batches).run()
+            executor = Executor(self._lowband, *ours, micro_batches)
+            self.ends = executor.ends
+            return executor.run()
 
     def forward(self, *_: Any) -> NoReturn:
         """Raises UserError: a pipeline runs whole steps."""
