@@ -1,8 +1,8 @@
 """Steps of a pipeline on paced ranks and links, action by action, beside the timeline of its lists.
 
 Each stage is a linear layer, whose three products (forward, input part, weight part) take equally long on a
-paced device (run/pacing.py). Ranks are processes over gloo and run the executor of `lowband.Pipeline`. A paced
-link is a delay: a message is real, and leaves `send_s` after its sender has computed it, beside others.
+paced device (run/pacing.py). Ranks are processes over gloo that run the executor of `lowband.Pipeline`. A
+paced link is a delay: a message is real, and leaves `send_s` after its sender has computed it, beside others.
 """
 
 import os

@@ -103,6 +103,7 @@ TABLES: dict[str, Table] = {
     "intervals": Table(_FOLDS),
     "products": Table((f"{SHIPPED}products/products",)),
     "accuracy": Table(("validation", "constants", *_FOLDS)),
+    "pipeline_errors": Table(("pipelines", "validation")),
     "softmax": Table(
         ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"), "softmax"
     ),
