@@ -8,7 +8,7 @@ import pandas as pd
 
 from lowband.evidence.tables.points import EXPERIMENT
 
-DASH = "2312.12705"
+DASH = "arXiv 2312.12705"
 
 
 def build(pipelines: pd.DataFrame, validation: pd.DataFrame) -> pd.DataFrame:
@@ -16,7 +16,7 @@ def build(pipelines: pd.DataFrame, validation: pd.DataFrame) -> pd.DataFrame:
     dash = validation[validation["source"] == "dash"]
     shares = pd.DataFrame(
         {
-            "arxiv": DASH,
+            "paper": DASH,
             "quantity": "share of peak, " + dash["row"].str.removeprefix("dash: "),
             "use": dash["use"],
             "published": dash["published"],
@@ -24,9 +24,10 @@ def build(pipelines: pd.DataFrame, validation: pd.DataFrame) -> pd.DataFrame:
             "off": dash["predicted"] - dash["published"],
         }
     )
-    rows = pd.concat([pipelines.astype({"arxiv": str}), shares])
+    papers = "arXiv " + pipelines["arxiv"].astype(float).map("{:.5f}".format)
+    rows = pd.concat([pipelines.assign(paper=papers), shares])
     rows["distance"] = rows["off"].abs()
-    out = rows.groupby(["arxiv", "quantity", "use"], sort=False).agg(
+    out = rows.groupby(["paper", "quantity", "use"], sort=False).agg(
         rows=("off", "size"),
         mean_off=("distance", "mean"),
         max_off=("distance", "max"),
