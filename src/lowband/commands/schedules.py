@@ -1,4 +1,4 @@
-"""schedules, bench-schedules: the lists of pipelines, predicted and measured."""
+"""schedules, bench-schedules, bench-pipeline: pipelines predicted and measured."""
 
 import argparse
 from pathlib import Path
@@ -38,6 +38,13 @@ def add(commands: Any) -> None:
     bench.add_argument("--out", type=Path, required=True, help="folder of steps.csv, ends.csv, env.json")
     bench.set_defaults(run=_bench)
 
+    overhead = add_verb(
+        commands, "bench-pipeline", "processor time of a pipeline of one stage, and of its parts",
+        "--out results/pipeline", "Bare modules, lowband.shard, lowband.Pipeline, in turns. Takes a minute.",
+    )  # fmt: skip
+    overhead.add_argument("--out", type=Path, required=True, help="folder of steps.csv, env.json")
+    overhead.set_defaults(run=_overhead)
+
 
 def _schedules(options: argparse.Namespace) -> None:
     import sys
@@ -70,3 +77,18 @@ def _bench(options: argparse.Namespace) -> None:
     columns = ["step_s", "predicted_step_s", "bubble", "predicted_bubble", "load"]
     medians = steps.groupby(["send_over_forward", "schedule"], sort=False)[columns].median()
     print(medians.to_string(float_format="%.3f"))
+
+
+def _overhead(options: argparse.Namespace) -> None:
+    import pandas as pd
+
+    from lowband.commands.benchmarks import write_environment
+    from lowband.run.pipeline_overhead import overhead
+    from lowband.spec.csv_tables import write_csv
+
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
+    steps = pd.DataFrame(overhead())
+    write_csv(steps, options.out / "steps.csv")
+    write_environment(options.out)
+    medians = steps.groupby(["ranks", "micro_batches", "way"], sort=False)["cpu_s"].median()
+    print(medians.to_string(float_format="%.4f"))
