@@ -52,7 +52,8 @@ def _schedules(options: argparse.Namespace) -> None:
 
     import pandas as pd
 
-    from lowband.cost.slow_sends import Seconds, compared
+    from lowband.cost.player import Seconds
+    from lowband.cost.slow_sends import compared
 
     rows = [
         {"provenance": "predicted"}

@@ -2,7 +2,7 @@
 
 All ways train the same chain on the same micro-batches, in turns: what else the machine does falls on all of
 them alike. On one rank the bare modules are the sum of a step's parts. On two, under zero3, both ways of the
-engine gather and reduce; with several micro-batches `lowband.shard` gathers in each of them, the pipeline once.
+engine gather and reduce; with several micro-batches `lowband.shard` gathers in each, the pipeline once.
 """
 
 import resource
@@ -50,16 +50,17 @@ def overhead() -> list[Overhead]:
 
 def _train(many: int) -> dict[str, list[float]]:
     """By way, this rank's processor seconds of each step."""
-    random = torch.Generator().manual_seed(dist.get_rank())
+    topology = lowband.Topology({}, Axes(pipeline=1))
+    data = topology.along("data")
+    random = torch.Generator().manual_seed(data.place)
     x = torch.randn(many, SEQUENCES, TOKENS, WIDTH, generator=random)
     pairs: Pairs = [(each, each) for each in x]
-    topology = lowband.Topology({}, Axes(pipeline=1))
     pipe = lowband.Pipeline(
         _chain(), partial(_loss, many), "zero3", topology, many, "depth", compute_dtype=torch.float32
     )
     ways: dict[str, Callable[[], object]] = {"pipeline": lambda: pipe.step(pairs)}
     models: list[nn.Module] = [pipe]
-    if dist.get_world_size() == 1:
+    if len(data.ranks) == 1:
         models.append(plain := nn.Sequential(*_chain()))
         ways["modules"] = lambda: _accumulate(plain, pairs)
     models.append(sharded := nn.Sequential(*_chain()))

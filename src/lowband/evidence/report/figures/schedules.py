@@ -50,15 +50,17 @@ def draw(df: pd.DataFrame) -> Figure:
 
 def _lanes(axes: Axes, rows: pd.DataFrame, of: str, offset: float, height: float) -> float:
     """Bars of all ranks on the shade of the whole step; returns the idle share."""
-    starts, ends = rows[f"{of}start_s"], rows[f"{of}end_s"]
-    for rank, of_rank in rows.groupby("rank"):
-        low = rank + offset
-        axes.broken_barh([(0, ends.max())], (low, height), color=IDLE, linewidth=0)
-        for kind, of_kind in of_rank.groupby("kind"):
-            spans = list(
-                zip(of_kind[f"{of}start_s"], of_kind[f"{of}end_s"] - of_kind[f"{of}start_s"], strict=True)
-            )
-            axes.broken_barh(
-                spans, (low, height), facecolor=COLOURS[str(kind)], edgecolor="white", linewidth=0.3
-            )
-    return float(1 - (ends - starts).sum() / (rows["rank"].nunique() * ends.max()))
+    ranks = sorted(rows["rank"].unique())
+    end = float(rows[f"{of}end_s"].max())
+    for rank in ranks:
+        axes.broken_barh([(0, end)], (rank + offset, height), color=IDLE, linewidth=0)
+    busy = 0.0
+    for rank, kind, start, stop in zip(
+        rows["rank"], rows["kind"], rows[f"{of}start_s"], rows[f"{of}end_s"], strict=True
+    ):
+        busy += stop - start
+        axes.broken_barh(
+            [(start, stop - start)], (rank + offset, height), facecolor=COLOURS[kind], edgecolor="white",
+            linewidth=0.3,
+        )  # fmt: skip
+    return float(1 - busy / (len(ranks) * end))
