@@ -110,12 +110,23 @@ TABLES: dict[str, Table] = {
         of={
             "steps": "size",
             **_all("median", "step_s", "predicted_step_s", "bubble", "predicted_bubble", "load"),
+            "least_step_s": "min step_s",
         },
         then={
             "bubble_percent": "100 * bubble",
             "predicted_percent": "100 * predicted_bubble",
             "bubble_off": "bubble_percent - predicted_percent",
             "step_off_percent": "100 * (step_s / predicted_step_s - 1)",
+            "least_off_percent": "100 * (least_step_s / predicted_step_s - 1)",
+        },
+    )),
+    # Processor time of a step by one stage of `lowband.Pipeline`, by `lowband.shard` and, on one rank, by bare
+    # modules, medians over steps (`lowband bench-pipeline`).
+    "pipeline_overhead": Table((f"{SHIPPED}pipeline/steps",), view=View(
+        add=_MEASURED, by=("provenance", "ranks", "micro_batches"), across="way",
+        of={"cpu_s": "median cpu_s"},
+        then={
+            "over_modules": "cpu_s_pipeline / cpu_s_modules", "over_shard": "cpu_s_pipeline / cpu_s_shard",
         },
     )),
     # Every action of the middle step by time: when it ended, and when it should have.
