@@ -9,6 +9,7 @@ with ever smaller pieces, and the slowest link carries the smallest ones.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from lowband.spec.mesh import SELF, Levels
@@ -47,10 +48,18 @@ class UnitLayout:
 
     def ranges(self) -> list[tuple[int, int]]:
         """Per parameter: first and last-plus-one element."""
-        return [(o, o + math.prod(s)) for o, s in zip(self.offsets, self.shapes, strict=True)]
+        return self._ranges
 
     def spans(self) -> list[tuple[int, int]]:
         """Per parameter: first and last-plus-one element, with padding after it; covers the buffer."""
+        return self._spans
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [(o, o + math.prod(s)) for o, s in zip(self.offsets, self.shapes, strict=True)]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
         return list(pairwise((*self.offsets, self.numel)))
 
 

@@ -103,6 +103,7 @@ class Engine:
         del first  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
+        self._arrived_in = -1  # autograd's graph task in which the last gradient arrived
         self.sync = True  # whether the next backward ends at an accumulation boundary
         self._thread: int | None = None  # the one that runs a forward or, on a CPU, a backward
         self._pass = Pass(trains=False)  # the running forward, or the last one
@@ -283,8 +284,11 @@ class Engine:
         self._backward.in_use.add(unit)
 
     def _gradient_arrives(self) -> None:
-        self.leave_broken_backward()
-        self._enter_backward()
+        task = torch._C._current_graph_task_id()
+        if task != self._arrived_in:  # as seldom as possible, because each parameter comes by here
+            self.leave_broken_backward()
+            self._enter_backward()
+            self._arrived_in = task
 
     def _enter_backward(self) -> None:
         """Begin a backward, unless one is running."""

@@ -1,6 +1,5 @@
 """All ranks of the job, whatever axis they lie along."""
 
-import itertools
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -8,7 +7,7 @@ import torch.distributed as dist
 from lowband.errors import UserError
 
 T = TypeVar("T")
-_CALLS = itertools.count()
+_CALLS_OF = "lowband/everyones/{}"  # the key of a rank's number of calls
 _NAMED = 8  # missing ranks in an error
 
 
@@ -18,13 +17,13 @@ def everyones(mine: T) -> list[T]:
     Raises UserError that names the ranks that have not called it in the default group's timeout, and
     RuntimeError if one that has is lost.
     """
-    store, calls = dist.distributed_c10d._get_default_store(), f"lowband/everyones/{next(_CALLS)}"
-    store.set(f"{calls}/{dist.get_rank()}", "")
+    store = dist.distributed_c10d._get_default_store()
+    calls = store.add(_CALLS_OF.format(dist.get_rank()), 1)
     values: list[T] = [mine] * dist.get_world_size()
     try:
         dist.all_gather_object(values, mine)
     except RuntimeError:  # a time limit, or a connection that a rank has closed which went on and ended
-        missing = [rank for rank in range(len(values)) if not store.check([f"{calls}/{rank}"])]
+        missing = [rank for rank in range(len(values)) if store.add(_CALLS_OF.format(rank), 0) < calls]
         if not missing:
             raise
         named = ", ".join(map(str, missing[:_NAMED])) + ", ..." * (len(missing) > _NAMED)

@@ -71,9 +71,11 @@ class Changes:
     def check_shards(self) -> None:
         """Raises UserError if a shard has been moved, cast, frozen or unfrozen since it was made."""
         storage = self._master.untyped_storage()._cdata
+        is_changed = is_moved = False
         with torch._C.DisableTorchFunctionSubclass():  # quicker, and these facts need no check
-            is_changed = any(s.requires_grad != self._trains for s in self._shards)
-            is_moved = any(s.numel() and s.untyped_storage()._cdata != storage for s in self._shards)
+            for shard in self._shards:
+                is_changed |= shard.requires_grad != self._trains
+                is_moved |= shard.numel() > 0 and shard.untyped_storage()._cdata != storage
         if is_changed:
             raise UserError(
                 f"requires_grad of '{self._unit}' was changed after lowband.shard",

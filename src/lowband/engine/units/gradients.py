@@ -72,8 +72,9 @@ class Gradients:
         meter: MemoryMeter,
     ) -> None:
         """leaves, shards: autograd's parameters; the optimizer's, which cover `optim_range` of the layout"""
-        self._leaves, self._shards, self._layout, self._range = leaves, shards, layout, optim_range
-        self._meter = meter
+        self._leaves, self._shards, self._layout, self._meter = leaves, shards, layout, meter
+        spans = [intersect(span, optim_range) for span in layout.spans()]
+        self._sizes = [stop - start for start, stop in spans]
         self._missing: set[torch.Tensor] = set()  # leaves still without a gradient in this backward
         self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
         self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
@@ -170,11 +171,7 @@ class Gradients:
 
     def hand_over(self, reduced: torch.Tensor) -> None:
         """Set or add to the gradients of the optimizer's parameters. reduced: 1D, fp32, of all shards"""
-        start, stop = self._range
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
-            for shard, span in zip(self._shards, self._layout.spans(), strict=True):
-                a, b = intersect(span, (start, stop))
-                part = reduced[a - start : b - start]
-                if not isinstance(reduced, FakeTensor):
-                    part = part.as_subclass(ShardGrad)
+            for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):
+                part = values if isinstance(values, FakeTensor) else values.as_subclass(ShardGrad)
                 shard.grad = part if shard.grad is None else shard.grad.add_(part)
