@@ -120,8 +120,8 @@ TABLES: dict[str, Table] = {
             "least_off_percent": "100 * (least_step_s / predicted_step_s - 1)",
         },
     )),
-    # Processor time of a step by one stage of `lowband.Pipeline`, by `lowband.shard` and, on one rank, by bare
-    # modules, medians over steps (`lowband bench-pipeline`).
+    # Processor time of a step by one stage of `lowband.Pipeline`, by `lowband.shard` and, on one rank, by
+    # bare modules, medians over steps (`lowband bench-pipeline`).
     "pipeline_overhead": Table((f"{SHIPPED}pipeline/steps",), view=View(
         add=_MEASURED, by=("provenance", "ranks", "micro_batches"), across="way",
         of={"cpu_s": "median cpu_s"},

@@ -54,13 +54,12 @@ def _lanes(axes: Axes, rows: pd.DataFrame, of: str, offset: float, height: float
     end = float(rows[f"{of}end_s"].max())
     for rank in ranks:
         axes.broken_barh([(0, end)], (rank + offset, height), color=IDLE, linewidth=0)
-    busy = 0.0
     for rank, kind, start, stop in zip(
         rows["rank"], rows["kind"], rows[f"{of}start_s"], rows[f"{of}end_s"], strict=True
     ):
-        busy += stop - start
         axes.broken_barh(
             [(start, stop - start)], (rank + offset, height), facecolor=COLOURS[kind], edgecolor="white",
             linewidth=0.3,
         )  # fmt: skip
-    return float(1 - busy / (len(ranks) * end))
+    stated_s = float((rows["predicted_end_s"] - rows["predicted_start_s"]).sum())  # what its actions take
+    return 1 - stated_s / (len(ranks) * end)
