@@ -4,6 +4,8 @@ off: in points where the quantity is a share or a gain (bubble rates, gains, sha
 least_predicted: of the rows, for a quantity that a paper states as a least one
 """
 
+from typing import Any
+
 import pandas as pd
 
 from lowband.evidence.tables.points import EXPERIMENT
@@ -34,5 +36,5 @@ def build(pipelines: pd.DataFrame, validation: pd.DataFrame) -> pd.DataFrame:
         least_predicted=("predicted", "min"),
         most_predicted=("predicted", "max"),
     )
-    experiment = dict.fromkeys(EXPERIMENT, "-") | {"provenance": "predicted", "seq_len": 0}
+    experiment: dict[str, Any] = dict.fromkeys(EXPERIMENT, "-") | {"provenance": "predicted", "seq_len": 0}
     return out.reset_index().assign(**experiment)[[*EXPERIMENT, *out.index.names, *out.columns]]
