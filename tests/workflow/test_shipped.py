@@ -196,7 +196,7 @@ def test_the_crate_is_a_workflow_run_crate(results: Path, monkeypatch: pytest.Mo
     assert [issue.message for issue in services.validate(settings).get_issues()] == []
 
 
-@pytest.mark.parametrize("kind", ["html", "zip"])
+@pytest.mark.parametrize("kind", [pytest.param("html", marks=pytest.mark.wide), "zip"])
 def test_snakemakes_own_report(kind: str, tree: Path) -> None:
     out = tree / f"report.{kind}"
     result = snakemake(tree, "--report", str(out), *SHIPPED)
