@@ -7,6 +7,7 @@ import pytest
 from started import ROOT, begun, ended, spec_file
 
 from lowband.cost.contents import step_bytes
+from lowband.cost.stages import stages_states
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import Outcome, RunFolder
@@ -24,7 +25,7 @@ WIDE = pytest.mark.wide
 
 
 def run(folder: Path, **changes: Any) -> tuple[RunSpec, RunFolder, Outcome]:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     changes = {**BASE, **changes}
     path = spec_file(folder, **{**changes, "scheme": Config(ROOT).scheme(changes["scheme"])})
     code, said = ended(begun(path), path)
@@ -64,5 +65,7 @@ def test_a_run_in_stages_is_the_run_without(tmp_path: Path, changes: dict[str, A
     )
     assert (outcome.weights_sha256 == theirs.weights_sha256) == (not error)
     assert min(step.grad_norm for step in mine) > spec.grad_clip
+    held = {state.kind: state.bytes for state in outcome.states}
+    assert {kind: held.get(kind, 0) for kind in stages_states(spec)} == stages_states(spec)
     for step in mine[1:]:
         assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from lowband.cost.bytes import sent_bytes
+from lowband.cost.memory import state_bytes
 from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
@@ -69,6 +70,25 @@ def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
         counts.update({key: Fraction(sent) for key, sent in of_place.items()})
     counts.update(_messages(spec))
     return {key: Fraction(sent) / spec.pipeline for key, sent in counts.items() if sent}
+
+
+def stages_states(spec: RunSpec) -> dict[str, int]:
+    """Peak bytes of each state that lasts, on the rank that holds most of it."""
+    of_places = [
+        state_bytes(
+            part.units,
+            spec.scheme,
+            spec.levels,
+            spec.compute_dtype,
+            spec.reduce_dtype,
+            spec.accumulation,
+            "gloo",
+            order="breadth",
+        )
+        for part in parts(spec)
+    ]
+    kinds = ("weights", "secondary", "grads", "optim")
+    return {kind: max(of_place[kind] for of_place in of_places) for kind in kinds}
 
 
 def _messages(spec: RunSpec) -> Counter[Key]:

@@ -161,9 +161,6 @@ class RunSpec(RunOptions):
     def _check_pipeline(self) -> None:
         where = f"pipeline {self.pipeline}"
         if not self.is_in_stages:
-            if (self.schedule, self.chunks) != ("1f1b", 0):
-                what = f"schedule '{self.schedule}', chunks {self.chunks}: there are no stages"
-                raise UserError(what, where=where, allowed="2 or more, on a device that is not fake")
             return
         check_numbers(self.schedule, self.pipeline, self.accumulation, self.chunks_each)
         if self.order != "depth" or self.collectives != "hops":
@@ -177,8 +174,6 @@ class RunSpec(RunOptions):
         if self.model.tied_head and not SCHEDULES[self.schedule].in_a_vee:
             what = f"the head of model '{self.model.name}' is its embedding, which lies on another rank"
             raise UserError(what, where=where, allowed="tied_head false; zb-v or dualpipe-v")
-        if self.checkpoint_every:
-            raise UserError("checkpoints of stages", where=where, allowed="checkpoint_every 0")
 
     def _check_tensor(self) -> None:
         if self.model.vocab % self.tensor:

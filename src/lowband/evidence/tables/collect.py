@@ -26,6 +26,7 @@ from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.peers import peer_sent_bytes
+from lowband.cost.stages import stages_states
 from lowband.errors import UserError
 from lowband.evidence.tables.points import NO_CONDITION, POINT, identity
 from lowband.evidence.validation.scale_model import box_step_s
@@ -240,6 +241,8 @@ def _outside(outcome: Outcome) -> Iterator[Row]:
 
 def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, int]:
     """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
+    if spec.is_in_stages:
+        return stages_states(spec)
     closed = state_bytes(
         unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor)),
         spec.scheme,
