@@ -221,7 +221,7 @@ def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]
     """
     counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
-    for hop in spec.levels.hops(SELF, WORLD):
+    for hop in spec.job_levels.hops(SELF, WORLD):
         for collective, wire in collectives:
             key = hop.level, collective, wire
             yield {
