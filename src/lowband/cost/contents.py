@@ -151,8 +151,8 @@ def _along_all(
 ) -> dict[tuple[str, str, str], int | float]:
     """Of a pipeline: along tensor, each rank exchanges for its own layers, and takes part in each norm."""
     counts = defaultdict(Fraction, stages_bytes(spec))
-    for key, sent in along_tensor.items():
-        counts[key] += Fraction(sent) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
+    for key, of_rank in along_tensor.items():
+        counts[key] += Fraction(of_rank) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
     norms = _by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))
     for level, sent in norms:
         counts[level, STAGES_NORM.name, "native"] += sent

@@ -18,7 +18,7 @@ from torch import nn
 
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import units_gathered
-from lowband.engine.transport.everyone import everyones
+from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
@@ -112,7 +112,7 @@ def save_safetensors(
         raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
     weight_map: dict[str, str] = {}
     size, files_of = 0, everyones(len(engine.units) if is_writer else 0)
-    files, before = sum(files_of), sum(files_of[: dist.get_rank()])
+    files, before = sum(files_of), sum(files_of[: engine.axis.rank])
     for i, parameters in enumerate(units_gathered(engine)):
         if not is_writer:
             continue
@@ -127,7 +127,7 @@ def save_safetensors(
         weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
     written = everyones((size, weight_map))
-    if dist.get_rank() == 0 and files > 1:  # written last: without it the folder is no checkpoint
+    if speaks_for_all() and files > 1:  # written last: without it the folder is no checkpoint
         whole = {name: file for _, of_writer in written for name, file in of_writer.items()}
         index = {"metadata": {"total_size": sum(size for size, _ in written)}, "weight_map": whole}
         write_whole(folder / INDEX, json.dumps(index, indent=2))
