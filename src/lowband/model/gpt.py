@@ -151,7 +151,7 @@ def on_ranks(
     scheme: Scheme,
     topology: Topology,
     micro_batches: int = 1,
-    schedule: Name = "1f1b",
+    schedule: Name | None = None,
     chunks: int = 1,
     **options: Any,
 ) -> GPT | Pipeline:
@@ -159,12 +159,12 @@ def on_ranks(
 
     model:   whole, best on the meta device
     scheme:  of the data axis
-    micro_batches, schedule, chunks: of a step, where ranks lie along pipeline. The pipeline's loss is the
-             mean over micro-batches
+    micro_batches, schedule, chunks: of a step, where ranks lie along pipeline; its losses are parts of the
+             mean over micro-batches. Without a schedule each of these ranks has all blocks
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
-    if (ranks := topology.axes.pipeline) == 1:  # data: its states over levels
+    if schedule is None or (ranks := topology.axes.pipeline) == 1:  # data: its states over levels
         shard(model, scheme, topology, wrap=Block, init=model.init, **options)
         return model
     layers = [len(of_it) for of_it in stage_modules(model.spec, ranks * chunks)]
