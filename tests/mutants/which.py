@@ -46,6 +46,7 @@ _ENGINE = {
     "checkpoint/peer_checkpoint": _dist("peer_checkpoints"),
     "checkpoint/stored": _dist("peer_checkpoints"),
     "checkpoint/safetensors_files": _dist("safetensors"),
+    "checkpoint/stages": _dist("checkpoint_stages"),
     "collectives/collectives": [
         *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners"),
         *EVERY_STEP,
@@ -147,6 +148,7 @@ _TESTS = {
     "spec/activations": _dist("tensor", "tensor_shard"),
     "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
     "cost/contents": [f"{DIST}count.py"],
+    "cost/stages": [f"{DIST}run_stages.py"],
     "spec/axes": [f"{DIST}axes.py"],
     "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],
@@ -169,6 +171,7 @@ _TESTS = {
     "spec/mesh": [f"{UNIT}{of}.py" for of in ("mesh", "machine", "predict", "counterparts")],
     "spec/stack": [f"{UNIT}stacks.py"],
     "spec/step_columns": [f"{UNIT}step_columns.py", f"{UNIT}report_collect.py"],
+    "spec/stages": [f"{DIST}run_stages.py"],
     "spec/schedules": [f"{UNIT}schedule.py", f"{UNIT}schedule_torch.py", f"{UNIT}timeline.py"],
     "spec/schedule": [f"{UNIT}schedule.py"],
     "spec/step": [f"{DIST}step.py", *_PREDICT, *_COUNTED],

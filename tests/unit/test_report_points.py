@@ -33,9 +33,10 @@ from lowband.spec.yaml_model import Strict
 REFERENCE = ROOT / "results" / "reference"
 QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
 OF_RUNS = [name for name, table in TABLES.items() if set(table.sources) & set(COLLECTED)]
-BASE = (
-    Config(ROOT).runs(["links"])[0].model_copy(update={"run_id": "a", "steps": 24})
-)  # zero3 on 16 ranks in a box
+_FIRST = Config(ROOT).runs(["links"])[0]  # zero3 on 16 ranks in a box
+BASE = _FIRST.model_copy(
+    update={"run_id": "a", "steps": 24, "model": _FIRST.model.model_copy(update={"tied_head": False})}
+)
 
 
 def valid(**changes: Any) -> RunSpec | None:

@@ -29,7 +29,17 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import NORM_GATHER, Collective, Kind, Order, Pattern, passes, pattern_of
+from lowband.spec.step import (
+    BACKWARD_GATHER,
+    FORWARD_GATHER,
+    NORM_GATHER,
+    Collective,
+    Kind,
+    Order,
+    Pattern,
+    passes,
+    pattern_of,
+)
 from lowband.spec.tensor import cut_shape, gpt_plan
 from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
 
@@ -96,12 +106,14 @@ def sent_bytes(
     pattern: Pattern = "hops",
     rank: int | None = None,
     order: Order = "depth",
+    gathers: Sequence[tuple[int, int]] = (),
 ) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes.
 
     units: elements per unit, padding included, the root's first
     accumulation, order: micro-batches per step, and the order in which units compute them
     is_clipped: whether gradients are clipped by their global norm: a replica's ranks gather all squares
+    gathers:    by unit, how often a step gathers it forward, and backward; default: as the order says
     rank:       the bytes of this rank; None: the mean over ranks, which differs from a rank's in a flat ring
     A step includes the gather of the weights that the previous step updated. Of an exchange between replicas,
     every H steps, it has the H-th part: bytes are the mean over a period.
@@ -119,7 +131,10 @@ def sent_bytes(
         for row, ours in groupby(hops, key=lambda t: t.collective):
             found = list(ours)
             by_hop = [(t.hop, t.sent_bytes) for t in found]
-            add(row.name, row.kind, found[0].wire, by_hop, times(row, scheme, accumulation, order))
+            often = times(row, scheme, accumulation, order)
+            if gathers and row in (FORWARD_GATHER, BACKWARD_GATHER):
+                often = gathers[unit][row is BACKWARD_GATHER]
+            add(row.name, row.kind, found[0].wire, by_hop, often)
     if is_clipped:
         held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, scheme.level("replica"))):

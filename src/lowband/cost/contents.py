@@ -21,6 +21,7 @@ from math import prod
 
 from lowband.cost.bytes import NORM_BYTES, sent_bytes, unit_numels
 from lowband.cost.memory import MASTER_BYTES
+from lowband.cost.stages import stages_bytes
 from lowband.spec.activations import (
     ENTER_GATHER,
     ENTER_REDUCE,
@@ -31,6 +32,7 @@ from lowband.spec.activations import (
     LOSS_GATHER,
     SHARED_REDUCE,
     SPLIT_GATHER,
+    STAGES_NORM,
     TENSOR_NORM,
 )
 from lowband.spec.axes import Axes
@@ -113,20 +115,9 @@ def tensor_bytes(
 
 
 def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
-    """Bytes sent per rank in one optimizer step of a run, along all its axes."""
+    """Bytes sent per rank in one optimizer step of a run, along all its axes; the mean over ranks."""
     levels, axes = spec.levels, Axes(tensor=spec.tensor, sequence_parallel=spec.sequence_parallel)
     is_clipped = spec.device != "fake"  # fake tensors have no values to clip
-    along_data = sent_bytes(
-        unit_numels(spec.model, levels, axes),
-        spec.scheme,
-        levels,
-        spec.compute_dtype,
-        spec.reduce_dtype,
-        spec.accumulation,
-        is_clipped,
-        pattern=spec.collectives,
-        order=spec.order,
-    )
     along_tensor = tensor_bytes(
         spec.model,
         spec.mesh.levels("tensor"),
@@ -139,7 +130,33 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         is_clipped,
         recompute=spec.recompute == "full",
     )
+    if spec.is_in_stages:
+        return _along_all(spec, along_tensor)
+    along_data = sent_bytes(
+        unit_numels(spec.model, levels, axes),
+        spec.scheme,
+        levels,
+        spec.compute_dtype,
+        spec.reduce_dtype,
+        spec.accumulation,
+        is_clipped,
+        pattern=spec.collectives,
+        order=spec.order,
+    )
     return {**along_data, **along_tensor}
+
+
+def _along_all(
+    spec: RunSpec, along_tensor: Mapping[tuple[str, str, str], int | float]
+) -> dict[tuple[str, str, str], int | float]:
+    """Of a pipeline: along tensor, each rank exchanges for its own layers, and takes part in each norm."""
+    counts = defaultdict(Fraction, stages_bytes(spec))
+    for key, of_rank in along_tensor.items():
+        counts[key] += Fraction(of_rank) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
+    norms = _by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))
+    for level, sent in norms:
+        counts[level, STAGES_NORM.name, "native"] += sent
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
 
 
 def _by_level(row: Collective, whole: Fraction, levels: Levels) -> Iterator[tuple[str, Fraction]]:

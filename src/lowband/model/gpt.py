@@ -1,5 +1,7 @@
 """A decoder-only GPT for one device, and `on_ranks`, which cuts it along the axes of a job.
 
+It is also a chain: `chain` lists its modules, of which each takes the output of the one before.
+
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
@@ -11,14 +13,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lowband.engine.api import shard
+from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.parallel.tensor import parallelize
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
+from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
+from lowband.spec.stages import stage_modules
 from lowband.spec.tensor import gpt_plan
 
+Recompute = Literal["none", "full"]
 INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sqrt(2 x layers)
 
 
@@ -56,17 +62,30 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x_BTH), approximate="tanh"))
 
 
+class Positions(nn.Embedding):
+    """Learned positions, added to what they are given."""
+
+    def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        return x_BTH + self.weight[: x_BTH.shape[1]]
+
+
 class Block(nn.Module):
     """One transformer block, pre-norm. The unit that partition schemes gather at a time."""
 
-    def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
+    def __init__(self, spec: ModelSpec, kernel: AttentionKernel, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.attention_norm = nn.LayerNorm(spec.hidden)
         self.attention = Attention(spec, kernel)
         self.mlp_norm = nn.LayerNorm(spec.hidden)
         self.mlp = MLP(spec)
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        if self.recompute == "full":
+            return checkpoint(self._computed, x_BTH, use_reentrant=False)  # type: ignore[no-any-return]
+        return self._computed(x_BTH)
+
+    def _computed(self, x_BTH: torch.Tensor) -> torch.Tensor:
         x_BTH = x_BTH + self.attention(self.attention_norm(x_BTH))
         return x_BTH + self.mlp(self.mlp_norm(x_BTH))
 
@@ -79,17 +98,17 @@ class GPT(nn.Module):
         spec: ModelSpec,
         seed: int = 0,
         attention: AttentionKernel = "sdpa",
-        recompute: Literal["none", "full"] = "none",
+        recompute: Recompute = "none",
     ) -> None:
         """Initial values depend on the seed and the kind of device alone; on meta there are none.
 
         recompute: full: blocks keep their inputs alone, and the backward computes them again
         """
         super().__init__()
-        self.spec, self.recompute = spec, recompute
+        self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
-        self.positions = nn.Embedding(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(spec, attention) for _ in range(spec.layers))
+        self.positions = Positions(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(spec, attention, recompute) for _ in range(spec.layers))
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()
@@ -110,35 +129,48 @@ class GPT(nn.Module):
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
-        x_BTH = self.embed(tokens_BT)
-        if self.positions is not None:
-            x_BTH = x_BTH + self.positions.weight[: tokens_BT.shape[1]]
-        x_BTH = self.run_blocks(x_BTH)
-        logits_BTV = self.head(self.final_norm(x_BTH))
-        if targets_BT is None:
-            return self.logits(logits_BTV)
+        x = tokens_BT
+        for module in self.chain().values():
+            x = module(x)
+        return self.logits(x) if targets_BT is None else self.loss_of(x, targets_BT)
+
+    def chain(self) -> dict[str, nn.Module]:
+        """Its modules by their names in it, from tokens to logits: each takes what the one before returns."""
+        positions = {} if self.positions is None else {"positions": self.positions}
+        blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
+        return {"embed": self.embed, **positions, **blocks, "final_norm": self.final_norm, "head": self.head}
+
+    def loss_of(self, logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of what the chain returns, fp32 scalar."""
         dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
         return self.loss(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten())
 
-    def run_blocks(self, x_BTH: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            if self.recompute == "full":
-                x_BTH = checkpoint(block, x_BTH, use_reentrant=False)
-            else:
-                x_BTH = block(x_BTH)
-        return x_BTH
 
-
-def on_ranks(model: GPT, scheme: Scheme, topology: Topology, **options: Any) -> GPT:
+def on_ranks(
+    model: GPT,
+    scheme: Scheme,
+    topology: Topology,
+    micro_batches: int = 1,
+    schedule: Name | None = None,
+    chunks: int = 1,
+    **options: Any,
+) -> GPT | Pipeline:
     """The model on a job's ranks: a line for each axis, from the inside.
 
     model:   whole, best on the meta device
     scheme:  of the data axis
-    options: of `lowband.shard`
+    micro_batches, schedule, chunks: of a step, where ranks lie along pipeline; its losses are parts of the
+             mean over micro-batches. Without a schedule each of these ranks has all blocks
+    options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
-    shard(model, scheme, topology, wrap=Block, init=model.init, **options)  # data: its states over levels
-    return model
+    if schedule is None or (ranks := topology.axes.pipeline) == 1:  # data: its states over levels
+        shard(model, scheme, topology, wrap=Block, init=model.init, **options)
+        return model
+    layers = [len(of_it) for of_it in stage_modules(model.spec, ranks * chunks)]
+    part = lambda logits, targets: model.loss_of(logits, targets) / micro_batches  # noqa: E731
+    of_step = micro_batches, schedule, chunks, layers  # pipeline: some of its blocks, and the rest as above
+    return Pipeline(model, part, scheme, topology, *of_step, init=model.init, **options)
 
 
 def rotate(x_BNTD: torch.Tensor) -> torch.Tensor:

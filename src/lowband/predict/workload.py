@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from lowband.spec.schedules import SCHEDULES, check_numbers
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
-from lowband.spec.step import Order, Pattern, passes
+from lowband.spec.step import Order, Pattern, Schedule, passes
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,23 @@ def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
         raise UserError(error.what, where=f"machine '{machine.name}'", allowed=error.allowed) from None
 
 
+# What a run calls its schedule or its order, by the predictor's names.
+_IN_USE: dict[str, Schedule] = {
+    "depth": "1f1b", "breadth": "breadth-first", "gpipe": "breadth-first", "interleaved": "1f1b",
+}  # fmt: skip
+
+
 def workload_of(spec: RunSpec) -> Workload:
     """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     none = Fact(value=0, source="the run's spec")
     stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
+    named: Any = spec.schedule if spec.is_in_stages else spec.order
     return Workload(
         spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
         spec.accumulation, recompute=spec.recompute,
         axes=Ways(
-            tensor=spec.tensor, pipeline=spec.pipeline,
-            schedule="breadth-first" if spec.order == "breadth" else "1f1b",
+            tensor=spec.tensor, pipeline=spec.pipeline, chunks=spec.chunks_each if spec.is_in_stages else 1,
+            schedule=_IN_USE.get(named, named),
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

@@ -23,12 +23,12 @@ from lowband.run import slow
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
-from lowband.spec.activations import TENSOR
+from lowband.spec.activations import PIPELINE, TENSOR
 from lowband.spec.records import Outcome, RunFolder, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.step import NORM_GATHER, STEP
 from lowband.trainers.prepare import prepare
-from lowband.trainers.trainer import Trainer
+from lowband.trainers.trainer import Batch, Trainer
 
 # Options that change neither results nor times; the text counts by its content, not by its path.
 _NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text", "fingerprint"}
@@ -161,21 +161,23 @@ def _in_flight(replicas: Replicas) -> list[dict[str, list[dict[str, Any]]]]:
 def _backward(
     rank: int, spec: RunSpec, corpus: Corpus, trainer: Trainer, step: int, device: torch.device
 ) -> torch.Tensor:
-    """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar."""
+    """All forward and backward passes of a step; returns this rank's mean loss, fp32 scalar.
+
+    It is 0 on a rank along pipeline without the last stage.
+    """
 
     data = spec.mesh.group("data", rank)
     place = data.index(rank)
 
-    def loss_of(micro: int) -> torch.Tensor:
+    def batch_of(micro: int) -> Batch:
         # A global batch is ordered by accumulation step first, then by the place along the data axis.
         first = (micro * len(data) + place) * spec.micro_batch
         inputs, targets = batch(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
-        loss = trainer.model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-        return loss / spec.accumulation
+        return torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
 
-    return sum(trainer.accumulate(spec.accumulation, loss_of), torch.zeros((), device=device))
+    return sum(trainer.accumulate(spec.accumulation, batch_of), torch.zeros((), device=device))
 
 
 def _gather_record(
@@ -201,7 +203,7 @@ def _gather_record(
     # Only gloo's messages are timed; where it runs, ranks are few enough for a number of each pair.
     ranks = range(spec.ranks if dist.get_backend() == "gloo" else 0)
     mine += [message_s.get(rank, math.nan) for rank in ranks]
-    rows, data = _all_gather(mine, spec, loss.device), spec.mesh.group("data", 0)
+    rows, data = _all_gather(mine, spec, loss.device), spec.mesh.group("data", _rank_of_loss(spec))
     slowest = max(rows, key=lambda row: row[1])
     return StepRecord(
         step=step,
@@ -219,11 +221,19 @@ def _gather_record(
     )
 
 
+def _rank_of_loss(spec: RunSpec) -> int:
+    """The first rank that has the last stage, if there are several."""
+    if not spec.is_in_stages:
+        return 0
+    last = [any(action.stage == spec.stages - 1 for action in of_rank) for of_rank in spec.lists]
+    return spec.mesh.group("pipeline", 0)[last.index(True)]
+
+
 def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
     """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
     if spec.engine != "lowband":  # a peer's engine counts nothing
         return []
-    names = (*(row.name for row in (*STEP, *TENSOR)), NORM_GATHER)
+    names = (*(row.name for row in (*STEP, *TENSOR, *PIPELINE)), NORM_GATHER)
     wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
     levels = spec.job_levels.names
     return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])
@@ -292,13 +302,13 @@ def _memory(trainer: Trainer, spec: RunSpec, device: torch.device) -> dict[str, 
     reserved = peak_reserved_bytes(device)
     if reserved is not None:
         reserved = int(max(row[0] for row in _all_gather([float(reserved)], spec, device)))
-    states = trainer.state_peaks()
-    held = _all_gather([float(peak) for peak in states.values()], spec, device)
+    held = everyones(trainer.state_peaks())  # stages may have different kinds
+    kinds = sorted({kind for of_rank in held for kind in of_rank})
     return {
         "peak_memory_bytes_max": int(max(peaks)),
         "peak_memory_bytes_min": int(min(peaks)),
         "peak_reserved_bytes_max": reserved,
         "states": tuple(
-            StateBytes(kind=kind, bytes=int(max(row[i] for row in held))) for i, kind in enumerate(states)
+            StateBytes(kind=kind, bytes=max(of_rank.get(kind, 0) for of_rank in held)) for kind in kinds
         ),
     }

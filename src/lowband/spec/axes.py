@@ -1,6 +1,6 @@
 """The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
@@ -28,11 +28,14 @@ class Axes(Strict):
         default=False, description="ranks along tensor divide the tokens between their products, too"
     )
 
+    younger: ClassVar[tuple[str, ...]] = ()  # of a subclass: more keys that are left out at their default
+
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without defaults, so that the checksums of what has none of them stay."""
         values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key not in AXES or value != AXES[key].default}
+        fields, left_out = type(self).model_fields, (*AXES, *self.younger)
+        return {k: v for k, v in values.items() if k not in left_out or v != fields[k].default}
 
     @classmethod
     def of(cls, options: "Axes") -> "Axes":

@@ -1,6 +1,6 @@
 """The complete specification of one training run: nothing downstream reads the configuration again."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -10,6 +10,8 @@ from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.peers import Engine, peer_arguments
+from lowband.spec.schedule import Lists
+from lowband.spec.schedules import SCHEDULES, Name, check_numbers, lists
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern
 
@@ -19,14 +21,20 @@ Dtype = Literal["fp32", "bf16"]
 class RunOptions(Axes):
     """The options that a suite may set for a run, one line each: type, default and meaning.
 
-    Among them are its axes. A model is not cut along pipeline yet: its ranks hold copies of the model.
+    Among them are its axes.
     """
+
+    younger: ClassVar = ("schedule", "chunks")
 
     engine: Engine = "lowband"
     ranks: PositiveInt = Field(le=MOST_RANKS)
     accumulation: PositiveInt = Field(default=1, description="backward passes per optimizer step")
     order: Order = Field(
         default="depth", description="of accumulation; breadth: a unit computes all passes, gathered once"
+    )
+    schedule: Name = Field(default="1f1b", description="of accumulation where ranks lie along pipeline")
+    chunks: NonNegativeInt = Field(
+        default=0, description="stages on each rank along pipeline; 0: the fewest that the schedule allows"
     )
     seq_len: PositiveInt
     steps: PositiveInt
@@ -77,6 +85,25 @@ class RunSpec(RunOptions):
     scheme: Scheme
     micro_batch: PositiveInt = Field(description="sequences per rank and backward pass")
 
+    @property
+    def chunks_each(self) -> int:
+        """Stages on each rank along pipeline."""
+        return self.chunks or SCHEDULES[self.schedule].chunks[0]
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.chunks_each if self.is_in_stages else self.pipeline
+
+    @property
+    def is_in_stages(self) -> bool:
+        """Whether the model is cut into stages. On fake tensors it is not: those count the data axis."""
+        return self.pipeline > 1 and self.device != "fake"
+
+    @property
+    def lists(self) -> Lists:
+        """The actions of a step, by place along pipeline."""
+        return lists(self.schedule, self.pipeline, self.accumulation, self.chunks_each)
+
     @model_validator(mode="after")
     def _fits(self) -> "RunSpec":
         if not self.model.is_gpt:
@@ -123,12 +150,30 @@ class RunSpec(RunOptions):
             raise ValueError(f"the box of {self.machine.name} has {box.nodes * self.machine.node_size} ranks")
         try:
             _ = self.job_levels  # raises for ranks that do not fill groups
+            self._check_pipeline()
             self.check(self.model)
             self._check_tensor()
             self.scheme.check(self.levels)
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_pipeline(self) -> None:
+        where = f"pipeline {self.pipeline}"
+        if not self.is_in_stages:
+            return
+        check_numbers(self.schedule, self.pipeline, self.accumulation, self.chunks_each)
+        if self.order != "depth" or self.collectives != "hops":
+            raise UserError(
+                f"order {self.order}, collectives {self.collectives}", where=where,
+                allowed="order depth (see schedule) and collectives hops",
+            )  # fmt: skip
+        if self.scheme.sync is not None:
+            what = f"scheme '{self.scheme.name}': replicas that meet seldom have no stages"
+            raise UserError(what, where=where, allowed="schemes without sync")
+        if self.model.tied_head and not SCHEDULES[self.schedule].in_a_vee:
+            what = f"the head of model '{self.model.name}' is its embedding, which lies on another rank"
+            raise UserError(what, where=where, allowed="tied_head false; zb-v or dualpipe-v")
 
     def _check_tensor(self) -> None:
         if self.model.vocab % self.tensor:
@@ -157,12 +202,6 @@ class RunSpec(RunOptions):
     def check_engine(self) -> None:
         """Raises UserError, with the reason, if the engine cannot do this run or has no counterpart."""
         if self.engine == "lowband":
-            if self.pipeline > 1 and self.device != "fake":
-                raise UserError(
-                    "a model cannot be cut into stages yet",
-                    where=f"pipeline {self.pipeline}",
-                    allowed="1, or device fake, which counts the bytes of the data axis",
-                )
             return
         peer_arguments(self.engine, self.scheme, self.levels)
         if self.engine in ("ddp", "powersgd") and self.compute_dtype != "fp32":
@@ -195,6 +234,6 @@ class RunSpec(RunOptions):
 # Every key by which two runs may differ, axes last; the others only name a run.
 OPTIONS = tuple(
     key
-    for key in sorted(RunSpec.model_fields, key=AXES.__contains__)
+    for key in sorted(RunSpec.model_fields, key=(*AXES, *RunSpec.younger).__contains__)
     if key not in ("run_id", "repeat", "condition")
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -13,15 +14,17 @@ from lowband.engine.api import (
     sync_replicas,
 )
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import state_digests
+from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.meeting import Meeting
 from lowband.engine.transport.topology import Topology
 from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
-from lowband.trainers.trainer import Trainer, adamw, fingerprint_of
+from lowband.trainers.trainer import Batch, Trainer, adamw, fingerprint_of
 
 
 class Lowband(Trainer):
@@ -29,16 +32,21 @@ class Lowband(Trainer):
 
     def __init__(self, model: GPT, spec: RunSpec, device: torch.device) -> None:
         """model: on the meta device; it is made on `device`, one parameter at a time"""
+        self._names = list(model.state_dict())
+        of_step: dict[str, Any] = {"collectives": spec.collectives}
+        if spec.is_in_stages:
+            of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each}
         self.model = on_ranks(
             model,
             spec.scheme,
             Topology(spec.machine.sizes, Axes.of(spec)),
+            spec.accumulation,
             compute_dtype=TORCH_DTYPE[spec.compute_dtype],
             reduce_dtype=TORCH_DTYPE[spec.reduce_dtype],
             overlap=spec.overlap,
             seed=spec.seed,
             device=device,
-            collectives=spec.collectives,
+            **of_step,
         )
         self.optimizer = adamw(self.model, spec)
         self._engine, self._order = engine_of(self.model), spec.order
@@ -47,10 +55,12 @@ class Lowband(Trainer):
     def no_sync(self) -> AbstractContextManager[None]:
         return no_sync(self.model)
 
-    def accumulate(self, passes: int, loss_of: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+    def accumulate(self, passes: int, batch_of: Callable[[int], Batch]) -> list[torch.Tensor]:
+        if isinstance(self.model, Pipeline):
+            return self.model.step([batch_of(i) for i in range(passes)])
         if self._order == "breadth":
-            return accumulate(self.model, range(passes), loss_of)
-        return super().accumulate(passes, loss_of)
+            return accumulate(self.model, range(passes), lambda i: self.model(*batch_of(i)) / passes)
+        return super().accumulate(passes, batch_of)
 
     def finish(self) -> None:
         if self.replicas is None:
@@ -83,4 +93,9 @@ class Lowband(Trainer):
         return full_state_dict(self.model)
 
     def fingerprint(self, meeting: Meeting) -> str:
-        return fingerprint_of(state_digests(self.model, self._engine))
+        mine = state_digests(self.model, self._engine)
+        if self._engine.pipeline is None:
+            return fingerprint_of(mine)
+        found = everyones(mine)  # of each rank's stages
+        digests = {name: digest for of_rank in found for name, digest in of_rank.items()}
+        return fingerprint_of({name: digests[name] for name in self._names})

@@ -15,6 +15,8 @@ from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
 
+Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets, int64 [sequences, tokens]
+
 
 class Trainer(ABC):
     """A model that an engine has prepared, and its optimizer. Default methods are those of plain torch.
@@ -34,15 +36,15 @@ class Trainer(ABC):
     def no_sync(self) -> AbstractContextManager[None]:
         """Context for the forward and backward passes before an accumulation boundary."""
 
-    def accumulate(self, passes: int, loss_of: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
-        """All forward and backward passes of a step; returns the losses, detached.
+    def accumulate(self, passes: int, batch_of: Callable[[int], Batch]) -> list[torch.Tensor]:
+        """All forward and backward passes of a step; returns each one's part of the mean loss, detached.
 
-        loss_of: maps a pass's number to its loss, a scalar, already divided by the number of passes
+        batch_of: maps a pass's number to its micro-batch
         """
         losses = []
         for i in range(passes):
             with nullcontext() if i == passes - 1 else self.no_sync():
-                loss = loss_of(i)
+                loss = self.model(*batch_of(i)) / passes
                 self.backward(loss)
             losses.append(loss.detach())
         return losses

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from lowband.engine.checkpoint.manifest import (
 )
 from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges, read
+from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
@@ -88,10 +89,8 @@ class Checkpointer:
         start = time.perf_counter()
         self.wait()
         snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
-        sums = self._meeting.everyone(snapshot.content.sum())
-        other = next((rank for rank, sum_ in enumerate(sums) if sum_ != sums[0]), None)
-        if other is not None:
-            raise UserError(f"rank {other} saves a different step or state from rank 0", where=self.folder)
+        content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
+        snapshot = replace(snapshot, content=content)
         # Not a daemon: a process that exits without `wait` first completes the checkpoint.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()
@@ -184,11 +183,12 @@ class Checkpointer:
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[str, Any]:
         device = engine_of(module).device
+        elsewhere = names_elsewhere(self._meeting, module, engine_of(module))
 
         def check() -> tuple[Manifest, Logical, dict[str, Piece]]:
             here = Logical.of(module, optimizer)
             check_replicas(whole, path, here)
-            manifest = seen_by(whole, here.replica)
+            manifest = without(seen_by(whole, here.replica), elsewhere)
             random = random_states(module) if len(manifest.files) == self._meeting.ranks else {}
             if (on_gpu := f"rng.cuda.{self._meeting.rank}") not in manifest.tensors:  # saved on the CPU
                 random.pop(on_gpu, None)

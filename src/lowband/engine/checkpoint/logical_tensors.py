@@ -94,7 +94,7 @@ class Logical:
         The values of `pieces` are views: training changes them.
         """
         engine = engine_of(module)
-        engine.axis.check_alone("Checkpointer", known=engine.tensor_ranks)
+        engine.axis.check_alone("Checkpointer", known=engine.other_ranks)
         shards, parameters = {}, {}
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece

@@ -18,6 +18,7 @@ from torch import nn
 
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import units_gathered
+from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
@@ -83,19 +84,20 @@ def save_safetensors(
     dtype: torch.dtype = torch.float32,
     name_of: Callable[[str], str] = str,
 ) -> None:
-    """Write the whole parameters and the persistent buffers as a checkpoint, a file per unit, on rank 0.
+    """Write the whole parameters and the persistent buffers as a checkpoint, a file per unit.
 
     dtype:   of the parameters in the files
     name_of: maps a parameter's name in the module to its name in the files; default: the same
 
-    Every rank must call it; no rank holds more than a unit. A parameter with several names is written under
-    its first. Raises UserError if the folder has a checkpoint already, or if two tensors get one name.
+    Every rank must call it; no rank holds more than a unit. Of a pipeline, a rank of each stage writes its
+    files. A parameter with several names is written under its first. Raises UserError if the folder has a
+    checkpoint already, or if two tensors get one name.
     """
     from safetensors.torch import save_file
 
     engine, folder = engine_of(module), Path(folder)
-    engine.axis.check_alone("save_safetensors", known=engine.tensor_ranks)
-    is_writer = engine.is_first
+    engine.axis.check_alone("save_safetensors", known=engine.other_ranks)
+    is_writer = engine.is_first  # of a stage, in a pipeline
     taken = [is_writer and any((folder / name).exists() for name in (INDEX, SINGLE))]
     dist.broadcast_object_list(taken)
     if taken[0]:
@@ -104,11 +106,13 @@ def save_safetensors(
     names = {id(parameter): name_of(name) for name, parameter in module.named_parameters()}
     state = own_state_dict(module)
     buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in state}
-    stored = Counter([*names.values(), *buffers])
+    of_writers = everyones([*names.values(), *buffers] if is_writer else [])
+    stored = Counter(name for of_writer in of_writers for name in of_writer)
     if twice := [name for name, count in stored.items() if count > 1]:
         raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
     weight_map: dict[str, str] = {}
-    size, files = 0, len(engine.units)
+    size, files_of = 0, everyones(len(engine.units) if is_writer else 0)
+    files, before = sum(files_of), sum(files_of[: engine.axis.rank])
     for i, parameters in enumerate(units_gathered(engine)):
         if not is_writer:
             continue
@@ -116,14 +120,16 @@ def save_safetensors(
         if i == 0:
             tensors |= {name: buffer.to("cpu", copy=True).contiguous() for name, buffer in buffers.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (SINGLE if files == 1 else f"model-{i + 1:05d}-of-{files:05d}.safetensors")
+        path = folder / (SINGLE if files == 1 else f"model-{before + i + 1:05d}-of-{files:05d}.safetensors")
         unfinished = path.with_suffix(".part")
         save_file(tensors, unfinished, {"format": "pt"})
         unfinished.replace(path)
         weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
-    if is_writer and files > 1:  # written last: without it the folder is no checkpoint
-        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    written = everyones((size, weight_map))
+    if speaks_for_all() and files > 1:  # written last: without it the folder is no checkpoint
+        whole = {name: file for _, of_writer in written for name, file in of_writer.items()}
+        index = {"metadata": {"total_size": sum(size for size, _ in written)}, "weight_map": whole}
         write_whole(folder / INDEX, json.dumps(index, indent=2))
     dist.barrier()
 

@@ -1,10 +1,10 @@
 """A model as a chain of modules, whose stages lie on the ranks along the pipeline axis."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch import nn
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.options import Options, device_of
+from lowband.engine.parallel.cut_layers import ColumnLinear
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.mail import Mail
@@ -32,13 +33,22 @@ from lowband.spec.scheme import Scheme
 _PIPELINES = itertools.count()
 
 
+@runtime_checkable
+class Chained(Protocol):
+    """A module that is a chain."""
+
+    def chain(self) -> Mapping[str, nn.Module]:
+        """The modules of the chain, in order, by their names in this one."""
+
+
 class Pipeline(nn.Module):
     """A chain of modules in stages along a topology's pipeline axis, each stage sharded along its data axis.
 
     chain:         the whole model, on every rank: modules of which each takes the output of the one before, a
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
-                   "0", "1", ...: their places in the chain. On the meta device no rank has them all. To cut
-                   it along tensor, too, `lowband.parallelize` an nn.ModuleList of it before
+                   "0", "1", ...: their places in the chain. Or a module with a method `chain()` that returns
+                   them by their names in it, which they keep. On the meta device no rank has them all. To
+                   cut it along tensor, too, `lowband.parallelize` that module, or an nn.ModuleList, before
     loss:          maps the last module's output and a target to one number. If the head's vocabulary is cut,
                    an nn.CrossEntropyLoss that was cut with the chain, as a further module of the ModuleList
     scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
@@ -60,7 +70,7 @@ class Pipeline(nn.Module):
 
     def __init__(
         self,
-        chain: Sequence[nn.Module],
+        chain: Sequence[nn.Module] | Chained,
         loss: Callable[[Any, Any], torch.Tensor],
         scheme: Scheme | str,
         topology: Topology,
@@ -77,6 +87,8 @@ class Pipeline(nn.Module):
     ) -> None:
         super().__init__()
         axis = topology.along("pipeline")
+        named = chain.chain() if isinstance(chain, Chained) else {str(i): m for i, m in enumerate(chain)}
+        names, modules = list(named), list(named.values())
         if not is_alone():
             check_same(
                 {
@@ -84,25 +96,27 @@ class Pipeline(nn.Module):
                     "schedule of a pipeline": str(schedule),
                     "chunks of a pipeline": chunks,
                     "layers of a pipeline": None if layers is None else list(layers),
-                    "modules of a pipeline": [type(module).__name__ for module in chain],
+                    "modules of a pipeline": [type(module).__name__ for module in modules],
                 }
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         self._plan = Plan(of_ranks, axis.place)
-        cuts = cut(len(chain), stages(of_ranks), layers)
-        _check_parameters(chain, cuts, self._plan)
-        for stage in self._plan.stages:
-            for place in range(*cuts[stage]):
-                self.add_module(str(place), chain[place])
-        self._stages = {stage: list(chain[slice(*cuts[stage])]) for stage in self._plan.stages}
+        cuts = cut(len(modules), stages(of_ranks), layers)
+        _check_parameters(named, cuts, self._plan)
+        self._stages = {stage: modules[slice(*cuts[stage])] for stage in self._plan.stages}
+        for stage, of_it in self._stages.items():
+            for name, module in zip(names[slice(*cuts[stage])], of_it, strict=True):
+                _register(self, name, module)
+                _end_entries(module)
         self._deferring = Deferring(self.modules() if self._plan.split else iter(()))
         self._loss = partial(_checked_loss(loss))  # no submodule: no stage has it
         self._micro_batches = micro_batches
         self._name, self._steps = f"pipeline {next(_PIPELINES)}", 0
         self.ends: list[tuple[Action, float]] = []
 
-        options, own = Options(compute_dtype, reduce_dtype, overlap), set(self.children())
+        options = Options(compute_dtype, reduce_dtype, overlap)
+        own = {module for of_it in self._stages.values() for module in of_it}
         self._lowband = Engine(
             self,
             given,
@@ -223,12 +237,31 @@ def _lists(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int |
     return found
 
 
-def _check_parameters(chain: Sequence[nn.Module], cuts: Sequence[Cut], plan: Plan) -> None:
+def _register(within: nn.Module, name: str, module: nn.Module) -> None:
+    """Make a module a submodule; of a name with dots, inside of others that only hold it."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        within.add_module(name, module)
+        return
+    if first not in within._modules:
+        within.add_module(first, nn.Module())
+    _register(within.get_submodule(first), rest, module)
+
+
+def _end_entries(module: nn.Module) -> None:
+    """Let column products of tensor ranks forget their input with the module, as the whole model would."""
+    columns = [inner for inner in module.modules() if isinstance(inner, ColumnLinear)]
+    for entered in {id(column.cut.entered): column.cut.entered for column in columns}.values():
+        module.register_forward_hook(entered, always_call=True)
+
+
+def _check_parameters(chain: Mapping[str, nn.Module], cuts: Sequence[Cut], plan: Plan) -> None:
     """Raises UserError if a rank has no parameters, or one that a module on another rank has, too."""
+    named = list(chain.items())
     places: dict[int, tuple[str, int]] = {}  # by the parameter's id: its first name, and the rank
     for stage, of_it in enumerate(cuts):
-        for place in range(*of_it):
-            for name, parameter in chain[place].named_parameters():
+        for place, module in named[slice(*of_it)]:
+            for name, parameter in module.named_parameters():
                 mine = f"{place}.{name}", plan.rank_of[stage]
                 first, rank = places.setdefault(id(parameter), mine)
                 if rank != mine[1]:

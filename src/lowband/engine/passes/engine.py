@@ -154,6 +154,11 @@ class Engine:
         """The ranks over which the module's layers are cut."""
         return 1 if self.tensor is None else self.tensor.ranks
 
+    @property
+    def other_ranks(self) -> int:
+        """The ranks along other axes than data that have parts of the module."""
+        return self.tensor_ranks * (1 if self.pipeline is None else self.pipeline.ranks)
+
     # ---- forward
 
     def _hook(self, owner: nn.Module) -> None:

@@ -26,6 +26,7 @@ from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.peers import peer_sent_bytes
+from lowband.cost.stages import stages_states
 from lowband.errors import UserError
 from lowband.evidence.tables.points import NO_CONDITION, POINT, identity
 from lowband.evidence.validation.scale_model import box_step_s
@@ -220,7 +221,7 @@ def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]
     """
     counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
     collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
-    for hop in spec.levels.hops(SELF, WORLD):
+    for hop in spec.job_levels.hops(SELF, WORLD):
         for collective, wire in collectives:
             key = hop.level, collective, wire
             yield {
@@ -240,6 +241,8 @@ def _outside(outcome: Outcome) -> Iterator[Row]:
 
 def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, int]:
     """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
+    if spec.is_in_stages:
+        return stages_states(spec)
     closed = state_bytes(
         unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor)),
         spec.scheme,

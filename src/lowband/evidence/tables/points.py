@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from lowband.spec.axes import AXES
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.yaml_model import Strict
 
@@ -47,7 +46,7 @@ def at_most_ranks(rows: pd.DataFrame) -> pd.DataFrame:
 def identity(spec: RunSpec) -> dict[str, Any]:
     """`point`, the checksum of all options of a run, and each option in its column."""
     options = spec.point
-    all_values = {**options, **{axis: getattr(spec, axis) for axis in AXES}}
+    all_values = {**options, **{key: getattr(spec, key) for key in OPTIONS if key not in options}}
     values = {
         COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in all_values.items()
     }

@@ -1,0 +1,92 @@
+"""Checkpoints of a pipeline: each stage writes what it holds, and the manifest has all of it.
+
+A parameter has the name that it has in the whole model, so a checkpoint does not depend on the stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
+
+from torch import nn
+
+from lowband.engine.checkpoint.logical_tensors import buffers, state_of
+from lowband.engine.checkpoint.manifest import Content, Group, Manifest
+from lowband.engine.passes.engine import Engine
+from lowband.engine.transport.meeting import Meeting
+from lowband.errors import UserError
+
+T = TypeVar("T")
+
+
+def agreed(meeting: Meeting, content: Content, engine: Engine, where: object) -> Content:
+    """The content of all stages together. Every rank must call it.
+
+    Raises UserError, on every rank, if ranks of one stage differ, or stages in step or optimizer.
+    """
+    place = 0 if engine.pipeline is None else engine.pipeline.place
+    in_stages = engine.pipeline is not None and engine.is_first
+    all_ = meeting.everyone((place, content.sum(), content if in_stages else None))
+    first_of: dict[int, int] = {}
+    for rank, (stage, sum_, _) in enumerate(all_):
+        first = first_of.setdefault(stage, rank)
+        if sum_ != all_[first][1]:
+            raise UserError(f"rank {rank} saves a different step or state from rank {first}", where=where)
+    if engine.pipeline is None:
+        return content
+    return _joined([found for _, _, found in all_ if found is not None], where)
+
+
+def _joined(contents: Sequence[Content], where: object) -> Content:
+    first = contents[0]
+    for other in contents:
+        options = [[group.options for group in content.groups] for content in (first, other)]
+        if (other.step, other.optimizer) != (first.step, first.optimizer) or options[0] != options[1]:
+            raise UserError(
+                "stages of a pipeline save different steps, optimizers or param groups",
+                where=str(where),
+                allowed="the same on all ranks, but for the parameters in a group",
+            )
+    groups = [
+        Group(
+            parameters=tuple(chain.from_iterable(group.parameters for group in alike)),
+            options=alike[0].options,
+        )
+        for alike in zip(*(content.groups for content in contents), strict=True)
+    ]
+    return first.model_copy(
+        update={
+            "groups": tuple(groups),
+            "tensors": _union([content.tensors for content in contents]),
+            "numbers": _union([content.numbers for content in contents]),
+        }
+    )
+
+
+def _union(mappings: Sequence[Mapping[str, T]]) -> dict[str, T]:
+    return {name: value for mapping in mappings for name, value in mapping.items()}
+
+
+def names_elsewhere(meeting: Meeting, module: nn.Module, engine: Engine) -> set[str]:
+    """Names in a manifest of parameters and buffers that other stages have. Every rank must call it."""
+    if engine.pipeline is None:
+        return set()
+    mine = {f"model.{name}" for name, _ in module.named_parameters()} | buffers(module).keys()
+    return set[str]().union(*meeting.everyone(mine)) - mine
+
+
+def without(manifest: Manifest, elsewhere: set[str]) -> Manifest:
+    """The manifest as a stage sees it: without what other stages have."""
+    if not elsewhere:
+        return manifest
+
+    def is_here(name: str) -> bool:
+        state = state_of(name)
+        return (f"model.{state[1]}" if state else name) not in elsewhere
+
+    groups = tuple(
+        group.model_copy(update={"parameters": tuple(p for p in group.parameters if is_here(f"model.{p}"))})
+        for group in manifest.groups
+    )
+    tensors = {name: saved for name, saved in manifest.tensors.items() if is_here(name)}
+    numbers = {name: number for name, number in manifest.numbers.items() if is_here(name)}
+    return manifest.model_copy(update={"groups": groups, "tensors": tensors, "numbers": numbers})

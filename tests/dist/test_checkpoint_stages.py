@@ -1,0 +1,161 @@
+"""Checkpoints of pipelines: saved by one division of the ranks and read by another one."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from test_run_stages import MODEL, run
+
+import lowband
+from lowband.engine.checkpoint.manifest import Manifest
+from lowband.errors import UserError
+from lowband.model.gpt import GPT
+from lowband.model.gpt import on_ranks as on_job
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.schedules import SCHEDULES
+
+STEPS, BATCHES, CLIP = 3, 4, 0.1
+Axes = dict[str, int]
+Found = tuple[list[float], dict[str, torch.Tensor]]
+
+
+def batches() -> torch.Tensor:
+    """[steps, micro-batches of all data ranks, sequences, tokens]"""
+    return torch.randint(256, (STEPS, BATCHES, 2, 17), generator=torch.Generator().manual_seed(1))
+
+
+def made(axes: Axes, schedule: str) -> tuple[torch.nn.Module, lowband.Topology, int]:
+    """A GPT on the job's ranks, and the micro-batches of each."""
+    topology = lowband.Topology({}, lowband.Axes(**axes))
+    each = BATCHES // len(topology.along("data").ranks)
+    with torch.device("meta"):
+        model = GPT(MODEL)
+    of_step = each, schedule, SCHEDULES[schedule].chunks[0]
+    options: dict[str, Any] = {"compute_dtype": torch.float32, "seed": 3, "device": "cpu"}
+    return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), topology, each
+
+
+def mean_loss(model: torch.nn.Module, mine: torch.Tensor, copies: int) -> float:
+    """Of a step, forward and backward. copies: ranks with the last stage"""
+    pairs = [(batch[:, :-1], batch[:, 1:]) for batch in mine]
+    if isinstance(model, lowband.Pipeline):
+        losses = model.step(pairs)
+    else:
+        losses = lowband.accumulate(model, pairs, lambda pair: model(*pair) / len(pairs))
+    total = sum(losses, torch.zeros(()))
+    everyones = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, total)
+    return float(torch.stack(everyones).sum()) / copies
+
+
+def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b") -> Found:
+    """Losses from step `first` on, and this rank's weights at the end; the state is saved after step 0."""
+    model, topology, each = made(axes, schedule)
+    data = topology.along("data")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+    checkpointer = lowband.Checkpointer(folder)
+    if first:
+        assert checkpointer.load_newest(model, optimizer) == {"step": 0}
+    losses = []
+    for number, step in enumerate(batches()):
+        if number < first:
+            continue
+        mine = step[data.place * each : (data.place + 1) * each]
+        losses.append(mean_loss(model, mine, len(data.ranks) * axes.get("tensor", 1)))
+        lowband.clip_grad_norm_(model, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 0 and not first:
+            checkpointer.save(0, model, optimizer, {"step": 0})
+            checkpointer.wait()
+    return losses, lowband.full_state_dict(model)
+
+
+def whole(found: list[Found]) -> dict[str, torch.Tensor]:
+    return {name: value for _, state in found for name, value in state.items()}
+
+
+CASES = [
+    (2, {"pipeline": 2}, "zb-v", {"pipeline": 2}, "zb-v", 0),
+    (4, {"pipeline": 2, "tensor": 2}, "1f1b", {"pipeline": 4}, "1f1b", 1e-5),
+    (4, {"pipeline": 2}, "zb-v", {"pipeline": 2}, "1f1b", 0),
+    (4, {"pipeline": 2}, "1f1b", {}, "1f1b", 1e-5),
+    pytest.param(
+        8, {"pipeline": 2, "tensor": 2}, "1f1b", {"pipeline": 4}, "gpipe", 1e-5, marks=pytest.mark.wide
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "axes", "schedule", "then", "their_schedule", "error"), CASES)
+def test_a_checkpoint_is_read_under_any_stages(
+    tmp_path: Path, ranks: int, axes: Axes, schedule: str, then: Axes, their_schedule: str, error: float
+) -> None:
+    """Or on one rank, without any."""
+    saved = on_ranks(ranks, trained, tmp_path, axes, 0, schedule)
+    manifest = Manifest.read(next(tmp_path.iterdir()))
+    names = dict(GPT(MODEL).named_parameters())
+    assert {
+        name.removeprefix("model.") for name in manifest.firsts if name.startswith("model.")
+    } == names.keys()
+    again = on_ranks(ranks if then else 1, trained, tmp_path, then, 1, their_schedule)
+    assert {tuple(losses) for losses, _ in saved} == {tuple(saved[0][0])}
+    assert again[0][0] == pytest.approx(saved[0][0][1:], rel=error, abs=0)
+    before, after = whole(saved), whole(again)
+    assert before.keys() == after.keys() == names.keys()
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=10 * error, atol=2 * error)
+
+
+def test_one_ranks_checkpoint_is_read_by_stages(tmp_path: Path) -> None:
+    [(losses, _)] = on_ranks(1, trained, tmp_path, {}, 0)
+    again = on_ranks(2, trained, tmp_path, {"pipeline": 2}, 1)
+    assert again[0][0] == pytest.approx(losses[1:], rel=1e-5)
+
+
+def exported(folder: Path) -> None:
+    lowband.save_safetensors(made({"pipeline": 2, "tensor": 2}, "zb-v")[0], folder)
+
+
+def test_safetensors_have_the_whole_model(tmp_path: Path) -> None:
+    on_ranks(4, exported, tmp_path)
+    files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
+    found = {name: value for file in files for name, value in file.items()}
+    expected = GPT(MODEL, seed=3).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(expected[name], value) for name, value in found.items())
+    again = lowband.Safetensors(tmp_path)
+    with again.flat("blocks.3.mlp.up.bias", torch.Size([4 * MODEL.hidden])) as flat:
+        assert torch.equal(flat[0:8], expected["blocks.3.mlp.up.bias"][:8])
+
+
+def differing(folder: Path) -> str:
+    model, topology, _ = made({"pipeline": 2}, "1f1b")
+    rate = 1e-2 if topology.along("pipeline").place else 1e-3
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with pytest.raises(UserError) as error:
+        lowband.Checkpointer(folder).save(1, model, optimizer)
+    return str(error.value)
+
+
+def test_stages_that_differ_are_refused(tmp_path: Path) -> None:
+    for text in on_ranks(2, differing, tmp_path / "new"):
+        assert "stages of a pipeline save different steps, optimizers or param groups" in text
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    changes = {"ranks": 4, "pipeline": 2, "scheme": "zero3", "steps": 4, "checkpoint_every": 2}
+    _, folder, outcome = run(tmp_path / "run", **changes)
+    steps = [(step.loss, step.grad_norm) for step in folder.read_steps()]
+    [newest] = folder.checkpoints.glob("*/step-00000004")
+    shutil.rmtree(newest)
+    folder.outcome.unlink()
+    _, again, resumed = run(tmp_path / "run", **changes)
+    assert resumed.resumed_from == 2
+    assert [(step.loss, step.grad_norm) for step in again.read_steps()] == steps
+    assert resumed.weights_sha256 == outcome.weights_sha256

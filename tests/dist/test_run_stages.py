@@ -1,0 +1,71 @@
+"""Runs along the pipeline axis: the bits of the same run without one, and the bytes of closed forms."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started import ROOT, begun, ended, spec_file
+
+from lowband.cost.contents import step_bytes
+from lowband.cost.stages import stages_states
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.run import RunSpec
+
+MODEL = ModelSpec(
+    name="small", layers=4, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"
+)
+TIED = MODEL.model_copy(update={"tied_head": True})
+BASE: dict[str, Any] = {
+    "seq_len": 32, "micro_batch": 2, "accumulation": 4, "steps": 3, "warmup_steps": 1, "model": MODEL,
+    "grad_clip": 0.1,
+}  # fmt: skip
+WIDE = pytest.mark.wide
+
+
+def run(folder: Path, **changes: Any) -> tuple[RunSpec, RunFolder, Outcome]:
+    folder.mkdir(exist_ok=True)
+    changes = {**BASE, **changes}
+    path = spec_file(folder, **{**changes, "scheme": Config(ROOT).scheme(changes["scheme"])})
+    code, said = ended(begun(path), path)
+    assert code == 0, said
+    found = RunFolder(folder)
+    return RunSpec.read_json(path), found, Outcome.read_json(found.outcome)
+
+
+CASES = [
+    ({"ranks": 4, "pipeline": 2, "scheme": "zero3"}, 0),
+    ({"ranks": 4, "pipeline": 2, "scheme": "hpz", "schedule": "zb-v", "recompute": "full"}, 0),
+    ({"ranks": 4, "pipeline": 2, "scheme": "zero1", "schedule": "zb-v", "model": TIED}, 1e-6),
+    ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero3", "sequence_parallel": True}, 0),
+    pytest.param({"ranks": 4, "pipeline": 4, "scheme": "zero1", "schedule": "zb-h1"}, 0, marks=WIDE),
+    pytest.param(
+        {"ranks": 8, "pipeline": 2, "scheme": "hier3-exact", "chunks": 2, "schedule": "breadth"},
+        0,
+        marks=WIDE,
+    ),
+    pytest.param(
+        {"ranks": 8, "pipeline": 2, "tensor": 2, "scheme": "zero3", "schedule": "zb-v"}, 0, marks=WIDE
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error"), CASES)
+def test_a_run_in_stages_is_the_run_without(tmp_path: Path, changes: dict[str, Any], error: float) -> None:
+    """Both sum gradients over the micro-batches first. A clip bites."""
+    spec, folder, outcome = run(tmp_path / "stages", **changes)
+    whole = {k: v for k, v in changes.items() if k not in ("pipeline", "schedule", "chunks")}
+    whole |= {"ranks": spec.ranks // spec.pipeline, "order": "breadth"}
+    _, expected, theirs = run(tmp_path / "whole", **whole)
+    mine, other = [*folder.read_steps()], [*expected.read_steps()]
+    assert [step.loss for step in mine] == pytest.approx([step.loss for step in other], rel=error, abs=0)
+    assert [step.grad_norm for step in mine] == pytest.approx(
+        [s.grad_norm for s in other], rel=max(error, 1e-12)
+    )
+    assert (outcome.weights_sha256 == theirs.weights_sha256) == (not error)
+    assert min(step.grad_norm for step in mine) > spec.grad_clip
+    held = {state.kind: state.bytes for state in outcome.states}
+    assert {kind: held.get(kind, 0) for kind in stages_states(spec)} == stages_states(spec)
+    for step in mine[1:]:
+        assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)
