@@ -15,11 +15,12 @@ Source: Megatron-LM (arXiv 1909.08053, section 3; arXiv 2205.05198, section 4.2.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
 
 from lowband.cost.bytes import NORM_BYTES, sent_bytes, unit_numels
+from lowband.cost.context import by_level, context_bytes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.spec.activations import (
     ENTER_GATHER,
@@ -34,7 +35,7 @@ from lowband.spec.activations import (
     TENSOR_NORM,
 )
 from lowband.spec.axes import Axes
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import mean
 from lowband.spec.run import RunSpec
@@ -97,7 +98,7 @@ def tensor_bytes(
     counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
 
     def add(row: Collective, whole: int | Fraction, times: int) -> None:
-        for level, sent in _by_level(row, Fraction(whole), levels):
+        for level, sent in by_level(row, Fraction(whole), levels):
             counts[level, row.name, "native"] += sent * times
 
     tokens, width = micro_batch * seq_len, DTYPE_BYTES[compute_dtype]
@@ -139,12 +140,4 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         is_clipped,
         recompute=spec.recompute == "full",
     )
-    return {**along_data, **along_tensor}
-
-
-def _by_level(row: Collective, whole: Fraction, levels: Levels) -> Iterator[tuple[str, Fraction]]:
-    """What a rank sends over each level, of a row that gathers or reduces `whole` bytes over all levels."""
-    ways = 2 if row.kind == "all_reduce" else 1
-    for hop in levels.hops(SELF, WORLD):
-        whole /= hop.count
-        yield hop.level, ways * (hop.count - 1) * whole
+    return {**along_data, **along_tensor, **context_bytes(spec)}

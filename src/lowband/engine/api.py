@@ -20,6 +20,7 @@ from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
+from lowband.spec.context import check_context
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
 
@@ -81,6 +82,7 @@ def shard(
         own = placement_of(unit, owner) if placement_of is not None else None
         return placed if own is None else named(own)
 
+    check_context(topology.axes, placed, topology.levels)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     module._lowband = Engine(*parts, options, init, seed, device_of(device))  # type: ignore[assignment]

@@ -42,7 +42,7 @@ STAGE_GRAD = Collective(  # and its gradient back
     "stage_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
 STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
     "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
-CONTEXT_HEADS = Collective(  # queries, keys, values: a rank's tokens of all heads become all tokens of its heads
+CONTEXT_HEADS = Collective(  # a rank's tokens of all heads become all tokens of its heads
     "context_heads", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
 CONTEXT_HEADS_GRAD = Collective(
     "context_heads_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")

@@ -30,7 +30,7 @@ class Axes(Strict):
     )
     context_attention: str = Field(
         default="ring",
-        description="how they attend to each other: gather, ring, heads; or by level: package=heads,world=ring",
+        description="how they attend: gather, ring, heads; or by level: package=heads,world=ring",
     )
     zigzag: bool = Field(
         default=True, description="each of them has an early and a late part: causal attention is balanced"

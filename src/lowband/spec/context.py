@@ -6,7 +6,8 @@
 
 Ranks that differ on levels of `heads` alone share one part of the sequence; there are as many parts as ranks
 on the other levels. With zigzag part i of n is the pieces i and 2 n - 1 - i of 2 n, so that under a causal
-mask all parts have equally many pairs of a query and a key; without it the last has 2 n - 1 times the first's.
+mask all parts have equally many pairs of a query and a key; without it the last has 2 n - 1 times as many as
+the first.
 
 Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section 3.3.2), ring attention
 (arXiv 2310.01889), USP (arXiv 2405.07719).
@@ -19,7 +20,9 @@ from math import lcm, prod
 from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
+from lowband.spec.axes import Axes
 from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.scheme import Scheme
 
 Way = Literal["heads", "gather", "ring"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer
@@ -49,13 +52,27 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
         if way not in WAYS:
             raise UserError(f"unknown way '{way}'", where=where, allowed=WAYS)
     if missing := [level for level in crossed if level not in given]:
-        raise UserError(f"no way for level '{missing[0]}', which context ranks cross", where=where, allowed=WAYS)
+        what = f"no way for level '{missing[0]}', which context ranks cross"
+        raise UserError(what, where=where, allowed=WAYS)
     found: dict[str, Way] = {level: given[level] for level in crossed}  # type: ignore[misc]
     for (inner, a), (outer, b) in pairwise(found.items()):
         if WAYS.index(a) > WAYS.index(b):
             what = f"{a} on '{inner}' lies inside of {b} on '{outer}'"
             raise UserError(what, where=where, allowed="from the inside: heads, gather, ring")
     return found
+
+
+def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
+    """Raises UserError if ranks along context would be of different replicas, whose weights differ.
+
+    levels: as the ranks along data see them
+    """
+    if scheme.sync is not None and levels.size(scheme.sync.beyond) % axes.context:
+        raise UserError(
+            f"context {axes.context} crosses replicas, the groups of level '{scheme.sync.beyond}'",
+            where=f"scheme '{scheme.name}'",
+            allowed=f"what divides {levels.size(scheme.sync.beyond)}, the ranks of a replica",
+        )
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,8 @@ def along_tensor(module: object) -> Along | None:
 
 
 def ledger_of(module: nn.Module) -> Ledger:
-    """Where what is sent for a module is counted."""
-    along = along_tensor(module)
+    """Where what is sent for a module is counted, along all axes."""
+    along = along_tensor(module) or getattr(module, "_lowband_context", None)
     return Ledger() if along is None else along.ledger
 
 

@@ -12,7 +12,7 @@ import torch
 
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
-from lowband.engine.transport.axis import Axis
+from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
 from lowband.engine.transport.ledger import Ledger
@@ -117,15 +117,19 @@ class ContextExchanges:
         hops = self.axis.hops(*self.layout.span("heads"))
         for bound in hops if split == 1 else reversed(hops):
             parts = torch.stack([part.contiguous() for part in x.chunk(bound.hop.count, split)])
-            messages, found = [parts.view(bound.hop.count, -1)], list[torch.Tensor]()
-
-            def work(collectives: Collectives, call: Call, bound=bound, messages=messages, found=found) -> Work:
-                yield bound.hop.level, messages
-                found.append(collectives.all_to_all(call, call.hold(messages.pop()), bound, row.name))
-
-            self._submit(x, name, [bound.hop.level], work).wait()
-            x = torch.cat([*found.pop().view(parts.shape)], join)
+            x = torch.cat([*self._exchanged(parts, bound, row, name)], join)
         return x
+
+    def _exchanged(self, parts: torch.Tensor, bound: BoundHop, row: Collective, name: str) -> torch.Tensor:
+        """A part to each partner of a hop, and one from each, in their order."""
+        messages, found = [parts.view(bound.hop.count, -1)], list[torch.Tensor]()
+
+        def work(collectives: Collectives, call: Call) -> Work:
+            yield bound.hop.level, messages
+            found.append(collectives.all_to_all(call, call.hold(messages.pop()), bound, row.name))
+
+        self._submit(parts, name, [bound.hop.level], work).wait()
+        return found.pop().view(parts.shape)
 
     def _submit(
         self, x: torch.Tensor, name: str, levels: Sequence[str], work: Callable[[Collectives, Call], Work]

@@ -50,12 +50,12 @@ class Blocks(torch.autograd.Function):
         is_one = walk.is_one
         for step, block in walk.blocks(torch.stack([k, v]), CONTEXT_GATHER, CONTEXT_RING):
             for rows, columns, seen in walk.pairs(step):
-                o, l = forward(q[:, :, rows], *_chosen(block, columns), seen, what.scale)
+                o, own = forward(q[:, :, rows], *_chosen(block, columns), seen, what.scale)
                 if is_one:
-                    out, lse = o, l
+                    out, lse = o, own
                     continue
-                before, both = lse[:, :, rows], torch.logaddexp(lse[:, :, rows], l)
-                kept, added = (torch.where(both == -torch.inf, 0, (x - both).exp()) for x in (before, l))
+                before, both = lse[:, :, rows], torch.logaddexp(lse[:, :, rows], own)
+                kept, added = (torch.where(both == -torch.inf, 0, (x - both).exp()) for x in (before, own))
                 out[:, :, rows] = out[:, :, rows] * kept.unsqueeze(-1) + o * added.unsqueeze(-1)
                 lse[:, :, rows] = both
         out = out.to(q.dtype)

@@ -6,6 +6,7 @@ rank's own number of tokens: `Context.mean` divides by the number over all ranks
 them, and nothing else divides. Gradients of keys and values are summed over context, never averaged.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
 from lowband.spec.context import Layout, ways_of
 
+WHERE = "Context.attention"
 # What walks over tokens in order, or over neighbours, and so needs all of them.
 IN_ORDER = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
@@ -69,7 +71,7 @@ class Context:
         for name, child in module.named_modules():
             if self._ranks > 1 and isinstance(child, IN_ORDER):
                 what = f"{type(child).__name__} needs the tokens of a whole sequence, in order"
-                raise UserError(what, where=f"'{name}'", allowed="modules that see one token at a time; Context.attention")
+                raise UserError(what, where=f"'{name}'", allowed="modules that see one token at a time")
         if (along := along_tensor(module)) is not None:
             self._exchanges.ledger = self._all.ledger = along.ledger
         module._lowband_context = self  # type: ignore[assignment]
@@ -83,6 +85,10 @@ class Context:
         """
         mine = self.layout.positions(self._place, self._padded(tokens))
         return torch.tensor(mine, device=device)
+
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        """The same of tokens that were split. x: [B, its tokens, ...]"""
+        return self.positions(x.shape[1] * self._ranks, x.device)
 
     def split(self, x: torch.Tensor, dim: int = 1, fill: float = 0) -> torch.Tensor:
         """This rank's tokens of a tensor that has all of them, in its order.
@@ -125,17 +131,15 @@ class Context:
         Raises UserError for shapes that do not fit, and for heads that cannot be divided.
         """
         self._check(q, k, v, documents)
-        heads = self.layout.ranks("heads")
-        _, H, T, D = q.shape
-        known = documents is not None
-        if not causal and not known:
-            documents = self._real(q, tokens)
-        elif known:
+        heads, (_, H, _, D) = self.layout.ranks("heads"), q.shape
+        if documents is not None:
             documents = self._whole(documents)
+        elif not causal:
+            documents = self._real(q, tokens)
         if heads > 1:
             k, v = (_for_heads(x, H, heads) for x in (k, v))
             q, k, v = (_Swapped.apply(x, 1, 2, self._exchanges) for x in (q, k, v))
-        scale = D**-0.5 if scale is None else scale
+        scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
         out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents))
         return _Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out  # type: ignore[no-any-return]
 
@@ -150,14 +154,13 @@ class Context:
             or q.shape[1] % max(k.shape[1], 1)
         ):
             allowed = "q [B, H, T, D], k and v [B, G, T, D] with H a multiple of G"
-            raise UserError(f"shapes {', '.join(map(str, shapes))}", where="Context.attention", allowed=allowed)
-        multiple = self.layout.multiple // self._ranks if self.layout.multiple > self._ranks else 1
+            raise UserError(f"shapes {', '.join(map(str, shapes))}", where=WHERE, allowed=allowed)
         if q.shape[2] * self._ranks % self.layout.multiple:
-            what = f"{q.shape[2]} tokens on a rank"
-            raise UserError(what, where="Context.attention", allowed=f"multiples of {multiple}, as split gives")
+            allowed = f"multiples of {self.layout.multiple // self._ranks}, as split gives"
+            raise UserError(f"{q.shape[2]} tokens on a rank", where=WHERE, allowed=allowed)
         if documents is not None and tuple(documents.shape) != (q.shape[0], q.shape[2]):
             what = f"documents {list(documents.shape)}"
-            raise UserError(what, where="Context.attention", allowed=f"[{q.shape[0]}, {q.shape[2]}]")
+            raise UserError(what, where=WHERE, allowed=f"[{q.shape[0]}, {q.shape[2]}]")
 
     def _whole(self, documents: torch.Tensor) -> torch.Tensor:
         """Documents of the whole sequence, in its order."""
@@ -176,7 +179,7 @@ class Context:
         if tokens is None or self._padded(tokens) != length:
             what = f"{length} tokens on all ranks, of {'an unknown number' if tokens is None else tokens}"
             allowed = "tokens: of the whole sequence, where no mask hides those added at its end"
-            raise UserError(what, where="Context.attention", allowed=allowed)
+            raise UserError(what, where=WHERE, allowed=allowed)
         if tokens == length:
             return None
         real = torch.arange(length, device=q.device) < tokens
@@ -184,16 +187,16 @@ class Context:
 
     # ---- loss
 
-    def mean(self, losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-        """The loss of a step, such that the averages of its gradients over ranks are those of the mean.
+    def mean(self, total: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        """This rank's contribution to the mean of all tokens' losses, a scalar.
 
-        losses:  of this rank's tokens, any shape
-        counted: bool, of the same shape: the tokens that count; at least one of all ranks' does
+        total:   sum of the losses of this rank's tokens that count
+        counted: bool, any shape: which of them do; it may be none of a rank's
 
-        It is this rank's sum, divided by the number that counts over all ranks along data, context's among
-        them, times their number. Its average over ranks is the mean over all tokens that count.
+        It is `total` divided by the number of tokens that count on all ranks along data, context's among
+        them, and times the number of ranks: its average over them is the mean, and so are gradients that
+        `lowband.shard` averages.
         """
-        total = losses.masked_fill(~counted, 0).sum()
         count = counted.sum().to(torch.float64).view(1)
         if self._all.ranks > 1:
             count = self._all.gathered(count, TOKENS_COUNT, 0, "loss").sum()
