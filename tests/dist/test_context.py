@@ -228,7 +228,7 @@ def test_labels_go_with_their_tokens() -> None:
 
 
 def test_zigzag_balances_a_causal_mask() -> None:
-    """Pairs of a query and a key of each of 4 ranks: equal, and 1 : 3 : 5 : 7 without (up to the diagonal)."""
+    """Pairs of a query and a key of each of 4 ranks: equal, and about 1 : 3 : 5 : 7 without."""
     levels = Levels.fit({}, 4)
 
     def pairs(zigzag: bool) -> list[int]:
@@ -272,7 +272,8 @@ def _refused(cases: list) -> list[str]:
 
 
 SELDOM = {
-    "name": "seldom", "weights": "self", "grads": "self", "optim": "self", "sync": {"every": 2, "beyond": "node"},
+    "name": "seldom", "weights": "self", "grads": "self", "optim": "self",
+    "sync": {"every": 2, "beyond": "node"},
 }  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         levels.size(spec.scheme.optim),
         axes,
         spec.micro_batch,
-        spec.seq_len,
+        spec.seq_len // spec.context,
         spec.accumulation,
         spec.compute_dtype,
         is_clipped,

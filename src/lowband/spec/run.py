@@ -161,6 +161,11 @@ class RunSpec(RunOptions):
         if self.context > 1 and self.attention == "flash2":
             what = "flash2 does not merge blocks of keys"
             raise UserError(what, where=where, allowed="attention: sdpa")
+        if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
+            what = (
+                "in a ring over several levels, next ranks lie on different ones, and one is counted for all"
+            )
+            raise UserError(what, where="device fake", allowed="ring on one level")
         if self.sequence_parallel and self.seq_len // self.context % self.tensor:
             what = f"{self.seq_len // self.context} tokens of a context rank cannot be divided over tensor"
             raise UserError(what, where="sequence_parallel", allowed=f"multiples of {self.tensor}")
