@@ -50,6 +50,10 @@ class ContextExchanges:
         self._of: dict[torch.device, Collectives] = {}
         self._ring = axis.ring(*layout.span("ring"))  # on all ranks at once: this makes its groups
 
+    def count_in(self, ledger: Ledger) -> None:
+        """Count what is sent from now on in another ledger."""
+        self.ledger, self._of = ledger, {}
+
     def coordinate(self, way: Way) -> int:
         """This rank's number among those that attend so."""
         inside = prod(self.layout.ranks(each) for each in WAYS[: WAYS.index(way)])

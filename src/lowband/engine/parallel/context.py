@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowband.engine.collectives.activations import Along, along_tensor
+from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.context import ContextExchanges
 from lowband.engine.parallel.blocks import NAME, Blocks, What
 from lowband.engine.transport.consistency import check_same, is_alone
+from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
@@ -56,15 +57,15 @@ class Context:
         self._place, self._ranks = axis.place, len(axis.ranks)
         self._exchanges = ContextExchanges(axis, self.layout)
         self._all = Along(topology.along("data"))
-        self._all.ledger = self._exchanges.ledger
+        self._all.count_in(self._exchanges.ledger)
 
     @property
-    def ledger(self) -> Any:
+    def ledger(self) -> Ledger:
         """Where the bytes that its exchanges send are counted."""
         return self._exchanges.ledger
 
     def bind(self, module: nn.Module) -> None:
-        """Count in the ledger that the module's other exchanges have; before `lowband.shard`.
+        """Count where the module's other exchanges are counted; before `lowband.shard`.
 
         Raises UserError for modules that need their tokens in order, or all of them.
         """
@@ -72,9 +73,12 @@ class Context:
             if self._ranks > 1 and isinstance(child, IN_ORDER):
                 what = f"{type(child).__name__} needs the tokens of a whole sequence, in order"
                 raise UserError(what, where=f"'{name}'", allowed="modules that see one token at a time")
-        if (along := along_tensor(module)) is not None:
-            self._exchanges.ledger = self._all.ledger = along.ledger
         module._lowband_context = self  # type: ignore[assignment]
+
+    def count_in(self, ledger: Ledger) -> None:
+        """Count what is sent from now on in another ledger."""
+        self._exchanges.count_in(ledger)
+        self._all.count_in(ledger)
 
     # ---- tokens
 

@@ -104,8 +104,9 @@ class PartLoss(nn.CrossEntropyLoss):
         if (wrong := _outside(counted, logits.shape[-1] * self.cut.along.ranks)) is not None:
             raise IndexError(f"Target {wrong} is out of bounds.")  # as torch's on a CPU
         losses = vocabulary_losses(logits, targets, self.cut.along, self.ignore_index, self.cut.name)
-        total = losses.sum()
-        return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum()
+        if self.reduction == "sum":
+            return losses.sum()
+        return losses.sum() / (targets != self.ignore_index).sum()
 
 
 class Joined(nn.Identity):
