@@ -60,9 +60,9 @@ def _errors(
     own = None if documents is None else context.split(documents, fill=-1)
     found = context.attention(*mine, causal=causal, documents=own, tokens=tokens)
     found.backward(context.split(g, 2))
-    real = context.positions(tokens) < tokens
+    real = (context.positions(tokens) < tokens).unsqueeze(1)
     pairs = [(found, expected), *((a.grad, b.grad) for a, b in zip(mine, theirs, strict=True))]
-    errors = [((a - context.split(b, 2))[:, :, real].abs().max() / b.abs().max()).item() for a, b in pairs]
+    errors = [((a - context.split(b, 2)).mul(real).abs().max() / b.abs().max()).item() for a, b in pairs]
     return max(errors), {sent.collective: sent.bytes for sent in context.ledger.take()}
 
 

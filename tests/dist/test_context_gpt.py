@@ -121,6 +121,7 @@ def test_trains_as_one_process(
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.wide
 def test_bytes_at_64_ranks_are_the_closed_form() -> None:
     """On fake tensors: the engine's own exchanges, at their true sizes."""
     [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
