@@ -16,15 +16,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-seconds", action="store_true", help="write what each took to tests/seconds.csv"
     )
+    parser.addoption(
+        "--record-processor-seconds", action="store_true", help="only these: on a machine that is busy"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    records = config.getoption("--record-seconds") or config.getoption("--record-processor-seconds")
+    if records:
+        config.pluginmanager.register(seconds.Meter())
     if hasattr(config, "workerinput"):
         return  # the process that shares out the tests hears of each
     if not config.getoption("--one-try"):
         config.pluginmanager.register(timed.SecondTry())
-    if config.getoption("--record-seconds"):
-        config.pluginmanager.register(seconds.Recorder())
+    if records:
+        columns = seconds.COLUMNS if config.getoption("--record-seconds") else ("processor_s",)
+        config.pluginmanager.register(seconds.Recorder(columns))
     if config.getoption("--wide"):
         config.pluginmanager.register(passed.Recorder())
 

@@ -1,33 +1,84 @@
-"""What each test took, in tests/seconds.csv: files of long tests are begun first, and these are `slow`."""
+"""What each test took, in tests/seconds.csv: files of long tests are begun first, and these are `slow`.
+
+Processor seconds decide where they are recorded, as those of a busy machine are what an idle one's are; wall
+seconds where only these are, as of what waits.
+"""
 
 import csv
+import resource
+from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 FILE = Path(__file__).with_name("seconds.csv")
 LEAST_S, SLOW_S = 1.0, 10.0  # what is recorded; what counts as slow
+COLUMNS = ("seconds", "processor_s")  # wall, processor
 
 
-def recorded() -> dict[str, float]:
+def rows() -> dict[str, dict[str, float]]:
+    """By test, what is recorded of it."""
     if not FILE.is_file():
         return {}
     with FILE.open(newline="") as lines:
-        return {row["test"]: float(row["seconds"]) for row in csv.DictReader(lines)}
+        return {
+            row["test"]: {name: float(row[name]) for name in COLUMNS if row[name]}
+            for row in csv.DictReader(lines)
+        }
+
+
+def recorded() -> dict[str, float]:
+    """By test, its processor seconds, or in want of them wall seconds."""
+    return {test: row.get("processor_s", row.get("seconds", 0.0)) for test, row in rows().items()}
+
+
+def processor_s() -> float:
+    """Seconds, in user and system mode, of this process and of all that it started and has waited for.
+
+    Ranks that a warm interpreter forked (tests/warm.py) count once that interpreter has ended.
+    """
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+class Meter:
+    """Notes on each report the processor seconds since the one before; in the process that runs the tests."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+
+    def pytest_runtest_logstart(self) -> None:
+        self._before = processor_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = processor_s()
+        report.processor_s = now - self._before  # type: ignore[attr-defined]
+        self._before = now
+        return report
 
 
 class Recorder:
-    """Renews the rows of the tests that ran (`--record-seconds`)."""
+    """Renews the columns, of the tests that ran (`--record-seconds`, `--record-processor-seconds`)."""
 
-    def __init__(self) -> None:
-        self._took: dict[str, float] = {}
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = columns
+        self._took: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(columns, 0.0))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
+        took = {"seconds": report.duration, "processor_s": report.processor_s}  # type: ignore[attr-defined]
+        for name in self._columns:
+            self._took[report.nodeid][name] += took[name]
 
     def pytest_sessionfinish(self) -> None:
-        rows = recorded() | self._took
+        renewed = rows()
+        for test, took in self._took.items():
+            renewed[test] = renewed.get(test, {}) | took
         with FILE.open("w", newline="") as lines:
             out = csv.writer(lines, lineterminator="\n")
-            out.writerow(["test", "seconds"])
-            out.writerows((test, f"{took:.1f}") for test, took in sorted(rows.items()) if took >= LEAST_S)
+            out.writerow(["test", *COLUMNS])
+            for test, row in sorted(renewed.items()):
+                if max(row.values()) >= LEAST_S:
+                    out.writerow([test, *(f"{row[name]:.1f}" if name in row else "" for name in COLUMNS)])

@@ -103,7 +103,7 @@ def trained(name: str, topology: lowband.Topology, most: int, overlap: bool = Tr
         submitted[unit] += 1
         return submit(self, unit, *arguments, **named)
 
-    for step in range(3):
+    for step in range(2):
         engine.ledger.take()
         submitted.clear()
         with patch.object(Collectives, "submit", counted):
@@ -125,7 +125,9 @@ def divided(names: list[str], inner: dict[str, int]):
     return found
 
 
-@pytest.mark.parametrize(("ranks", "inner"), [(2, INNER), (4, INNER), (3, {"package": 3})])
+@pytest.mark.parametrize(
+    ("ranks", "inner"), [pytest.param(2, INNER, marks=pytest.mark.wide), (4, INNER), (3, {"package": 3})]
+)
 def test_bits_and_bytes_do_not_depend_on_the_division(ranks: int, inner: dict[str, int]) -> None:
     names = [name for name in PROGRAMS if name != "routed" or ranks == 4]
     for found in on_ranks(ranks, divided, names, inner):

@@ -81,7 +81,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     ("scheme", "optimizer"),
     [
         ("hier3-exact", "adamw"),
-        ("hier3-exact", "sgd"),
+        pytest.param("hier3-exact", "sgd", marks=pytest.mark.wide),
         ("hsdp", "adamw"),
         ("ddp", "sgd"),
         pytest.param("hsdp", "sgd", marks=pytest.mark.wide),

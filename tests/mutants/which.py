@@ -210,6 +210,8 @@ _TESTS = {
     "cost/memory": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_collect.py", *_COUNTED],
     "cost/peers": [f"{UNIT}report_collect.py", f"{UNIT}report_points.py", f"{DIST}peers.py"],
     "cost/seldom": [f"{UNIT}low_communication.py", f"{UNIT}wan.py"],
+    "cost/player": [f"{UNIT}slow_sends.py"],
+    "cost/slow_sends": [f"{UNIT}slow_sends.py"],
     "cost/timeline": [f"{UNIT}timeline.py"],
     "cost/groups": [f"{DIST}groups.py"],
     "cost/softmax": [f"{UNIT}softmax_report.py", f"{UNIT}report_kernels.py"],

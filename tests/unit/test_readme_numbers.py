@@ -1,6 +1,5 @@
 """README's numbers against the shipped files that it links."""
 
-import csv
 import re
 
 import pandas as pd
@@ -16,6 +15,7 @@ from lowband.evidence.report.page.schemes import STATES
 from lowband.evidence.tables.derived import box
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from tests import seconds
 
 SHIPPED = ROOT / "results" / "reference"
 README = Text("README.md")
@@ -71,8 +71,7 @@ def test_what_the_two_commands_need() -> None:
         f"{reproduce.minutes(config):.0f} minutes of runs on 2 cores, then tables and figures; "
         f"{reproduce.memory_gib(config):.1f} GiB of memory, {gib} GiB of disk"
     )
-    with (ROOT / "tests" / "seconds.csv").open(newline="") as lines:
-        minutes = sum(float(row["seconds"]) for row in csv.DictReader(lines)) / 60
+    minutes = sum(row.get("seconds", 0.0) for row in seconds.rows().values()) / 60
     README.says(f"{minutes:.0f} minutes of tests")
     cost = pd.read_csv(SHIPPED / "workflow" / "smoke.csv").set_index("step")["processor_time_s"]
     README.says(f"({cost['everything that was started'] / 60:.1f} minutes of processor time)")

@@ -25,7 +25,7 @@ from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.parts import of_part
 from lowband.errors import UserError
 from lowband.spec.config import Config
-from lowband.spec.schedule import Lists, stages
+from lowband.spec.schedule import Action, Lists, stages
 from lowband.spec.schedules import SCHEDULES, Name, lists
 from lowband.spec.scheme import Scheme
 
@@ -50,6 +50,8 @@ class Pipeline(nn.Module):
     compute_dtype, reduce_dtype, overlap, init, seed and device are those of `lowband.shard`. Afterwards the
     pipeline is a sharded module: optimizers, `lowband.clip_grad_norm_` (over all stages), `lowband.no_sync`
     and `lowband.full_state_dict` (of this rank's stages, on the first rank along data) take it as any other.
+
+    `ends` is when each action of the last step ended on this rank, by `time.perf_counter()`.
 
     Every rank of the job must make the same pipelines in the same order. Raises UserError, on every rank
     before anything is sent, for lists that wait for each other, a stage without modules, modules on two ranks
@@ -98,6 +100,7 @@ class Pipeline(nn.Module):
         self._loss = partial(_checked_loss(loss))  # no submodule: no stage has it
         self._micro_batches = micro_batches
         self._name, self._steps = f"pipeline {next(_PIPELINES)}", 0
+        self.ends: list[tuple[Action, float]] = []
 
         options, own = Options(compute_dtype, reduce_dtype, overlap), set(self.children())
         self._lowband = Engine(
@@ -154,7 +157,9 @@ class Pipeline(nn.Module):
         with self._cause():
             self._check_inputs(micro_batches)
             ours = self._plan, self._mail, self._stages, self._deferring, self._loss
-            losses = Executor(self._lowband, *ours, micro_batches).run()
+            executor = Executor(self._lowband, *ours, micro_batches)
+            self.ends = executor.ends
+            losses = executor.run()
         if (alike := self._alike_along_tensor) is not None:
             alike.end()
         return losses

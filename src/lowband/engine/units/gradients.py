@@ -54,7 +54,6 @@ class Taken:
             return
         ranges = zip(layout.ranges(), self.grads, strict=True)
         pairs = [(flat[a:b].view(grad.shape), grad) for (a, b), grad in ranges if grad is not None]
-        self.grads.clear()
         if pairs:
             sums, parts = zip(*pairs, strict=True)
             torch._foreach_add_(sums, parts)
