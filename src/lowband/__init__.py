@@ -23,6 +23,7 @@ _HOMES = {
     "Axes": "lowband.spec.axes",
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Column": "lowband.spec.tensor",
+    "Context": "lowband.engine.parallel.context",
     "Curves": "lowband.run.curves",
     "Join": "lowband.spec.tensor",
     "Lamb": "lowband.engine.optimizers.lamb",

@@ -17,6 +17,7 @@ from lowband.engine.jobs.quorum import Quorum as Quorum
 from lowband.engine.optimizers.adafactor import Adafactor as Adafactor
 from lowband.engine.optimizers.lamb import Lamb as Lamb
 from lowband.engine.optimizers.matrices import Matrices as Matrices
+from lowband.engine.parallel.context import Context as Context
 from lowband.engine.parallel.pipeline import Pipeline as Pipeline
 from lowband.engine.parallel.tensor import parallelize as parallelize
 from lowband.engine.transport.topology import Topology as Topology

@@ -69,6 +69,10 @@ _ENGINE = {
     "optimizers/matrices": _dist("matrices"),
     "optimizers/matrix_owners": _dist("matrices"),
     "collectives/activations": _dist("tensor", "tensor_more", "tensor_shard", "tensor_parts"),
+    "collectives/context": _dist("context"),
+    "parallel/attend": _dist("context"),
+    "parallel/blocks": _dist("context"),
+    "parallel/context": _dist("context", "context_gpt"),
     "parallel/cut_layers": _dist("tensor", "tensor_more"),
     "parallel/tensor": _dist("tensor", "tensor_more", "tensor_shard", "tensor_parts"),
     "parallel/torch_cut": _dist("torch_cut"),
@@ -145,6 +149,8 @@ _CHECKPOINT = {
 
 # folder or file inside the package -> its tests
 _TESTS = {
+    "spec/context": _dist("context", "context_gpt"),
+    "cost/context": _dist("context_gpt"),
     "spec/activations": _dist("tensor", "tensor_shard"),
     "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
     "cost/contents": [f"{DIST}count.py"],

@@ -15,11 +15,12 @@ Source: Megatron-LM (arXiv 1909.08053, section 3; arXiv 2205.05198, section 4.2.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
 
 from lowband.cost.bytes import NORM_BYTES, sent_bytes, unit_numels
+from lowband.cost.context import by_level, context_bytes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.cost.stages import stages_bytes
 from lowband.spec.activations import (
@@ -36,7 +37,7 @@ from lowband.spec.activations import (
     TENSOR_NORM,
 )
 from lowband.spec.axes import Axes
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import mean
 from lowband.spec.run import RunSpec
@@ -99,7 +100,7 @@ def tensor_bytes(
     counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
 
     def add(row: Collective, whole: int | Fraction, times: int) -> None:
-        for level, sent in _by_level(row, Fraction(whole), levels):
+        for level, sent in by_level(row, Fraction(whole), levels):
             counts[level, row.name, "native"] += sent * times
 
     tokens, width = micro_batch * seq_len, DTYPE_BYTES[compute_dtype]
@@ -124,7 +125,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         levels.size(spec.scheme.optim),
         axes,
         spec.micro_batch,
-        spec.seq_len,
+        spec.seq_len // spec.context,
         spec.accumulation,
         spec.compute_dtype,
         is_clipped,
@@ -143,7 +144,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         pattern=spec.collectives,
         order=spec.order,
     )
-    return {**along_data, **along_tensor}
+    return {**along_data, **along_tensor, **context_bytes(spec)}
 
 
 def _along_all(
@@ -153,15 +154,7 @@ def _along_all(
     counts = defaultdict(Fraction, stages_bytes(spec))
     for key, of_rank in along_tensor.items():
         counts[key] += Fraction(of_rank) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
-    norms = _by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))
+    norms = by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))
     for level, sent in norms:
         counts[level, STAGES_NORM.name, "native"] += sent
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
-
-
-def _by_level(row: Collective, whole: Fraction, levels: Levels) -> Iterator[tuple[str, Fraction]]:
-    """What a rank sends over each level, of a row that gathers or reduces `whole` bytes over all levels."""
-    ways = 2 if row.kind == "all_reduce" else 1
-    for hop in levels.hops(SELF, WORLD):
-        whole /= hop.count
-        yield hop.level, ways * (hop.count - 1) * whole

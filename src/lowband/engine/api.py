@@ -22,6 +22,7 @@ from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
+from lowband.spec.context import check_context
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
 
@@ -84,11 +85,14 @@ def shard(
         own = placement_of(unit, owner) if placement_of is not None else None
         return placed if own is None else named(own)
 
+    check_context(topology.axes, placed, topology.levels)
     take_over(module, topology)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
     module._lowband = engine  # type: ignore[assignment]
+    if (context := getattr(module, "_lowband_context", None)) is not None:
+        context.count_in(engine.ledger)
     if (alike := along_tensor(engine.tensor, engine.device)) is not None:
         alike.watch(module)
     return module

@@ -13,10 +13,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lowband.engine.api import shard
+from lowband.engine.parallel.context import Context
 from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.parallel.tensor import parallelize
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
+from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.schedules import Name
@@ -37,6 +39,7 @@ class Attention(nn.Module):
         self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
+        self.context: Context | None = None
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
         qkv_BTX = self.qkv(x_BTH)
@@ -44,8 +47,11 @@ class Attention(nn.Module):
         qkv_B3NTD = qkv_BTX.view(B, T, 3, -1, self.head_size).permute(0, 2, 3, 1, 4)
         q_BNTD, k_BNTD, v_BNTD = qkv_B3NTD.unbind(1)
         if self.rotary:
-            q_BNTD, k_BNTD = rotate(q_BNTD), rotate(k_BNTD)
-        if self.flash is not None:
+            places = None if self.context is None else self.context.places(x_BTH)
+            q_BNTD, k_BNTD = rotate(q_BNTD, places), rotate(k_BNTD, places)
+        if self.context is not None:
+            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD)
+        elif self.flash is not None:
             y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
@@ -65,8 +71,13 @@ class MLP(nn.Module):
 class Positions(nn.Embedding):
     """Learned positions, added to what they are given."""
 
+    context: Context | None = None
+
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
-        return x_BTH + self.weight[: x_BTH.shape[1]]
+        if self.context is None:
+            return x_BTH + self.weight[: x_BTH.shape[1]]
+        places = self.context.places(x_BTH).clamp(max=self.num_embeddings - 1)  # of tokens added: any
+        return x_BTH + self.weight[places]
 
 
 class Block(nn.Module):
@@ -91,7 +102,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar."""
+    """tokens [B, T] int64 -> logits [B, T, V]; with targets [B, T] int64: mean cross-entropy, fp32 scalar.
+
+    With ranks along context it takes whole sequences, as without: it computes with this rank's tokens, whose
+    logits it returns, and its losses average over ranks to the mean.
+    """
 
     def __init__(
         self,
@@ -112,6 +127,7 @@ class GPT(nn.Module):
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()
+        self.context: Context | None = None
         if spec.tied_head:
             self.head.weight = self.embed.weight
         for name, parameter in self.named_parameters():
@@ -129,6 +145,10 @@ class GPT(nn.Module):
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
+        if self.context is not None:
+            tokens_BT = self.context.split(tokens_BT)
+            if targets_BT is not None:
+                targets_BT = self.context.split(targets_BT, fill=self.loss.ignore_index)
         x = tokens_BT
         for module in self.chain().values():
             x = module(x)
@@ -141,9 +161,12 @@ class GPT(nn.Module):
         return {"embed": self.embed, **positions, **blocks, "final_norm": self.final_norm, "head": self.head}
 
     def loss_of(self, logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of what the chain returns, fp32 scalar."""
+        """Mean cross-entropy of what the chain returns, fp32 scalar; along context this rank's part of it."""
         dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
-        return self.loss(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten())
+        loss = self.loss(logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten())
+        if self.context is None:
+            return loss
+        return self.context.mean(loss, targets_BT != self.loss.ignore_index)  # the loss is a sum
 
 
 def on_ranks(
@@ -164,6 +187,8 @@ def on_ranks(
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
+    if topology.axes.context > 1:  # context: a part of the tokens
+        attend_along(model, Context(topology))
     if schedule is None or (ranks := topology.axes.pipeline) == 1:  # data: its states over levels
         shard(model, scheme, topology, wrap=Block, init=model.init, **options)
         return model
@@ -173,12 +198,30 @@ def on_ranks(
     return Pipeline(model, part, scheme, topology, *of_step, init=model.init, **options)
 
 
-def rotate(x_BNTD: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding over the whole head size (arXiv 2104.09864, eq. 34), angles in fp32."""
+def attend_along(model: GPT, context: Context) -> None:
+    """Have the model's attention and loss know the ranks along context. Raises UserError for flash2."""
+    context.bind(model)
+    model.context, model.loss.reduction = context, "sum"
+    if model.positions is not None:
+        model.positions.context = context
+    for module in model.modules():
+        if isinstance(module, Attention):
+            if module.flash is not None:
+                what = "flash2 does not merge blocks of keys"
+                raise UserError(what, where="a context axis", allowed="attention: sdpa")
+            module.context = context
+
+
+def rotate(x_BNTD: torch.Tensor, places_T: torch.Tensor | None = None) -> torch.Tensor:
+    """Rotary position embedding over the whole head size (arXiv 2104.09864, eq. 34), angles in fp32.
+
+    places_T: positions of the tokens; default: 0, 1, ...
+    """
     T, D = x_BNTD.shape[-2:]
     device = x_BNTD.device
     rate = 10000.0 ** (-torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
-    angle_TD = torch.outer(torch.arange(T, device=device, dtype=torch.float32), rate).repeat(1, 2)
+    places_T = torch.arange(T, device=device) if places_T is None else places_T
+    angle_TD = torch.outer(places_T.float(), rate).repeat(1, 2)
     a, b = x_BNTD.chunk(2, dim=-1)
     turned_BNTD = torch.cat((-b, a), dim=-1)
     return (x_BNTD * angle_TD.cos() + turned_BNTD * angle_TD.sin()).to(x_BNTD.dtype)

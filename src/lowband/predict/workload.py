@@ -117,7 +117,12 @@ _IN_USE: dict[str, Schedule] = {
 
 
 def workload_of(spec: RunSpec) -> Workload:
-    """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
+    """A run of our engine on its machine at full scale; the stack that the machine names is not used.
+
+    Raises UserError for ranks along context, whose exchanges are not predicted.
+    """
+    if spec.context > 1:
+        raise UserError("is not predicted", where=f"context {spec.context} of {spec.run_id}", allowed="1")
     none = Fact(value=0, source="the run's spec")
     stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
     named: Any = spec.schedule if spec.is_in_stages else spec.order

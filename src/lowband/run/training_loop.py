@@ -23,7 +23,7 @@ from lowband.run import slow
 from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_reserved_bytes, reset_peak_memory
 from lowband.run.count_calls import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
-from lowband.spec.activations import PIPELINE, TENSOR
+from lowband.spec.activations import CONTEXT, PIPELINE, TENSOR
 from lowband.spec.records import Outcome, RunFolder, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.step import NORM_GATHER, STEP
@@ -170,8 +170,9 @@ def _backward(
     place = data.index(rank)
 
     def batch_of(micro: int) -> Batch:
-        # A global batch is ordered by accumulation step first, then by the place along the data axis.
-        first = (micro * len(data) + place) * spec.micro_batch
+        # A global batch is ordered by accumulation step first, then by the place along the data axis, whose
+        # neighbours along context have the same sequences.
+        first = (micro * len(data) + place) // spec.context * spec.micro_batch
         inputs, targets = batch(
             corpus.train, spec.seed, step, first, spec.micro_batch, spec.global_batch, spec.seq_len
         )
@@ -233,7 +234,7 @@ def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
     """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
     if spec.engine != "lowband":  # a peer's engine counts nothing
         return []
-    names = (*(row.name for row in (*STEP, *TENSOR, *PIPELINE)), NORM_GATHER)
+    names = (*(row.name for row in (*STEP, *TENSOR, *PIPELINE, *CONTEXT)), NORM_GATHER)
     wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
     levels = spec.job_levels.names
     return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])

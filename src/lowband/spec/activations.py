@@ -42,6 +42,26 @@ STAGE_GRAD = Collective(  # and its gradient back
     "stage_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
 STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
     "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
+CONTEXT_HEADS = Collective(  # a rank's tokens of all heads become all tokens of its heads
+    "context_heads", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
+CONTEXT_HEADS_GRAD = Collective(
+    "context_heads_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
+CONTEXT_GATHER = Collective(  # keys and values
+    "context_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
+CONTEXT_GATHER_AGAIN = Collective(
+    "context_gather_again", "gather", SELF, WORLD, "activations", "layer", "backward")
+CONTEXT_SCATTER = Collective(  # their gradients
+    "context_scatter", "reduce", SELF, WORLD, "activations", "layer", "backward")
+CONTEXT_RING = Collective(  # keys and values, to the next rank
+    "context_ring", "swap", SELF, WORLD, "activations", "layer", "forward")
+CONTEXT_RING_AGAIN = Collective(
+    "context_ring_again", "swap", SELF, WORLD, "activations", "layer", "backward")
+CONTEXT_RING_GRAD = Collective(  # their gradients, which travel with them, and home
+    "context_ring_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
+CONTEXT_DOCUMENTS = Collective(  # of each token, the number of its document
+    "context_documents", "gather", SELF, WORLD, "activations", "layer", "forward")
+TOKENS_COUNT = Collective(  # by which a loss is divided; over the data axis, with context
+    "tokens_count", "gather", SELF, WORLD, "masters", "layer", "forward")
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
     "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
 ALIKE_GATHER = Collective(  # what ranks that compute one batch must have in common; no part of a step
@@ -49,6 +69,10 @@ ALIKE_GATHER = Collective(  # what ranks that compute one batch must have in com
 TENSOR: Final = (
     LEAVE_REDUCE, ENTER_REDUCE, ENTER_GATHER, ENTER_SCATTER, LEAVE_SCATTER, LEAVE_GATHER, SPLIT_GATHER,
     JOIN_GATHER, LOSS_GATHER, SHARED_REDUCE, TENSOR_NORM,
+)
+CONTEXT: Final = (
+    CONTEXT_HEADS, CONTEXT_HEADS_GRAD, CONTEXT_GATHER, CONTEXT_GATHER_AGAIN, CONTEXT_SCATTER,
+    CONTEXT_RING, CONTEXT_RING_AGAIN, CONTEXT_RING_GRAD, CONTEXT_DOCUMENTS, TOKENS_COUNT,
 )
 PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, STAGES_NORM)
 # fmt: on

@@ -10,7 +10,7 @@ from lowband.spec.schedules import Name
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
-AxisName = Literal["tensor", "data", "pipeline"]
+AxisName = Literal["tensor", "context", "data", "pipeline"]
 
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
@@ -19,10 +19,22 @@ SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "inter
 class Axes(Strict):
     """Degrees of the axes beside data, which has the ranks that are left, and how their ranks work together.
 
-    From the inside: tensor, whose ranks exchange most, then data, then pipeline.
+    From the inside: tensor, whose ranks exchange most, then data, then pipeline. Context divides the data
+    axis: of its ranks, which all hold the same parameters, `context` neighbours have parts of the same
+    sequences. So schemes, which are placed on the data axis, need not know of it.
     """
 
     tensor: PositiveInt = Field(default=1, description="ranks along the tensor axis, the innermost")
+    context: PositiveInt = Field(
+        default=1, description="neighbours along the data axis that divide the tokens of their sequences"
+    )
+    context_attention: str = Field(
+        default="ring",
+        description="how they attend: gather, ring, heads; or by level: package=heads,world=ring",
+    )
+    zigzag: bool = Field(
+        default=True, description="each of them has an early and a late part: causal attention is balanced"
+    )
     pipeline: PositiveInt = Field(default=1, description="ranks along the pipeline axis, the outermost")
     sequence_parallel: bool = Field(
         default=False, description="ranks along tensor divide the tokens between their products, too"
@@ -61,12 +73,25 @@ class Axes(Strict):
             raise UserError(f"{model.heads} heads cannot be divided over tensor {self.tensor}", where=where)
 
     def degrees(self, ranks: int) -> dict[AxisName, int]:
-        """Ranks along every axis of a job, inner to outer. Raises UserError if they are no whole number."""
+        """Ranks along every axis of a job, inner to outer, with context's in data.
+
+        Raises UserError if they are no whole number.
+        """
         others = self.tensor * self.pipeline
         if ranks % others:
             what = f"{ranks} ranks are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
             raise UserError(what, where="axes", allowed=f"multiples of {others} ranks")
-        return {"tensor": self.tensor, "data": ranks // others, "pipeline": self.pipeline}
+        data = ranks // others
+        if data % self.context:
+            what = f"{data} ranks along data are no multiple of context {self.context}"
+            raise UserError(what, where="axes", allowed=f"multiples of {others * self.context} ranks")
+        return {"tensor": self.tensor, "data": data, "pipeline": self.pipeline}
+
+    def with_context(self, ranks: int) -> dict[AxisName, int]:
+        """The same with context apart: along data, ranks that have different sequences."""
+        of = self.degrees(ranks)
+        data = of["data"] // self.context
+        return {"tensor": of["tensor"], "context": self.context, "data": data, "pipeline": of["pipeline"]}
 
 
 AXES: Final = Axes.model_fields

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from lowband.errors import UserError
 from lowband.spec.axes import AXES, Axes
+from lowband.spec.context import Layout, check_context, ways_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
@@ -83,7 +84,9 @@ class RunSpec(RunOptions):
     machine: Machine
     model: ModelSpec
     scheme: Scheme
-    micro_batch: PositiveInt = Field(description="sequences per rank and backward pass")
+    micro_batch: PositiveInt = Field(
+        description="sequences per rank and backward pass; ranks along context have the same ones"
+    )
 
     @property
     def chunks_each(self) -> int:
@@ -127,6 +130,7 @@ class RunSpec(RunOptions):
             self.collectives != "hops",
             self.order == "breadth",
             self.has_other_axes,
+            self.context > 1,
         )
         if self.engine != "lowband" and any(only_ours):
             raise ValueError(
@@ -154,6 +158,8 @@ class RunSpec(RunOptions):
             self.check(self.model)
             self._check_tensor()
             self.scheme.check(self.levels)
+            check_context(self, self.scheme, self.levels)
+            self._check_context()
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
@@ -168,6 +174,9 @@ class RunSpec(RunOptions):
                 f"order {self.order}, collectives {self.collectives}", where=where,
                 allowed="order depth (see schedule) and collectives hops",
             )  # fmt: skip
+        if self.context > 1:
+            what = f"context {self.context}: stages do not divide the tokens of their sequences yet"
+            raise UserError(what, where=where, allowed="context 1, or pipeline 1")
         if self.scheme.sync is not None:
             what = f"scheme '{self.scheme.name}': replicas that meet seldom have no stages"
             raise UserError(what, where=where, allowed="schemes without sync")
@@ -188,6 +197,32 @@ class RunSpec(RunOptions):
         if self.sequence_parallel and self.seq_len % self.tensor:
             what = f"{self.seq_len} tokens cannot be divided over tensor {self.tensor}"
             raise UserError(what, where="sequence_parallel")
+
+    def _check_context(self) -> None:
+        layout, where = self.layout, f"context {self.context}"
+        if self.seq_len % layout.multiple:
+            allowed = f"multiples of {layout.multiple}"
+            raise UserError(f"{self.seq_len} tokens cannot be divided", where=where, allowed=allowed)
+        heads, ranks = self.model.heads // self.tensor, layout.ranks("heads")
+        if heads % ranks:
+            raise UserError(f"{heads} heads cannot be divided over {ranks} ranks of heads", where=where)
+        if self.context > 1 and self.attention == "flash2":
+            what = "flash2 does not merge blocks of keys"
+            raise UserError(what, where=where, allowed="attention: sdpa")
+        if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
+            what = (
+                "in a ring over several levels, next ranks lie on different ones, and one is counted for all"
+            )
+            raise UserError(what, where="device fake", allowed="ring on one level")
+        if self.sequence_parallel and self.seq_len // self.context % self.tensor:
+            what = f"{self.seq_len // self.context} tokens of a context rank cannot be divided over tensor"
+            raise UserError(what, where="sequence_parallel", allowed=f"multiples of {self.tensor}")
+
+    @property
+    def layout(self) -> Layout:
+        """Which tokens of a sequence are whose, along context."""
+        levels = Mesh.fit(self.machine.sizes, self.with_context(self.ranks)).levels("context")
+        return Layout(levels, ways_of(self.context_attention, levels), self.zigzag)
 
     @property
     def point(self) -> dict[str, Any]:
@@ -224,7 +259,7 @@ class RunSpec(RunOptions):
     @property
     def global_batch(self) -> int:
         """Sequences per optimizer step over all ranks."""
-        return self.micro_batch * self.accumulation * self.levels.world
+        return self.micro_batch * self.accumulation * self.levels.world // self.context
 
     @property
     def tokens_per_step(self) -> int:

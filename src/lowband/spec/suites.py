@@ -152,7 +152,7 @@ def _micro_batch(point: Point, where: Path) -> int:
     if point.micro_batch is not None:
         return point.micro_batch
     assert point.global_batch is not None
-    data = point.degrees(point.ranks)["data"]
+    data = point.degrees(point.ranks)["data"] // point.context
     parts = data * point.accumulation
     if point.global_batch % parts:
         raise UserError(

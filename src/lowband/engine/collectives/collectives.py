@@ -299,6 +299,15 @@ class Collectives:
         call.release(received)
         return theirs
 
+    def all_to_all(self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
+        """One message to each partner of a hop, and one from each: [partners, length].
+
+        In the hop's lane. messages: [partners, length], counted as a buffer
+        """
+        received = self._exchange(call, messages, bound, name, "native")
+        call.release(received)
+        return received
+
     def _gather_sums(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """The second half of an all-reduce: `inner`'s shard, 1D, from those of `outer`. Both are counted as
         buffers."""

@@ -24,7 +24,7 @@ class Topology:
     """The levels and axes of this job's ranks, with their process groups and lanes.
 
     inner: sizes of the levels inside the world, inner to outer, e.g. {"package": 2, "node": 8}
-    axes:  of parallelism beside data; schemes are placed on the data axis
+    axes:  of parallelism beside data; schemes are placed on the data axis, with the ranks along context
 
     levels: as the ranks along the data axis see them
     rank:   this rank's number in the job
@@ -61,7 +61,10 @@ class Topology:
     def along(self, axis: AxisName) -> Axis:
         """The ranks along an axis. Every rank must call this: the first call creates process groups."""
         if axis not in self._axes:
-            self._axes[axis] = Axis(axis, self._mesh, self._number)
+            mesh = self._mesh
+            if axis == "context":
+                mesh = Mesh.fit(self.inner, self.axes.with_context(dist.get_world_size()))
+            self._axes[axis] = Axis(axis, mesh, self._number)
         return self._axes[axis]
 
     def device_mesh(self, device_type: str) -> DeviceMesh:

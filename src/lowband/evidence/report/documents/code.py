@@ -15,7 +15,12 @@ from lowband.evidence.claims.experiments import Experiment, read_experiments
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.badges import badges, contribution_table, one_line
 from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, minutes, read_graded
-from lowband.evidence.report.documents.parallel import parallel_groups, parallel_places, parallel_rows
+from lowband.evidence.report.documents.parallel import (
+    parallel_groups,
+    parallel_places,
+    parallel_rows,
+    parallel_tokens,
+)
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import disk
 from lowband.evidence.report.writers import filled, markdown
@@ -227,6 +232,6 @@ BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     for each in (
         counterparts, keys, claims, verdict, badge_line, headline_claims, found, needs, softmax, suites,
         rehearsed, first_jobs,
-        parallel_places, parallel_groups, parallel_rows,
+        parallel_places, parallel_groups, parallel_rows, parallel_tokens,
     )
 }  # fmt: skip

@@ -8,10 +8,12 @@ import pandas as pd
 from lowband.evidence.report.writers import markdown
 from lowband.spec.axes import Axes
 from lowband.spec.config import Config
+from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import SELF, WORLD, Mesh
 from lowband.spec.scheme import Scheme
 
 RANKS, INNER, AXES, SCHEME = 8, {"package": 2, "node": 4}, Axes(tensor=2), "hpz"
+TOKENS = 16  # of the sequence shown
 SHOWN = 5  # the rank whose partners are shown
 
 
@@ -31,6 +33,26 @@ def parallel_places(_tables: Path, _root: Path) -> list[str]:
         }
         for rank in range(RANKS)
     ]
+    return markdown(pd.DataFrame(rows))
+
+
+def parallel_tokens(_tables: Path, _root: Path) -> list[str]:
+    """By rank: which sequences it has, its tokens of them, and with whom it exchanges heads and keys."""
+    axes = Axes(context=4)
+    mesh = Mesh.fit(INNER, axes.with_context(RANKS))
+    levels = mesh.levels("context")
+    layout = Layout(levels, ways_of({"package": "heads", "node": "ring"}, levels), zigzag=True)
+    rows = []
+    for rank in range(RANKS):
+        group = mesh.group("context", rank)
+        place = group.index(rank)
+        partners = {
+            f"{way} with": " ".join(str(each) for each in hop.partners(rank) if each != rank)
+            for way, hop in zip(layout.ways.values(), levels.hops(SELF, WORLD), strict=True)
+        }
+        tokens = " ".join(map(str, layout.positions(place, TOKENS)))
+        sequences = mesh.group("data", rank).index(rank)
+        rows.append({"rank": rank, "sequences": sequences, "tokens": tokens, **partners})
     return markdown(pd.DataFrame(rows))
 
 

@@ -1,0 +1,174 @@
+"""Attention of a rank's tokens to those of all, whose keys and values come block by block.
+
+Queries stay. A block is the keys and values of the ranks that gather, and travels from rank to rank along the
+ring; either may have one rank alone. In the backward the blocks come once more, and the gradients of keys and
+values travel with them; a last hop brings them home.
+
+Source: ring attention (arXiv 2310.01889); zigzag as in ring-flash-attention.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowband.engine.collectives.context import ContextExchanges
+from lowband.engine.parallel.attend import Seen, backward, forward, wide
+from lowband.spec.activations import (
+    CONTEXT_GATHER,
+    CONTEXT_GATHER_AGAIN,
+    CONTEXT_RING,
+    CONTEXT_RING_AGAIN,
+    CONTEXT_RING_GRAD,
+    CONTEXT_SCATTER,
+)
+from lowband.spec.step import Collective
+
+NAME = "attention"
+
+
+@dataclass(frozen=True)
+class What:
+    """causal: a query sees no later key; documents: [B, tokens of the sequence], or None: see Context"""
+
+    exchanges: ContextExchanges
+    causal: bool
+    scale: float
+    documents: torch.Tensor | None
+
+
+class Blocks(torch.autograd.Function):
+    """q [B, H, T, D], k and v [B, G, T, D] of this rank's part of the sequence -> [B, H, T, D]."""
+
+    @staticmethod
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, what: What) -> torch.Tensor:
+        walk = _Walk(what, q)
+        out = torch.zeros_like(q, dtype=wide(q.dtype), memory_format=torch.contiguous_format)
+        lse = torch.full(q.shape[:3], -torch.inf, dtype=wide(q.dtype), device=q.device)
+        is_one = walk.is_one
+        for step, block in walk.blocks(torch.stack([k, v]), CONTEXT_GATHER, CONTEXT_RING):
+            for rows, columns, seen in walk.pairs(step):
+                o, own = forward(q[:, :, rows], *_chosen(block, columns), seen, what.scale)
+                if is_one:
+                    out, lse = o, own
+                    continue
+                before, both = lse[:, :, rows], torch.logaddexp(lse[:, :, rows], own)
+                kept, added = (torch.where(both == -torch.inf, 0, (x - both).exp()) for x in (before, own))
+                out[:, :, rows] = out[:, :, rows] * kept.unsqueeze(-1) + o * added.unsqueeze(-1)
+                lse[:, :, rows] = both
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.what = what
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, out, lse = ctx.saved_tensors
+        what: What = ctx.what
+        walk, exchanges = _Walk(what, q), what.exchanges
+        dq = torch.zeros_like(q, dtype=wide(q.dtype))
+        kv = torch.stack([k, v])
+        travelling = torch.zeros_like(kv, dtype=wide(q.dtype))  # the gradients of the block that is here
+        for step, block in walk.blocks(kv, CONTEXT_GATHER_AGAIN, CONTEXT_RING_AGAIN):
+            found = torch.zeros_like(block, dtype=travelling.dtype)
+            for rows, columns, seen in walk.pairs(step):
+                merged = out[:, :, rows], lse[:, :, rows]
+                qkv = q[:, :, rows], *_chosen(block, columns)
+                a, b, c = backward(grad[:, :, rows].contiguous(), qkv, merged, seen, what.scale)
+                dq[:, :, rows] += a
+                _add(found, columns, torch.stack([b, c]))
+            travelling += walk.scattered(found)
+            if walk.ring > 1:
+                travelling = exchanges.pass_on(travelling, CONTEXT_RING_GRAD, NAME).wait()
+        dk, dv = travelling.to(k.dtype)
+        return dq.to(q.dtype), dk, dv, None
+
+
+class _Walk:
+    """The blocks that come to this rank, in order, and what of them its queries see."""
+
+    def __init__(self, what: What, q: torch.Tensor) -> None:
+        self._what, self._exchanges, self._layout = what, what.exchanges, what.exchanges.layout
+        self.ring, self.gather = self._layout.ranks("ring"), self._layout.ranks("gather")
+        self._mine = q.shape[2]
+        self._place = self._exchanges.coordinate("ring")
+        self._part = self._place * self.gather + self._exchanges.coordinate("gather")
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all keys come in one block, of which every query sees those that it sees at once."""
+        return self._layout.parts == 1
+
+    def blocks(
+        self, kv: torch.Tensor, gather: Collective, ring: Collective
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """By step: keys and values, [2, B, G, tokens, D]. The next ones come while one is used."""
+        for step in range(self.ring):
+            coming = self._exchanges.pass_on(kv, ring, NAME) if step < self.ring - 1 else None
+            block = kv
+            if self.gather > 1:
+                block = torch.cat([*self._exchanges.gathered(kv, gather, NAME)], dim=3)
+            yield step, block
+            if coming is not None:
+                kv = coming.wait()
+
+    def scattered(self, found: torch.Tensor) -> torch.Tensor:
+        """The sum, over the ranks that gather, of the gradients of the block that this rank had."""
+        if self.gather == 1:
+            return found
+        parts = torch.stack(found.chunk(self.gather, dim=3))
+        return self._exchanges.scattered(parts, CONTEXT_SCATTER, NAME)
+
+    def pairs(self, step: int) -> Iterator[tuple[slice, list[slice], Seen]]:
+        """Rows of queries, columns of the block of a step, and what they see of each other."""
+        source, length = (self._place - step) % self.ring, self._mine * self._layout.parts
+        here = [
+            (run, slice(at, at + run[1] - run[0]))
+            for run, at in _places(self._layout.runs(self._part, length))
+        ]
+        parts = range(source * self.gather, (source + 1) * self.gather)
+        there = [run for part in parts for run in self._layout.runs(part, length)]
+        columns = [(run, slice(at, at + run[1] - run[0])) for run, at in _places(there)]
+        if not self._what.causal:
+            everything = [each for _, each in columns]
+            for run, rows in here:
+                yield rows, everything, Seen(False, self._mask(run, there))
+            return
+        for run, rows in here:
+            for before in ([each for each in columns if each[0] == run], [c for c in columns if c[0] < run]):
+                if before:
+                    seen = [each for each, _ in before]
+                    yield rows, [each for _, each in before], Seen(seen == [run], self._mask(run, seen))
+
+    def _mask(self, rows: tuple[int, int], columns: list[tuple[int, int]]) -> torch.Tensor | None:
+        """[B, rows, columns], whether they are of one document."""
+        documents = self._what.documents
+        if documents is None:
+            return None
+        theirs = torch.cat([documents[:, slice(*run)] for run in columns], dim=1)
+        return documents[:, slice(*rows)].unsqueeze(2) == theirs.unsqueeze(1)
+
+
+def _places(runs: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int]]:
+    at = 0
+    for run in runs:
+        yield run, at
+        at += run[1] - run[0]
+
+
+def _chosen(block: torch.Tensor, columns: list[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of some columns."""
+    found = [block[:, :, :, each] for each in columns]
+    k, v = found[0] if len(found) == 1 else torch.cat(found, dim=3)
+    return k, v
+
+
+def _add(found: torch.Tensor, columns: list[slice], grads: torch.Tensor) -> None:
+    at = 0
+    for each in columns:
+        length = each.stop - each.start
+        found[:, :, :, each] += grads[:, :, :, at : at + length]
+        at += length

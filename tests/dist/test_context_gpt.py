@@ -1,0 +1,198 @@
+"""A GPT whose sequences lie over ranks along context, under schemes, against one process."""
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from started import begun, ended, spec_file
+
+import lowband
+from lowband.cost.contents import step_bytes
+from lowband.errors import UserError
+from lowband.model.gpt import GPT
+from lowband.model.gpt import on_ranks as on_job
+from lowband.run.count_fake import count
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.records import RunFolder
+from lowband.spec.run import RunSpec
+
+LEARNED = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
+ROTARY = LEARNED.model_copy(update={"positions": "rotary", "tied_head": True})
+ROOT = Path(__file__).parents[2]
+STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 3, 2, 0.5, 2, 15
+AXES = dict[str, int | str | bool]
+
+
+def _batches(data_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets, [steps, micro-batches, data ranks, sequences, tokens]; most targets are masked."""
+    generator = torch.Generator().manual_seed(1)
+    shape = STEPS, MICRO_BATCHES, data_ranks, ROWS, TOKENS + 1
+    tokens = torch.randint(64, shape, generator=generator)
+    targets = tokens[..., 1:].clone()
+    targets[torch.rand(targets.shape, generator=generator) < 0.6] = -100
+    targets[0, 0, 0, :, 4:] = -100  # all of some ranks' tokens
+    targets[1, 1] = -100
+    targets[1, 1, 0, 0, 7] = 3  # one token of the whole micro-batch counts
+    return tokens[..., :-1], targets
+
+
+def _alone(spec: ModelSpec, data_ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and norms before clipping, and the final weights, of one process."""
+    model = GPT(spec, seed=3)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
+    for inputs, targets in zip(*_batches(data_ranks), strict=True):
+        for x, y in zip(inputs, targets, strict=True):
+            loss = model(x.flatten(0, 1), y.flatten(0, 1)) / MICRO_BATCHES
+            loss.backward()
+            found.append(loss.item())
+        found.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, model.state_dict()
+
+
+def _trained(
+    spec: ModelSpec, inner: dict[str, int], axes: AXES, scheme: str, order: str, recompute: str
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    topology = lowband.Topology(inner, lowband.Axes(**axes))  # type: ignore[arg-type]
+    data = topology.along("data")
+    place = data.place // topology.axes.context
+    with torch.device("meta"):
+        model = GPT(spec, recompute=recompute)  # type: ignore[arg-type]
+    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
+    for inputs, targets in zip(*_batches(len(data.ranks) // topology.axes.context), strict=True):
+        micro_batches = [*zip(inputs[:, place], targets[:, place], strict=True)]
+
+        def loss_of(micro_batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return model(*micro_batch) / MICRO_BATCHES  # type: ignore[no-any-return]
+
+        if order == "breadth":
+            losses = lowband.accumulate(model, micro_batches, loss_of)
+        else:
+            losses = []
+            for i, micro_batch in enumerate(micro_batches):
+                with lowband.no_sync(model) if i < MICRO_BATCHES - 1 else contextlib.nullcontext():
+                    losses.append(loss_of(micro_batch))
+                    losses[-1].backward()
+        means = torch.stack([loss.detach() for loss in losses])
+        torch.distributed.all_reduce(means)
+        found += (means / torch.distributed.get_world_size()).tolist()
+        found.append(float(lowband.clip_grad_norm_(model, CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, lowband.full_state_dict(model)
+
+
+TWO = {"package": 2, "node": 4}
+MIXED, NEAR = "package=heads,node=ring", "package=gather,node=ring"
+TENSOR: AXES = {"context": 2, "tensor": 2}
+CASES: list[tuple[int, ModelSpec, dict[str, int], AXES, str, str, str]] = [
+    (2, LEARNED, {}, {"context": 2}, "zero3", "depth", "none"),
+    (4, ROTARY, TWO, {"context": 4, "context_attention": MIXED}, "hier3-exact", "depth", "full"),
+    (4, LEARNED, {"node": 2}, {"context": 2, "context_attention": "heads"}, "zero1", "breadth", "none"),
+    (4, ROTARY, {}, TENSOR, "ddp", "depth", "none"),
+    (4, LEARNED, {}, {**TENSOR, "sequence_parallel": True, "zigzag": False}, "zero3", "depth", "none"),
+    (8, LEARNED, TWO, {"context": 4, "context_attention": NEAR}, "hier3-exact", "breadth", "full"),
+    (8, ROTARY, TWO, {**TENSOR, "context_attention": "gather"}, "hpz", "depth", "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spec", "inner", "axes", "scheme", "order", "recompute"),
+    [pytest.param(*case, marks=[pytest.mark.wide] if case[0] > 4 else []) for case in CASES],
+)
+def test_trains_as_one_process(
+    ranks: int, spec: ModelSpec, inner: dict[str, int], axes: AXES, scheme: str, order: str, recompute: str
+) -> None:
+    data_ranks = ranks // int(axes["context"]) // int(axes.get("tensor", 1))
+    [(expected, weights)] = on_ranks(1, _alone, spec, data_ranks)
+    found = on_ranks(ranks, _trained, spec, inner, axes, scheme, order, recompute)
+    for theirs, _ in found:
+        assert theirs == pytest.approx(expected, rel=2e-6)
+    state = found[0][1]
+    assert list(state) == list(weights)
+    for name, value in weights.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.wide
+def test_bytes_at_64_ranks_are_the_closed_form() -> None:
+    """On fake tensors: the engine's own exchanges, at their true sizes."""
+    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    more = {"ranks": 64, "context": 16, "tensor": 2, "seq_len": 64, "device": "fake", "accumulation": 2}
+    way = "package=heads,node=heads,world=ring"
+    machine = {**smoke.machine.model_dump(), "name": "fake"}
+    spec = RunSpec.parse({**smoke.model_dump(), **more, "context_attention": way, "machine": machine}, "test")
+    counted = {(sent.level, sent.collective, sent.wire): sent.bytes for sent in count(spec).sent}
+    assert counted == step_bytes(spec)
+    assert {name for level, name, _ in counted if level == "world"} >= {"context_ring", "tokens_count"}
+
+
+REFUSED = [
+    ({"seq_len": 36, "context": 4}, "36 tokens cannot be divided (allowed: multiples of 8)"),
+    ({"context": 8}, "4 ranks along data are no multiple of context 8"),
+    ({"context": 3}, "4 ranks along data are no multiple of context 3"),
+    (
+        {"context": 4, "tensor": 2, "ranks": 8, "context_attention": "heads"},
+        "2 heads cannot be divided over 4",
+    ),
+    ({"context": 2, "context_attention": "state"}, "unknown way 'state' (allowed: heads, gather, ring)"),
+    ({"context": 2, "attention": "flash2"}, "flash2 does not merge blocks of keys"),
+    ({"context": 4, "device": "fake"}, "in a ring over several levels"),
+    ({"context": 2, "engine": "fsdp2"}, "its only axis is data"),
+    ({"context": 4, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16, "ranks": 8}, ""),
+]
+
+
+@pytest.mark.parametrize(("changes", "line"), REFUSED)
+def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -> None:
+    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    values = {**smoke.model_dump(), **changes}
+    if not line:  # a replica is a node, in which there are 4 ranks
+        RunSpec.parse(values, "test")
+        values, line = {**values, "context": 8}, "context 8 crosses replicas, the groups of level 'node'"
+    with pytest.raises(UserError, match=re.escape(line)):
+        RunSpec.parse(values, "test")
+
+
+def test_a_run_without_context_has_the_specification_that_it_had() -> None:
+    """So the sums by which runs and points are known stay."""
+    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    assert not {"context", "context_attention", "zigzag"} & set(smoke.model_dump())
+    assert not {"context", "context_attention", "zigzag"} & set(smoke.point)
+
+
+def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) -> None:
+    changes = {"steps": 4, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
+    mixed = "package=gather,node=ring"
+    found = {}
+    for name, axes in {
+        "data": {"ranks": 2, "micro_batch": 4},
+        "heads": {"ranks": 4, "micro_batch": 4, "context": 2, "context_attention": "heads"},
+        "mixed": {
+            "ranks": 4, "micro_batch": 4, "accumulation": 2, "context": 4, "context_attention": mixed,
+            "recompute": "full", "compute_dtype": "bf16",
+        },
+        "ring": {"ranks": 8, "micro_batch": 8, "context": 4, "tensor": 2, "accumulation": 1},
+    }.items():  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        path = spec_file(folder, **changes, **axes)
+        code, said = ended(begun(path), path)
+        assert code == 0, said
+        found[name] = RunFolder(folder)
+    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    assert losses["heads"] == pytest.approx(losses["data"], rel=1e-5)
+    assert losses["ring"] == pytest.approx(losses["data"], rel=1e-5)
+    assert losses["mixed"] == pytest.approx(losses["data"], rel=1e-2)  # in bf16
+    for name in ("heads", "mixed", "ring"):
+        spec = RunSpec.read_json(found[name].spec)
+        for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
+            assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)
+            assert step.tokens == 8 * spec.seq_len
