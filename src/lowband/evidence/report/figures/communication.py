@@ -42,13 +42,17 @@ def draw(df: pd.DataFrame) -> Figure:
             counted = counted.reindex(index=labels, columns=collectives).fillna(0)
             closed = here.groupby(style.LABEL)["closed_form_s"].sum().reindex(labels).fillna(0)
             style.stacked_bars(axes, counted / factor, closed / factor, "closed form, total")
-            rate = here["link_bytes_per_s"].iloc[0] / 1e9 if len(here) else float("nan")
-            axes.set_title(f"{level} links, {rate:.3g} GB/s", loc="left")
+            rate = f", {_rate(here['link_bytes_per_s'].iloc[0])}" if len(here) else ""
+            axes.set_title(f"{level} links{rate}", loc="left")
         machine, ranks = rows["rates_of"].iloc[0], rows["ranks"].max()
         row[0].set_xlabel(f"{unit} a step at the rates of {machine}, predicted ({ranks} ranks)", loc="left")
         row[0].set_title(f"{title}\n{row[0].get_title(loc='left')}", loc="left")
     style.legend_above(figure, grid[0, 0], columns=4)
     return figure
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e3:,.0f} kB/s"
 
 
 def _with_seconds(rows: pd.DataFrame) -> pd.DataFrame:
