@@ -9,6 +9,7 @@
 # make gpu         on a machine with a GPU, in a copy of this tree: all that needs one, in build/gpu (docs/kernels.md)
 # make check       lint, format, types, the order of imports
 # make install     only the set-up
+# make dist        sdist and wheel of what is committed, checked as for PyPI: build/dist
 # make lock        envs/lock.txt anew, after a change of envs/constraints.txt
 # make site        documents and reference of the library as pages to read without a network: build/site/index.html
 # make box         a Slurm cluster in a box that stays up until `lowband box down` (root)
@@ -35,7 +36,7 @@ SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-trigge
 # What pip did not compile (.ci/run) Python compiles once, and keeps: some hundred interpreters import it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install reproduce figures smoke test test-all faults gpu check lock site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test test-all faults gpu check dist lock site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -94,6 +95,16 @@ check: install
 	$(BIN)/snakemake --lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# From the commit and not from here: setuptools would take along what an earlier build left behind.
+dist:
+	rm -rf build/dist && mkdir -p build/dist/tree
+	$(PYTHON) -m venv build/dist/venv
+	build/dist/venv/bin/pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
+	git archive HEAD pyproject.toml README.md LICENSE src config slurm | tar -x -C build/dist/tree
+	build/dist/venv/bin/python -m build --outdir build/dist build/dist/tree > build/dist/build.log
+	build/dist/venv/bin/twine check --strict build/dist/lowband-*
+	rm -rf build/dist/tree build/dist/venv
 
 site: install
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html --conf-dir docs/site . build/site

@@ -9,22 +9,22 @@ import pytest
 Case = tuple[Hashable, ...]  # a value of each axis
 
 
-def pairs(case: Case) -> set[Any]:
-    """Two values, each with the number of its axis; of one axis each value alone."""
-    return set(combinations(enumerate(case), min(2, len(case))))
+def pairs(case: Case, size: int = 2) -> set[Any]:
+    """Two values, each with the number of its axis; of one axis each value alone. size: how many values"""
+    return set(combinations(enumerate(case), min(size, len(case))))
 
 
-def covering(cases: Sequence[Case]) -> set[Case]:
-    """A few of the cases that hold all pairs of all; the same ones each time.
+def covering(cases: Sequence[Case], size: int = 2) -> set[Case]:
+    """A few of the cases that hold all pairs of all; the same ones each time. size: 1: all values
 
     The case that holds most of the pairs still missing is taken next, of equal ones the first.
     """
     chosen: set[Case] = set()
-    missing = {case: pairs(case) for case in cases}
+    missing = {case: pairs(case, size) for case in cases}
     while any(missing.values()):
         best = max(missing, key=lambda case: len(missing[case]))
         chosen.add(best)
-        missing = {case: found - pairs(best) for case, found in missing.items()}
+        missing = {case: found - pairs(best, size) for case, found in missing.items()}
     return chosen
 
 

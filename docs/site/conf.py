@@ -33,9 +33,9 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 # The pages in their order.
 PAGES = {
     "Use": [
-        "docs/library", "docs/parallel", "docs/low-communication", "docs/jobs-that-join", "docs/site/api",
-        "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running", "docs/sites",
-        "docs/reliability",
+        "docs/first-hour", "docs/library", "docs/parallel", "docs/low-communication", "docs/jobs-that-join",
+        "docs/site/api", "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running",
+        "docs/sites", "docs/reliability",
     ],
     "Results": [
         "docs/status", "docs/claims", "docs/benchmarks", "docs/peers", "docs/scale-model",

@@ -44,6 +44,7 @@ _HOMES = {
     "clip_grad_norm_": "lowband.engine.api",
     "consensus_distance": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
+    "lists_for_sends": "lowband.cost.slow_sends",
     "load_peer_checkpoint": "lowband.engine.checkpoint.peer_checkpoint",
     "no_sync": "lowband.engine.api",
     "norms": "lowband.engine.units.shard_sums",

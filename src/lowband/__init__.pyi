@@ -1,5 +1,6 @@
 """The types of the interface, for editors; at run time a name is imported when it is first used."""
 
+from lowband.cost.slow_sends import lists_for_sends as lists_for_sends
 from lowband.engine.api import accumulate as accumulate
 from lowband.engine.api import clip_grad_norm_ as clip_grad_norm_
 from lowband.engine.api import consensus_distance as consensus_distance

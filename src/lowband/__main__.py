@@ -19,6 +19,7 @@ from lowband.commands import (
     predict,
     report,
     runs,
+    schedules,
     tables,
 )
 from lowband.errors import UserError, with_hint
@@ -31,6 +32,7 @@ MODULES = (
     peers,
     advise,
     predict,
+    schedules,
     benchmarks,
     kernels,
     gpu,
@@ -38,8 +40,8 @@ MODULES = (
 )  # the order of --help
 # The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.
 USERS = (
-    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "spec", "preflight", "train", "status",
-    "curves", "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
+    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "schedules", "spec", "preflight",
+    "train", "status", "curves", "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
 )  # fmt: skip
 
 

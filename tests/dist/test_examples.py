@@ -56,13 +56,18 @@ def losses_in(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", printed)]
 
 
-def as_under_torchrun(rank: Rank, example: str, arguments: list[str], port: int) -> str:
-    """What this rank prints."""
+def set_up(rank: Rank, port: int) -> None:
+    """The variables that torchrun sets, and the path of a script in examples/."""
     ranks = {"RANK": rank.rank, "LOCAL_RANK": rank.local_rank, "WORLD_SIZE": rank.world}
     os.environ |= {name: str(value) for name, value in ranks.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
     sys.path.insert(0, str(EXAMPLES))
+
+
+def as_under_torchrun(rank: Rank, example: str, arguments: list[str], port: int) -> str:
+    """What this rank prints."""
+    set_up(rank, port)
     sys.argv = [str(EXAMPLES / example), *arguments]
     with redirect_stdout(StringIO()) as said:
         runpy.run_path(sys.argv[0], run_name="__main__")

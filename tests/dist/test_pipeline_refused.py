@@ -158,7 +158,7 @@ def test_ranks_that_lose_one_that_failed_say_why(how: str, who: int, cause: str)
 
 
 def missing() -> str:
-    """Rank 2 makes no step, and is there until rank 1 has missed it."""
+    """Rank 2 makes one step, and is there until rank 1 has missed it in the next one."""
     wait = gloo.wait
 
     def wait_less_for_rank_2(works: list, partner: int, name: str) -> None:
@@ -167,6 +167,7 @@ def missing() -> str:
     topology = lowband.Topology({}, Axes(pipeline=3))
     pipe = lowband.Pipeline(chain(4), loss_of, "zero3", topology, 3)
     store, key = dist.distributed_c10d._get_default_store(), "missed"
+    pipe.step(batches(0, 0, 3))
     gloo.wait = wait_less_for_rank_2
     if topology.rank == 2:
         store.wait([key])
@@ -181,5 +182,5 @@ def test_a_rank_that_makes_no_step_is_missed_after_the_timeout() -> None:
     assert second.startswith(
         "PeerLost: rank 1 timed out waiting for rank 2 in the input's gradient 0 of stage"
     )
-    assert "(step 1 of pipeline 0)" in second
+    assert "(step 2 of pipeline 0)" in second
     assert first.startswith("PeerLost: rank 0 lost its connection to rank 1 in ")

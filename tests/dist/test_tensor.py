@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowband
-from lowband.engine.collectives.activations import along_tensor
+from lowband.engine.units.parts import along_tensor
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT

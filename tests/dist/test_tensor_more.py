@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lowband
 from lowband.engine.checkpoint.manifest import FORMAT, Damaged, Manifest, _sum
-from lowband.engine.collectives.activations import along_tensor
+from lowband.engine.units.parts import along_tensor
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks

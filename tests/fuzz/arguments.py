@@ -66,6 +66,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
     ),
+    "schedules": ("--ranks 2 --micro-batches 2 4 --send 0.5 --input 1 --weight 0.5 --memory 2",),
     "rehearse": ("--suite mine --json --root .",),
     "bench-predict": ("--root .",),
     "validate": ("--out out --root .",),
@@ -77,6 +78,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-orders": ("--out out --root .",),
     "bench-compile": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
+    "bench-pipeline": ("--out out",),
+    "bench-schedules": ("--forward 0.1 --send 0.5 --out out",),
     "bench-products": ("--out out --root .",),
     "bench-kernel": ("--out out --device cpu --only block_quant --limit-s 1", "--out out --compile sm_80"),
     "gpu": ("--out out --device cpu --only softmax --minutes 1",),
@@ -86,7 +89,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
-    "bench-compile", "bench-joined", "bench-products", "bench-kernel", "bench-softmax", "bench-comm",
+    "bench-compile", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
+    "bench-kernel", "bench-softmax", "bench-comm",
     "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.

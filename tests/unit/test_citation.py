@@ -18,6 +18,10 @@ def test_citation_is_valid() -> None:
     assert {"message", "title", "authors", "license", "version"} <= set(citation)
     assert citation["type"] == "software"
     assert all({"name"} & set(author) or {"family-names"} <= set(author) for author in citation["authors"])
+    preferred = citation["preferred-citation"]  # the artifact; the papers are references beside it
+    assert preferred.keys() == {"type", "title", "version", "license", "authors", "notes"}
+    assert all(preferred[key] == citation[key] for key in ("type", "title", "version", "license", "authors"))
+    assert "arXiv:2501.04266" in preferred["notes"]
     for reference in citation["references"]:
         assert {"type", "title", "authors"} <= set(reference)
         assert reference["type"] in TYPES

@@ -43,7 +43,8 @@ def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
     for spec in specs:
         assert (spec.device, spec.ranks >= 384) == ("fake", True)
         asked = job.resources(spec)
-        assert (asked["nodes"], asked["tasks_per_node"], job.tasks_per_node(spec)) == (1, 1, 1)
+        assert (asked["nodes"], job.tasks_per_node(spec)) == (1, 1)
+        assert asked["tasks_per_node"] > 1  # Snakemake's executor refuses a job of one task
 
 
 def test_what_each_suite_asks_for() -> None:

@@ -7,15 +7,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from trees import ROOT, copy_tree, planned, snakemake
 
 from lowband.evidence.report.figures import FIGURES, own_figures
+from lowband.evidence.tables.build import write_table
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_table
+from lowband.spec.csv_tables import read_benchmark, read_table
 
 SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
 MEASURED = ("box", "peers", "convergence")  # families whose results are shipped where no suite measures them
@@ -89,6 +92,37 @@ def test_of_a_suite_s_own_runs_nothing_shipped_is_made(tree: Path) -> None:
     shown = snakemake(tree, "-n", "--config", "suites=[tiny]", "results=tiny", "scope=all").stdout
     for rule in ("spec", "train", "collect"):
         assert "priority: 100" in shown.split(f"rule {rule}:")[1].split("\n\n")[0], rule
+
+
+def test_kernels_measured_on_a_site_are_put_together_as_the_shipped_ones_are(tree: Path) -> None:
+    """The H100's rows stand for a site's: of it the tables have the shipped ones' rows, and no others."""
+    measured = tree / "results" / "own" / "kernels" / "cuda" / "kernels.csv"
+    measured.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "results" / "reference" / "h100" / "kernels.csv", measured)
+    asked = ["kernels", "--config", "suites=[cuda]", "results=own"]
+    result = snakemake(tree, *asked, "--rerun-triggers", "mtime")
+    assert result.returncode == 0, result.stderr
+    [device] = set(read_benchmark(measured)["device"])
+    for name in ("attention", "training_speed", "kernel_rates"):
+        shipped, ours = built(name), read_table(measured.parents[1] / f"{name}.csv")
+        expected = shipped[(shipped["provenance"] != "measured") | (shipped["device"] == device)]
+        assert set(ours.loc[ours["provenance"] == "measured", "device"]) == {device}
+        pd.testing.assert_frame_equal(ours, expected.reset_index(drop=True), check_dtype=False)
+    jobs = planned(snakemake(tree, "-n", "kernels", "--config", "suites=[box,default]", "results=new"))
+    assert jobs == {
+        "kernels_frontier_box": 1,
+        "kernels_local": 1,
+        "kernels_softmax": 1,
+        "kernels": 1,
+        "total": 4,
+    }
+
+
+def built(name: str) -> pd.DataFrame:
+    """A table from what is shipped, as it is read from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_table(name, ROOT / "results" / "reference" / "local" / "tables", Path(folder), ROOT)
+        return read_table(Path(folder, f"{name}.csv"))
 
 
 def test_no_command_grows_with_the_runs(tree: Path) -> None:

@@ -1,17 +1,20 @@
 """Everything redrawn from the shipped measurements, once, without torch; then each thing that it made."""
 
+import getpass
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
 import browser
 import pytest
+from rocrate.rocrate import ROCrate
 from rocrate_validator import services
 from rocrate_validator.utils.http import HttpRequester
 from trees import ROOT, copy_tree, planned, snakemake
@@ -90,7 +93,9 @@ def test_the_documents_show_these_verdicts(results: Path) -> None:
 
 @pytest.mark.parametrize("name", ["box_accumulation.csv", "box_ratios.csv", "wan.csv"])
 def test_pictures_in_documents_are_the_shipped_figures(name: str, tree: Path) -> None:
-    """Their data, that is; the drawing may differ in the fonts that a machine has."""
+    """Their data: the drawing may differ in the fonts that a machine has. figures/README.md shows all."""
+    assert f"](../docs/figures/{Path(name).stem}.svg)" in (ROOT / "figures" / "README.md").read_text()
+    assert (ROOT / "docs" / "figures" / name).with_suffix(".svg").is_file()
     assert (ROOT / "docs" / "figures" / name).read_text() == (tree / "figures" / "shipped" / name).read_text()
 
 
@@ -138,14 +143,38 @@ def test_the_crate_holds_what_it_says(tree: Path, results: Path) -> None:
         assert any("wfrun/workflow" in profile["@id"] for profile in root["conformsTo"])
         assert "ComputationalWorkflow" in entities[root["mainEntity"]["@id"]]["@type"]
         assert run["@type"] == "CreateAction"
-        assert run["instrument"] == root["mainEntity"]
+        assert run["instrument"] == [root["mainEntity"], {"@id": "#src"}]
+        assert "SoftwareSourceCode" in entities["#src"]["@type"]
+        code = {part["@id"] for part in entities["#src"]["hasPart"]}
+        assert {"src/lowband/engine/api.py", "src/lowband/kernels/softmax_cpu.c"} <= code
+        assert not any("__pycache__" in path for path in code)
         files = {part["@id"] for part in root["hasPart"]}
-        assert {entry["@id"] for entry in (*run["object"], *run["result"])} == files
+        assert {entry["@id"] for entry in (*run["object"], *run["result"])} | code == files
+        [author] = root["author"]
+        assert entities[author["@id"]] == {
+            "@id": author["@id"], "@type": "Organization", "name": "The lowband developers",
+        }  # fmt: skip
+        assert entities[run["agent"]["@id"]] == {
+            "@id": "#agent",
+            "@type": "Person",
+            "name": getpass.getuser(),
+        }
+        times = [datetime.fromisoformat(run[name]) for name in ("startTime", "endTime")]
+        assert times[0] <= times[1] <= datetime.now(UTC)
+        assert times[0].timestamp() >= (tree / "Snakefile").stat().st_ctime - 1  # the tree was copied before
         assert files == set(crate.namelist()) - {METADATA}
         for path in files:
             assert entities[path]["sha256"] == hashlib.sha256(crate.read(path)).hexdigest()
         assert "results/shipped/page.html" in files
         assert "config/claims.yaml" in files
+
+
+def test_rocrates_own_reader_reads_it(results: Path) -> None:
+    crate = ROCrate(results / "reproduction.crate.zip")
+    [run] = [entity for entity in crate.contextual_entities if entity.type == "CreateAction"]
+    assert [instrument.id for instrument in run["instrument"]] == ["workflow/Snakefile", "#src"]
+    assert run["agent"]["name"] == getpass.getuser()
+    assert [author["name"] for author in crate.root_dataset["author"]] == ["The lowband developers"]
 
 
 def test_the_crate_is_a_workflow_run_crate(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

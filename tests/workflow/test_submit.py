@@ -134,6 +134,22 @@ def test_a_site_submits_what_the_script_says_and_debians_slurm_understands(
     assert parsed == [PARSED] * 2
 
 
+@pytest.mark.waits
+def test_a_site_submits_the_benchmark_of_its_kernels(tmp_path: Path, parser: str) -> None:
+    tree = tmp_path / "tree"
+    at_once = ("--seconds-between-status-checks", "1", "--slurm-init-seconds-before-status-checks", "1")
+    done = started(tree, "slurm/frontier", *at_once, "--", "kernels", PARSER=parser, SLURM_PROJECT="abc123")
+    assert done.returncode == 1
+    assert (tree / "submitted").exists(), done.stdout + done.stderr
+    [call] = (tree / "submitted").read_text().split("\036")[:-1]
+    options = long_options(call.split("\037")[:-1])
+    job = CONFIG.job("frontier")
+    assert {"--account=abc123", "--partition=batch", "--constraint=nvme", "--nodes=1"} <= set(options)
+    assert {"--ntasks-per-node=8", "--cpus-per-task=7", *shlex.split(job.sbatch)} <= set(options)
+    assert f"--time={10 + job.spare_minutes}" in options
+    assert (tree / "submitted.parsed").read_text().splitlines() == [PARSED]
+
+
 def test_frontiers_options_are_olcfs() -> None:
     """2, 12 and 48 nodes."""
     largest = {spec.ranks: spec for spec in CONFIG.runs(["frontier"])}

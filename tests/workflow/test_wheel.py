@@ -10,8 +10,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from trees import ROOT
+
+import lowband
 
 EXAMPLE = """
 import torch
@@ -141,6 +144,20 @@ def test_the_readme_s_eight_lines(installed: Installed) -> None:
     assert done.returncode == 0, done.stderr
     assert str(installed.programs.parent) in done.stdout
     assert "['0.weight', '0.bias', '1.weight', '1.bias']" in done.stdout
+
+
+def test_its_metadata_are_those_that_pypi_takes(installed: Installed) -> None:
+    """By the rules of `packaging`; `make dist` has twine check it, with a renderer of the README."""
+    with ZipFile(installed.wheel) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = Metadata.from_email(wheel.read(name), validate=True)
+    assert (metadata.name, str(metadata.version)) == ("lowband", lowband.__version__)
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (ROOT / "README.md").read_text()
+    done = installed.run("lowband", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "predict, train and measure:" in done.stdout
 
 
 def test_what_is_in_the_wheel(installed: Installed) -> None:

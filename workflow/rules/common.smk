@@ -133,11 +133,15 @@ def table_sources(wildcards):
     ]
 
 
-def table_code(wildcards):
+def code_files(table):
     return [
         f"src/lowband/evidence/{module.replace('.', '/')}.py"
-        for module in code_of(wildcards.table)
+        for module in code_of(table)
     ]
+
+
+def table_code(wildcards):
+    return code_files(wildcards.table)
 
 
 def claim_tables(wildcards):

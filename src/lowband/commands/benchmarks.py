@@ -92,7 +92,7 @@ def _bench_start(options: argparse.Namespace) -> None:
         reads = pd.DataFrame(read(Path(folder)))
     write_csv(starts, options.out / "start.csv")
     write_csv(reads, options.out / "read.csv")
-    _write_environment(options.out)
+    write_environment(options.out)
     print(starts.groupby("ranks")[["sharded_s", "cpu_s"]].median().to_string(float_format="%.2f"))
     print(reads.groupby("what")["bytes_per_s"].median().to_string(float_format="%.3g"))
 
@@ -107,7 +107,7 @@ def _bench_steps(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
     steps = pd.DataFrame(import_module(f"lowband.bench.{options.name}").bench(options.root))
     write_csv(steps, options.out / "steps.csv")
-    _write_environment(options.out, *steps.get("device", [])[:1])
+    write_environment(options.out, *steps.get("device", [])[:1])
     times = [column for column in steps.columns if column.endswith("_s")]
     print(steps.groupby(options.by)[times].median().to_string(float_format="%.3f"))
 
@@ -122,11 +122,11 @@ def _bench_products(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)  # fail before a minute is spent
     timings = pd.DataFrame(bench(options.root))
     write_csv(timings, options.out / "products.csv")
-    _write_environment(options.out)
+    write_environment(options.out)
     print(errors(compare(timings)).to_string(index=False, float_format="%.1f"))
 
 
-def _write_environment(out: Path, device: str = "cpu") -> None:
+def write_environment(out: Path, device: str = "cpu") -> None:
     import torch
 
     from lowband.run.environment import describe, host

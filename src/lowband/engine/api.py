@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from lowband.engine.options import Options, device_of
+from lowband.engine.parallel.torch_cut import take_over
+from lowband.engine.passes.alike import along_tensor
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.whole import units_gathered
@@ -42,7 +44,8 @@ def shard(
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
-    module:        whole on every rank, with the same values (rank 0's values are not broadcast)
+    module:        whole on every rank, with the same values (rank 0's values are not broadcast); or cut along
+                   the topology's tensor axis, by `lowband.parallelize` or torch's `parallelize_module`
     scheme:        a Scheme, or a name: in `config/schemes.yaml` of the working directory, or built in
     wrap:          class, tuple of classes or predicate that selects the modules to gather one at a time
                    (the transformer block); the other parameters are gathered as one unit
@@ -81,9 +84,13 @@ def shard(
         own = placement_of(unit, owner) if placement_of is not None else None
         return placed if own is None else named(own)
 
+    take_over(module, topology)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    module._lowband = Engine(*parts, options, init, seed, device_of(device))  # type: ignore[assignment]
+    engine = Engine(*parts, options, init, seed, device_of(device))
+    module._lowband = engine  # type: ignore[assignment]
+    if (alike := along_tensor(engine.tensor, engine.device)) is not None:
+        alike.watch(module)
     return module
 
 

@@ -3,6 +3,7 @@
 Nothing leaves this machine, unless the libraries' own variables say so: WANDB_MODE, MLFLOW_TRACKING_URI.
 """
 
+import math
 import os
 import re
 import sys
@@ -141,14 +142,17 @@ class Curves:
     ) -> None:
         """Add a point to each curve.
 
-        module: a sharded one, to add `sent_bytes/<level>`: what rank 0 has sent for it since the last call
+        module: a sharded one, to add `sent_bytes/<level>`: what rank 0 has sent for it since the last call;
+                and `sent_bytes/tensor_not_counted`, not a number, if torch's parallelize_module sends, too
         at_s:   seconds since 1970; default: now
         """
         points = dict(values)
         if module is not None:
             from lowband.engine.passes.engine import engine_of
 
-            points |= by_level(engine_of(module).ledger.take())
+            ledger = engine_of(module).ledger
+            points |= by_level(ledger.take())
+            points |= {f"sent_bytes/{axis}_not_counted": math.nan for axis in ledger.not_counted}
         if self._tool is not None:
             self._tool.add(step, points, time.time() if at_s is None else at_s)
 

@@ -44,6 +44,8 @@ STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
     "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
     "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
+ALIKE_GATHER = Collective(  # what ranks that compute one batch must have in common; no part of a step
+    "alike", "gather", SELF, WORLD, "masters", "step", None)
 TENSOR: Final = (
     LEAVE_REDUCE, ENTER_REDUCE, ENTER_GATHER, ENTER_SCATTER, LEAVE_SCATTER, LEAVE_GATHER, SPLIT_GATHER,
     JOIN_GATHER, LOSS_GATHER, SHARED_REDUCE, TENSOR_NORM,

@@ -1,9 +1,12 @@
 """The benchmarks of a machine: from an entry follow its command, its rule and where its tables come from."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lowband.spec.softmax import Setup, Time
+
+if TYPE_CHECKING:
+    from lowband.spec.machine import Machine  # needs pydantic; `bench-kernel` works without it
 
 
 class Measured(NamedTuple):
@@ -46,3 +49,27 @@ BENCHMARKS = {
         sources=("src/lowband/kernels/softmax_cpu.c",),
     ),
 }
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The benchmark of kernels on a cluster, as one job on one of its nodes.
+
+    command: a verb; raw: the tables that it writes to its --out; tables: what is made of them
+    minutes: that it takes at most
+    """
+
+    command: str
+    raw: tuple[str, ...]
+    tables: tuple[str, ...]
+    minutes: int
+
+
+ON_GPUS = Kernels("bench-kernel", ("kernels",), ("attention", "training_speed", "kernel_rates"), 10)
+ON_CPUS = Kernels("bench-softmax", ("softmax_times", "softmax_setup"), ("softmax",), 10)
+
+
+def kernels_of(machine: "Machine") -> Kernels:
+    """Triton's kernels where there are GPUs; in a box and on CPUs those in C."""
+    has_gpus = machine.box is None and machine.device.memory_gib is not None
+    return ON_GPUS if has_gpus else ON_CPUS

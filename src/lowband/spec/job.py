@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from lowband.errors import UserError
+from lowband.spec.machine import Machine
 from lowband.spec.run import RunSpec
 from lowband.spec.yaml_model import Strict
 
@@ -116,11 +117,21 @@ class SlurmRequest(Strict):
         minutes = math.ceil(spec.time_limit_s / 60) + self.spare_minutes
         return {
             "nodes": nodes,
-            "tasks_per_node": 1 if spec.device == "fake" else per_node,
+            "tasks_per_node": per_node,  # where srun starts one, too: Snakemake submits no job of one task
             "cpus_per_task": self.cpus_per_rank,
             "runtime": self._within_queue(spec, nodes, minutes),
             "constraint": self.constraint,
             "slurm_extra": self.sbatch,
+        }
+
+    def of_one_node(self, machine: Machine, minutes: int) -> dict[str, str | int]:
+        """Snakemake resources of a job that is no run: one node, for so many minutes at most."""
+        always = {"nodes": 1, "tasks_per_node": machine.node_size, "cpus_per_task": self.cpus_per_rank}
+        given = {"constraint": self.constraint, "slurm_extra": self.sbatch}
+        return {
+            **always,
+            "runtime": minutes + self.spare_minutes,
+            **{name: options for name, options in given.items() if options},
         }
 
     def allocations(self, specs: Sequence[RunSpec]) -> list[Allocation]:

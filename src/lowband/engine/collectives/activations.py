@@ -37,9 +37,14 @@ class Along:
             as activations are, belong to autograd's memory and are not counted
     """
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis, self.ledger = axis, Ledger()
+    def __init__(self, axis: Axis, cuts_tokens: bool = False) -> None:
+        """cuts_tokens: sequence parallelism: whether some of the modules see this rank's tokens alone"""
+        self.axis, self.ledger, self.cuts_tokens = axis, Ledger(), cuts_tokens
         self._of: dict[torch.device, Collectives] = {}
+
+    def count_in(self, ledger: Ledger) -> None:
+        """Count what is sent from now on in another ledger."""
+        self.ledger, self._of = ledger, {}
 
     @property
     def ranks(self) -> int:
@@ -133,18 +138,6 @@ class Along:
             return parts
         places = sorted(range(self.ranks), key=order.__getitem__)
         return parts.unflatten(0, (self.ranks, length))[places].flatten(0, 1)
-
-
-def along_tensor(module: object) -> Along | None:
-    """The exchanges along a module's tensor axis; None if it was not cut (parallel.tensor)."""
-    found: Along | None = getattr(module, "_lowband_tensor", None)
-    return found
-
-
-def ledger_of(module: nn.Module) -> Ledger:
-    """Where what is sent for a module is counted."""
-    along = along_tensor(module)
-    return Ledger() if along is None else along.ledger
 
 
 class _Passed(torch.autograd.Function):

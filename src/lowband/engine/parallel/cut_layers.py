@@ -104,6 +104,8 @@ class PartLoss(nn.CrossEntropyLoss):
         if (wrong := _outside(counted, logits.shape[-1] * self.cut.along.ranks)) is not None:
             raise IndexError(f"Target {wrong} is out of bounds.")  # as torch's on a CPU
         losses = vocabulary_losses(logits, targets, self.cut.along, self.ignore_index, self.cut.name)
+        if self.reduction == "sum":
+            return losses.sum()
         return losses.sum() / (targets != self.ignore_index).sum()
 
 

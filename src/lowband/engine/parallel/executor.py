@@ -8,6 +8,7 @@ Gradients:  summed over the micro-batches in fp32, unit by unit, and reduced onc
             the list, when it has come to the stage's last backward.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class Executor:
         self._outputs: dict[Place, list[torch.Tensor]] = {}
         self._deferred: dict[Place, Deferred] = {}
         self._losses: list[torch.Tensor] = []
+        self.ends: list[tuple[Action, float]] = []  # of what has run, by time.perf_counter()
 
     def run(self) -> list[torch.Tensor]:
         """The losses, detached, where the last stage is; elsewhere none."""
@@ -85,6 +87,7 @@ class Executor:
                     self._prefetch(following, action.stage)
                 self._running = self._modules[action.stage]
                 do[action.kind](action.stage, action.micro_batch)
+                self.ends.append((action, time.perf_counter()))
                 if self._trains and k in self._plan.ends:
                     self._reduce(action.stage)
                 if following is None or following.stage != action.stage:

@@ -3,26 +3,29 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.collectives.activations import Along, along_tensor
+from lowband.engine.collectives.activations import Along
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Cut, Plan, check_lists, cut
+from lowband.engine.passes.alike import Alike, along_tensor
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.gloo import PeerLost
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import Init, Source
+from lowband.engine.units.parts import of_part
 from lowband.errors import UserError
 from lowband.spec.config import Config
-from lowband.spec.schedule import Lists, stages
+from lowband.spec.schedule import Action, Lists, stages
 from lowband.spec.schedules import SCHEDULES, Name, lists
 from lowband.spec.scheme import Scheme
 
@@ -36,7 +39,8 @@ class Pipeline(nn.Module):
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
                    "0", "1", ...: their places in the chain. On the meta device no rank has them all. To cut
                    it along tensor, too, `lowband.parallelize` an nn.ModuleList of it before
-    loss:          maps the last module's output and a target to one number
+    loss:          maps the last module's output and a target to one number. If the head's vocabulary is cut,
+                   an nn.CrossEntropyLoss that was cut with the chain, as a further module of the ModuleList
     scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
     micro_batches: per step
     schedule:      a name (`lowband.spec.schedules.SCHEDULES`), or one's own lists of actions, by rank
@@ -46,6 +50,8 @@ class Pipeline(nn.Module):
     compute_dtype, reduce_dtype, overlap, init, seed and device are those of `lowband.shard`. Afterwards the
     pipeline is a sharded module: optimizers, `lowband.clip_grad_norm_` (over all stages), `lowband.no_sync`
     and `lowband.full_state_dict` (of this rank's stages, on the first rank along data) take it as any other.
+
+    `ends` is when each action of the last step ended on this rank, by `time.perf_counter()`.
 
     Every rank of the job must make the same pipelines in the same order. Raises UserError, on every rank
     before anything is sent, for lists that wait for each other, a stage without modules, modules on two ranks
@@ -82,8 +88,6 @@ class Pipeline(nn.Module):
                 }
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
-        if (tensor := along_tensor(chain)) is not None:
-            self._lowband_tensor = tensor
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(chain), stages(of_ranks), layers)
@@ -93,8 +97,10 @@ class Pipeline(nn.Module):
                 self.add_module(str(place), chain[place])
         self._stages = {stage: list(chain[slice(*cuts[stage])]) for stage in self._plan.stages}
         self._deferring = Deferring(self.modules() if self._plan.split else iter(()))
-        self._loss, self._micro_batches = loss, micro_batches
+        self._loss = partial(_checked_loss(loss))  # no submodule: no stage has it
+        self._micro_batches = micro_batches
         self._name, self._steps = f"pipeline {next(_PIPELINES)}", 0
+        self.ends: list[tuple[Action, float]] = []
 
         options, own = Options(compute_dtype, reduce_dtype, overlap), set(self.children())
         self._lowband = Engine(
@@ -112,7 +118,11 @@ class Pipeline(nn.Module):
         self._mail = Mail(self._plan, axis, engine.ledger, engine.device, self._name)
         if len(axis.ranks) > 1:
             engine.pipeline = Along(axis)
-            engine.pipeline.ledger = engine.ledger
+            engine.pipeline.count_in(engine.ledger)
+        if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
+            of_loss.count_in(engine.ledger)
+        self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
+        self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
 
     @property
     def has_loss(self) -> bool:
@@ -124,12 +134,14 @@ class Pipeline(nn.Module):
         the last stage, elsewhere none.
 
         micro_batches: (input, target) each, the same on all ranks along the pipeline axis: a rank uses the
-                       inputs if it has the first stage, the targets if it has the last one. An input is a
-                       tensor, or a tuple of arguments of the first module
+                       inputs if it has the first stage, the targets if it has the last one, and may have None
+                       for what it does not use. An input is a tensor, or a tuple of arguments of the first
+                       module
 
         The losses are summed, not averaged: for their mean, `loss` divides by the number of micro-batches.
         Gradients are averaged over the ranks along data. Under `torch.no_grad()` there are forwards only.
-        Raises UserError for another number of micro-batches, or for shapes that differ between them. A rank
+        Raises UserError for another number of micro-batches, for shapes that differ between them, and, in the
+        first step, on ranks along pipeline or tensor that have different batches. A rank
         that fails ends the others, which name it and its error, as soon as they miss it, at the latest after
         the job's timeout.
         """
@@ -143,8 +155,24 @@ class Pipeline(nn.Module):
         self._lowband.put_shards()
         self._mail.begin(self._steps, torch.is_grad_enabled())
         with self._cause():
+            self._check_inputs(micro_batches)
             ours = self._plan, self._mail, self._stages, self._deferring, self._loss
-            return Executor(self._lowband, *ours, micro_batches).run()
+            executor = Executor(self._lowband, *ours, micro_batches)
+            self.ends = executor.ends
+            losses = executor.run()
+        if (alike := self._alike_along_tensor) is not None:
+            alike.end()
+        return losses
+
+    def _check_inputs(self, micro_batches: Sequence[tuple[Any, Any]]) -> None:
+        """In the first step: that ranks which are to have the same micro-batches have them."""
+        inputs, targets = zip(*micro_batches, strict=True)
+        if (alike := self._alike_along_tensor) is not None:
+            alike.check_inputs(inputs, targets)
+            alike.begin()
+        if self._alike is not None:
+            is_used = 0 in self._stages or self.has_loss
+            self._alike.check_inputs(*((inputs, targets) if is_used else (None, None)))
 
     def forward(self, *_: Any) -> NoReturn:
         """Raises UserError: a pipeline runs whole steps."""
@@ -169,6 +197,17 @@ class Pipeline(nn.Module):
             with suppress(RuntimeError):  # the store's rank has ended
                 store.set(key, f"rank {self._lowband.axis.rank} failed: {type(error).__name__}: {text}")
             raise
+
+
+def _checked_loss(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+    """Raises UserError if it has parameters: no rank would reduce their gradients, nor save them."""
+    if isinstance(loss, nn.Module) and (names := [name for name, _ in loss.named_parameters()]):
+        raise UserError(
+            f"the loss has parameters, such as '{names[0]}'",
+            where="a pipeline",
+            allowed="parameters in modules of the chain",
+        )
+    return loss
 
 
 def _lists(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int | None) -> Lists:

@@ -20,6 +20,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial
 from lowband.errors import UserError
 from lowband.spec.tensor import DIVIDED, Column, Partial, Plan, Row, Rule, Split, Tokens, rule_of
@@ -39,12 +40,13 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     tensor ranks differ in shapes or values.
     """
     axis, sequence_parallel = topology.along("tensor"), topology.axes.sequence_parallel
-    if hasattr(module, "_lowband") or hasattr(module, "_lowband_tensor"):
+    if hasattr(module, "_lowband") or any(of_part(child) is not None for child in module.modules()):
         what = "the module is already sharded or cut"
         raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
     if not is_alone():  # before what ranks that differ would refuse one by one
         rules_of_plan = {"rules of its plan": [f"{pattern}: {rule}" for pattern, rule in plan.items()]}
-        check_same({**rules_of_plan, **facts_of(module, ())}, axis.ranks[0])
+        dropout = {"dropout of its modules": [f"{name}: {child.p}" for name, child in _dropouts(module)]}
+        check_same({**rules_of_plan, **dropout, **facts_of(module, ())}, axis.ranks[0])
     rules = _rules(module, plan)
     ways = _ways(module, rules, sequence_parallel)
     _check(module, rules, len(axis.ranks))
@@ -52,11 +54,12 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     if len(axis.ranks) == 1:
         return module
     mark_partial(parameter for parameter, found in ways.items() if found == {PARTIAL})
-    cutter = _Cutter(Along(axis), sequence_parallel)
+    cutter = _Cutter(Along(axis, sequence_parallel), sequence_parallel)
     for name, child in [*module.named_modules()]:
         if child in rules:
             cutter.cut(child, name, rules[child], _around(module, name))
-    module._lowband_tensor = cutter.along  # type: ignore[assignment]
+    for child in module.modules():
+        child._lowband_tensor = cutter.along  # type: ignore[assignment]
     return module
 
 
@@ -168,12 +171,18 @@ def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]], sequen
 
 
 def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int) -> None:
+    for name, child in _dropouts(module):
+        what = f"dropout {child.p}: tensor ranks would draw different random numbers"
+        raise UserError(what, where=f"'{name}'", allowed="dropout 0")
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p:
-            what = f"dropout {child.p}: tensor ranks would draw different random numbers"
-            raise UserError(what, where=f"'{name}'", allowed="dropout 0")
         if child in rules:
             _check_rule(name, child, rules[child], ranks)
+
+
+def _dropouts(module: nn.Module) -> list[tuple[str, nn.modules.dropout._DropoutNd]]:
+    """Those that draw, by name."""
+    kind = nn.modules.dropout._DropoutNd
+    return [(name, each) for name, each in module.named_modules() if isinstance(each, kind) and each.p]
 
 
 def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
@@ -190,8 +199,9 @@ def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
         what = "the embedding has max_norm, padding_idx or scale_grad_by_freq"
         raise UserError(what, where=where, allowed="none of them")
     is_loss = isinstance(child, nn.CrossEntropyLoss)
-    if is_loss and (child.weight is not None or child.label_smoothing or child.reduction != "mean"):
-        raise UserError("has weights, smoothing or no mean", where=where, allowed="the mean over tokens")
+    if is_loss and (child.weight is not None or child.label_smoothing or child.reduction == "none"):
+        what = "has weights, smoothing or no reduction"
+        raise UserError(what, where=where, allowed="the mean over tokens, or their sum")
     if divided := kinds[type(child)].divided:
         column = rule if isinstance(rule, Column) else Column()
         if getattr(child, divided) % (ranks * column.parts * column.together):

@@ -37,7 +37,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
-from lowband.engine.collectives.activations import Along, along_tensor, ledger_of
+from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.passes.backward import Backward
@@ -54,6 +54,7 @@ from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
+from lowband.engine.units.parts import along_tensor, ledger_of
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
@@ -98,7 +99,7 @@ class Engine:
         self.compute_dtype = options.compute_dtype
         self.tensor = along_tensor(module)
         self.pipeline: Along | None = None  # whose other ranks have other stages
-        self.ledger, self.meter = ledger_of(module), MemoryMeter()
+        self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)

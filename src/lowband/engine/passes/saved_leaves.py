@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lowband.engine.units.seen_as import SeenAs, local_of
 from lowband.engine.units.unit import Unit
 
 _Pair = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
@@ -33,6 +34,13 @@ class _Leaf(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+
+
+class _Around(NamedTuple):
+    """A DTensor around a leaf."""
+
+    how: SeenAs
+    leaf: _Leaf
 
 
 class _Other(NamedTuple):
@@ -97,6 +105,13 @@ class _Hooks:
         self.of, self._outer = of, outer
 
     def pack(self, tensor: torch.Tensor) -> object:
+        local = local_of(tensor)
+        packed = self._packed_leaf(tensor if local is None else local)
+        if packed is None:
+            return self._other(tensor)
+        return packed if local is None else _Around(SeenAs.of(tensor), packed)
+
+    def _packed_leaf(self, tensor: torch.Tensor) -> _Leaf | None:
         try:
             unit = self.of.unit_of.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # e.g. a sparse tensor
@@ -105,12 +120,17 @@ class _Hooks:
         if unit is not None and tensor.dtype == unit.flat.dtype and not (tensor.is_neg() or tensor.is_conj()):
             place = tensor.size(), tensor.stride(), tensor.storage_offset()
             return _Leaf(unit, unit.gathered_version, *place)
+        return None
+
+    def _other(self, tensor: torch.Tensor) -> object:
         if self._outer is not None:
             return self._outer[0](tensor)
         # Detached, because a node must not refer to its own output.
         return _Other(tensor.detach() if tensor.requires_grad else tensor, tensor._version)
 
     def unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, _Around):
+            return packed.how.around(self.unpack(packed.leaf))
         if isinstance(packed, _Leaf):
             self.of.before_use(packed.unit, packed.version)
             return packed.unit.flat.as_strided(packed.size, packed.stride, packed.offset)

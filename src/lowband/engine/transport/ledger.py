@@ -7,9 +7,13 @@ from lowband.spec.records import Sent
 
 
 class Ledger:
-    """Bytes that this rank has sent since the last `take`."""
+    """Bytes that this rank has sent since the last `take`.
+
+    not_counted: axes along which others send, too, unseen
+    """
 
     def __init__(self) -> None:
+        self.not_counted: set[str] = set()
         self._bytes: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()  # several lanes count
 

@@ -16,7 +16,7 @@ def check_kinds(module: nn.Module) -> None:
             raise UserError(
                 f"'{name}' is a {kind}{by}",
                 where=where,
-                allowed="plain parameters, without FSDP2 and tensor parallelism",
+                allowed="plain parameters; for lowband.shard, DTensors of parallelize_module alone",
             )
         if not parameter.is_floating_point():
             raise UserError(

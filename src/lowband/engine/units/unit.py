@@ -16,7 +16,7 @@ works element by element works on them.
 the optimizer's level to the weights' level.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -30,6 +30,7 @@ from lowband.engine.transport.lane import Handle, Work
 from lowband.engine.units.changes import Changes, mark_dropped, mark_gathered, mark_leaf, mark_replaced
 from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.initial import Initial
+from lowband.engine.units.seen_as import seen_as, shown
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter
 from lowband.engine.units.slice_of import is_partial, slice_of
@@ -156,6 +157,8 @@ class Unit:
         self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
         for leaf in self.leaves:
             mark_leaf(leaf, self.name)
+        self._seen_as = [seen_as(original) for original in originals]
+        self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
         self._unit_of[self.flat.untyped_storage()._cdata] = self
         if not self.is_whole:
             self.meter.hold("start", self.flat)
@@ -177,13 +180,17 @@ class Unit:
 
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See [Note: shards]."""
-        self._put(self.shards, instead_of=self.leaves)
+        self._put(self.shards, instead_of=self._shown)
+        self._shown = self.leaves  # DTensors would keep the gathered buffer
 
     def put_leaves(self) -> None:
-        """Register the whole parameters in the module."""
-        self._put(self.leaves, instead_of=self.shards)
+        """Register the whole parameters in the module; new DTensors, where it sees them so."""
+        if any(self._seen_as):
+            self.put_shards()
+            self._shown = [shown(leaf, how) for leaf, how in zip(self.leaves, self._seen_as, strict=True)]
+        self._put(self._shown, instead_of=self.shards)
 
-    def _put(self, parameters: list[nn.Parameter], instead_of: list[nn.Parameter]) -> None:
+    def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
         """Register `parameters`. Raises UserError if other code has changed the registration."""
         for places, parameter, before in zip(self.slots, parameters, instead_of, strict=True):
             for module, attribute in places:
@@ -195,7 +202,7 @@ class Unit:
                         where=where,
                         allowed="changes before lowband.shard",
                     )
-                module._parameters[attribute] = parameter
+                module._parameters[attribute] = parameter  # type: ignore[assignment]
 
     # ---- weights: gather and drop
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.evidence.tables.entries import COLLECTED, REPORTED, SHIPPED, TABLES
+from lowband.evidence.tables.entries import COLLECTED, OF_GPUS, REPORTED, SHIPPED, TABLES
 from lowband.spec.benchmarks import BENCHMARKS
 from lowband.spec.csv_tables import made_of, read_benchmark, read_table, write_csv
 
@@ -46,8 +46,12 @@ def tables_of_runs(suites: Collection[str]) -> list[str]:
 
 
 def source_paths(source: str, tables_dir: Path, root: Path) -> list[Path]:
-    """The files of a source: one, or several if shipped. root: the folder that holds results/"""
-    if source in OF_MACHINES and (several := sorted(tables_dir.glob(f"*/{source}.csv"))):
+    """The files of a source: one, or several if shipped. root: the folder that holds results/
+
+    Of kernels: those in folders of `tables_dir`, one for each machine, if there are any.
+    """
+    own = source.removeprefix(SHIPPED) if source == OF_GPUS else source
+    if (source == OF_GPUS or source in OF_MACHINES) and (several := sorted(tables_dir.glob(f"*/{own}.csv"))):
         return several
     if source.startswith(SHIPPED):
         name = source.removeprefix(SHIPPED)

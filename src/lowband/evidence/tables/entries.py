@@ -103,6 +103,35 @@ TABLES: dict[str, Table] = {
     "intervals": Table(_FOLDS),
     "products": Table((f"{SHIPPED}products/products",)),
     "accuracy": Table(("validation", "constants", *_FOLDS)),
+    # Steps of pipelines on paced ranks and links beside their timelines, medians over steps
+    # (`lowband bench-schedules`). bubble_off: in points; step_off_percent: of the predicted step
+    "schedules": Table((f"{SHIPPED}schedules/steps",), view=View(
+        add=_MEASURED, by=("provenance", "ranks", "micro_batches", "send_over_forward", "schedule", "memory"),
+        of={
+            "steps": "size",
+            **_all("median", "step_s", "predicted_step_s", "bubble", "predicted_bubble", "load"),
+            "least_step_s": "min step_s",
+        },
+        then={
+            "bubble_percent": "100 * bubble",
+            "predicted_percent": "100 * predicted_bubble",
+            "bubble_off": "bubble_percent - predicted_percent",
+            "step_off_percent": "100 * (step_s / predicted_step_s - 1)",
+            "least_off_percent": "100 * (least_step_s / predicted_step_s - 1)",
+        },
+    )),
+    # Processor time of a step by one stage of `lowband.Pipeline`, by `lowband.shard` and, on one rank, by
+    # bare modules, medians over steps (`lowband bench-pipeline`).
+    "pipeline_overhead": Table((f"{SHIPPED}pipeline/steps",), view=View(
+        add=_MEASURED, by=("provenance", "ranks", "micro_batches"), across="way",
+        of={"cpu_s": "median cpu_s"},
+        then={
+            "over_modules": "cpu_s_pipeline / cpu_s_modules", "over_shard": "cpu_s_pipeline / cpu_s_shard",
+        },
+    )),
+    # Every action of the middle step by time: when it ended, and when it should have.
+    "schedule_ends": Table((f"{SHIPPED}schedules/ends",), view=View(add=_MEASURED)),
+    "pipeline_errors": Table(("pipelines", "validation")),
     "softmax": Table(
         ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"), "softmax"
     ),

@@ -4,7 +4,8 @@ Zero bubble (arXiv 2401.10241), Table 5: bubble rates that its authors compute f
 do not print. A rate is the idle share of a rank from its first action to its last. Here forward and input
 part take equally long and all stages are alike; two numbers per model, weight / forward and send / forward,
 are fitted on its 1F1B and ZB-H1 rows. ZB-1p's rates are printed equal to ZB-H1's, so they are no further
-evidence. ZB-2p's lists are found by a search and not printed: no prediction.
+evidence. ZB-2p's lists are found by a search and not printed: no prediction. Table 7: measured throughputs of
+ZB-V and 1F1B, in equal memory, on more ranks of the same models; their ratio, by the same two numbers.
 
 Perseus (arXiv 2312.06902): shortest iterations of 1F1B over 8 stages, from the least time of each stage's
 forward and backward; without a fit, and without sends, which its authors do not list.
@@ -13,6 +14,7 @@ Megatron-LM (arXiv 2104.04473): the gain of interleaving is printed without a se
 the model of its figure 12 (tensor 8, so 12 ranks along the pipeline), two chunks, no sends.
 """
 
+from collections.abc import Mapping
 from typing import Any  # of a pandas.DataFrame: its rows have no static types
 
 import numpy as np
@@ -30,6 +32,7 @@ NAMES: dict[str, Name] = {
 }  # fmt: skip
 FITTED = ("1F1B", "ZB-H1")
 WEIGHT, SEND = np.linspace(0.3, 1.2, 46)[:, None], np.linspace(0, 0.2, 41)  # of the forward; the fit's grid
+Fitted = tuple[int, float, float]  # ranks along the pipeline, weight / forward, send / forward
 MEGATRON_RANKS, MEGATRON_CHUNKS, MEGATRON_ROUNDS = 12, 2, (1, 2, 4, 8)
 
 
@@ -37,21 +40,50 @@ def pipelines(config: Config) -> pd.DataFrame:
     """One row per published number and prediction of it; off: in points, or in % of what was published."""
     folder = config.root / "results" / "reported"
     bubbles = read_published(folder / BUBBLES)
-    rows = _zero_bubble(bubbles[bubbles["arxiv"] == "2401.10241"])
+    rates, measured = (
+        bubbles[(bubbles["arxiv"] == "2401.10241") & (bubbles["artifact"] == table)]
+        for table in ("Table 5", "Table 7")
+    )
+    fitted = {
+        str(model): (int(of_it["ranks"].iloc[0]), *_fit(of_it[of_it["system"].isin(FITTED)]))
+        for model, of_it in rates.groupby("model", sort=False)
+    }
+    rows = _zero_bubble(rates, fitted) + _zb_v(measured, fitted)
     rows += _perseus(read_published(folder / PERSEUS))
     rows += _megatron(bubbles[bubbles["artifact"] == "abstract"].iloc[0])
     return pd.DataFrame(rows)
 
 
-def _zero_bubble(reported: Any) -> list[dict[str, object]]:
+def _zero_bubble(rates: Any, fitted: Mapping[str, Fitted]) -> list[dict[str, object]]:
     rows = []
-    for _, of_model in reported.groupby("model", sort=False):
-        weight, send = _fit(of_model[of_model["system"].isin(FITTED)])
-        for row in of_model[of_model["system"].isin(list(NAMES))].itertuples():
+    for model, (_, weight, send) in fitted.items():
+        of_model = rates[(rates["model"] == model) & rates["system"].isin(list(NAMES))]
+        for row in of_model.itertuples():
             percent, predicted = 100 * float(row.value), 100 * float(_bubble(row, weight, send))
             use = "calibration" if row.system in FITTED else "held out"
             constants = {"weight_over_forward": weight, "send_over_forward": send}
             rows.append(_row(row, use, "bubble rate, %", percent, predicted, predicted - percent) | constants)
+    return rows
+
+
+def _zb_v(measured: Any, fitted: Mapping[str, Fitted]) -> list[dict[str, object]]:
+    """Throughput of ZB-V over 1F1B's in the same memory, in steps of the same micro-batches."""
+    rows = []
+    keys = ["model", "note"]  # the note has the batch
+    plain = measured[measured["system"] == "1F1B"].set_index(keys)["value"]
+    for row in measured[measured["system"] == "ZB-V"].itertuples():
+        ranks, weight, send = fitted[row.model]
+        p, many = int(row.ranks), int(row.micro_batches)
+        send *= p / ranks  # a stage of fewer layers computes for less time
+        whole = timeline(lists("1f1b", p, many, 1), 1.0, 1.0, weight, send).step_s
+        in_a_vee = timeline(lists("zb-v", p, many, 2), 0.5, 0.5, weight / 2, send).step_s
+        published = 100 * (float(row.value) / float(plain[row.model, row.note]) - 1)
+        gain = 100 * (float(whole / in_a_vee) - 1)
+        constants = {"weight_over_forward": weight, "send_over_forward": send}
+        rows.append(
+            _row(row, "held out", "throughput gain over 1F1B, %", published, gain, gain - published)
+            | constants
+        )
     return rows
 
 

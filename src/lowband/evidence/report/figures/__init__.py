@@ -152,6 +152,13 @@ FIGURES: dict[str, Entry] = {
         "2048, fp16. FLOPs as arXiv 2307.08691 counts them, half with causal masking. Thin: as it reports; "
         "thick: measured by `lowband bench-kernel`, for each device whose kernels.csv is shipped.",
     ),
+    "schedules": Entry(
+        "schedule_ends",
+        "One step of a pipeline under three schedules that need the same memory: four processes on one "
+        "machine whose stages compute for stated times, and whose sends take a quarter of a forward. Wide: "
+        "measured, from the end of each action; narrow: predicted from the lists; grey: idle. `searched` is "
+        "a list made for such sends. The middle one of three steps by time. Shipped measurements.",
+    ),
     "validation": Entry(
         "validation",
         "Predicted over published, for every published row, by source. Open: rows on which a constant of the "

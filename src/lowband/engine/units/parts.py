@@ -1,0 +1,54 @@
+"""Along which tensor axis the parts of a module were cut: lowband.parallelize notes it in each of them."""
+
+from torch import nn
+
+from lowband.engine.collectives.activations import Along
+from lowband.engine.transport.ledger import Ledger
+from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.errors import UserError
+
+
+def along_tensor(module: nn.Module) -> Along | None:
+    """The exchanges along a module's tensor axis; None if no part of it was cut (parallel.tensor).
+
+    Parts that were cut one by one count in one ledger from now on. Raises UserError if their axes differ, or
+    for parameters of which cannot be known what the tensor axis makes of their gradients.
+    """
+    found = list(dict.fromkeys(each for part in module.modules() if (each := of_part(part)) is not None))
+    for along in found[1:]:
+        if along.axis is not found[0].axis:
+            what = "parts were cut along different tensor axes"
+            raise UserError(what, where=type(module).__name__, allowed="one Topology for all of them")
+        along.count_in(found[0].ledger)
+    _check_parts(module, found[0].cuts_tokens if found else False)
+    return found[0] if found else None
+
+
+def ledger_of(along: Along | None) -> Ledger:
+    """Where what is sent for a module is counted. along: its tensor axis"""
+    return Ledger() if along is None else along.ledger
+
+
+def of_part(module: nn.Module) -> Along | None:
+    """The exchanges of the module that this one was a part of, or was itself, when it was cut."""
+    found: Along | None = getattr(module, "_lowband_tensor", None)
+    return found
+
+
+def _check_parts(module: nn.Module, cuts_tokens: bool) -> None:
+    for name, child in module.named_modules():
+        for attribute, parameter in child._parameters.items():
+            if parameter is None or of_part(child) is not None:
+                continue
+            full = f"{name}.{attribute}".lstrip(".")
+            if slice_of(parameter) is not None or is_partial(parameter):
+                raise UserError(
+                    f"'{full}' belongs to a module that was cut along tensor, and not to this one",
+                    allowed="the modules that lowband.parallelize has cut",
+                )
+            if cuts_tokens:
+                raise UserError(
+                    f"no rule says whether '{full}' sees all tokens",
+                    where="sequence_parallel",
+                    allowed="modules that were cut with a plan that names all of them",
+                )

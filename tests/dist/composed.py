@@ -1,0 +1,314 @@
+"""A small GPT in fp64 on any composition of axes, and the same in one process of plain torch.
+
+A row of ROWS is an axis, or what works together with axes. A new axis is one more row, with its degree among
+the `Axes` and, where it forbids something, a line in `is_possible`.
+
+Shards are fp32, whatever a module computes in. So gradients are recorded where the engine takes them from
+autograd, in fp64, and compared there; and once more behind the reduction, clipped, as the optimizer has them.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lowband
+from lowband.engine.api import engine_of
+from lowband.engine.units.gradients import Gradients
+from lowband.engine.units.slice_of import SliceOf, is_partial, slice_of
+from lowband.model.gpt import Block
+from lowband.spec.axes import AXES, Axes
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.schedules import SCHEDULES, lists
+from lowband.spec.scheme import Scheme
+from lowband.spec.tensor import Column, Plan, Row, Split, Tokens, Vocabulary, Whole
+from tests.pairwise import Case
+
+INNER = {"package": 2, "node": 4}
+MOST_RANKS, STEPS, B, T, LR = 16, 2, 2, 8, 0.5
+SPEC = ModelSpec(
+    name="tiny", layers=6, hidden=16, heads=2, vocab=32, seq_len=T, tied_head=False, source="none"
+)
+
+ROWS: Mapping[str, tuple[Any, ...]] = {
+    "tensor": (1, 2),
+    "sequence_parallel": (False, True),
+    "data": (1, 2, 4),
+    "pipeline": (1, 2, 4),
+    # none: lowband.shard and the usual loop
+    "schedule": ("none", *SCHEDULES),
+    "scheme": ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact"),
+    "accumulation": (1, 2),  # steps of the pipeline before one of the optimizer
+    "micro_batches": (1, 3, 4),
+}
+
+
+class Job(NamedTuple):
+    """A value of each row."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, case: Case) -> "Job":
+        return cls(dict(zip(ROWS, case, strict=True)))
+
+    @property
+    def axes(self) -> Axes:
+        return Axes(**{name: value for name, value in self.values.items() if name in AXES})
+
+    @property
+    def ranks(self) -> int:
+        """One for each degree's combinations; data is no entry of Axes."""
+        degrees = (value for name, value in self.values.items() if name == "data" or name in AXES)
+        return math.prod(value for value in degrees if not isinstance(value, bool))
+
+    @property
+    def scheme(self) -> Scheme:
+        return Config().scheme(self.values["scheme"])
+
+    @property
+    def lists(self) -> Any:
+        """The schedule's; those of one rank without a pipeline have every module as a stage."""
+        name, ranks = self.values["schedule"], self.values["pipeline"]
+        return lists(name, ranks, self.values["micro_batches"], SCHEDULES[name].chunks[0])
+
+    def is_possible(self) -> bool:
+        values = self.values
+        fits = values["tensor"] > 1 or not values["sequence_parallel"]
+        fits &= values["pipeline"] == 1 or values["schedule"] not in ("none", "depth")
+        return fits and self.ranks <= MOST_RANKS
+
+
+def drawn(count: int) -> list[Case]:
+    """Some of the product, the same ones each time, spread over the numbers of ranks."""
+    cases = [case for case in product(*ROWS.values()) if Job.of(case).is_possible()]
+    return random.Random(0).sample(cases, count)
+
+
+# ---- the model
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(SPEC.vocab, SPEC.hidden), nn.Embedding(T, SPEC.hidden)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(tokens) + self.positions.weight[: tokens.shape[1]]
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.final_norm, self.head = (
+            nn.LayerNorm(SPEC.hidden),
+            nn.Linear(SPEC.hidden, SPEC.vocab, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.final_norm(x)).flatten(0, 1)
+
+
+def chain() -> list[nn.Module]:
+    """In fp64, with values that fp32 shards hold exactly and no initialisation has."""
+    torch.manual_seed(3)
+    modules = [First(), *(Block(SPEC, "sdpa") for _ in range(SPEC.layers)), Last()]
+    with torch.no_grad():
+        for module in modules:
+            for parameter in module.parameters():
+                parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    return [module.double() for module in modules]
+
+
+LAST = SPEC.layers + 1  # its place in the chain; the loss has the next one
+PLAN: Plan = {
+    "0.embed": Vocabulary(),
+    "0.positions": Whole(),
+    "1": Split(),
+    "*_norm": Tokens(),
+    "*attention.qkv": Column(parts=3, together=SPEC.hidden // SPEC.heads),
+    "*attention.out": Row(),
+    "*mlp.up": Column(),
+    "*mlp.down": Row(),
+    f"{LAST}.head": Vocabulary(),
+    f"{LAST + 1}": Vocabulary(),
+}
+
+# ---- the data
+
+
+def batches(step: int, data: int, job: Job) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Of a rank along data, by accumulation and micro-batch: tokens and targets.
+
+    Of some ranks and micro-batches no target counts, of others all do.
+    """
+    found = []
+    for i in range(job.values["accumulation"]):
+        generator = torch.Generator().manual_seed(1000 * step + 10 * data + i)
+        of_it = []
+        for j in range(job.values["micro_batches"]):
+            tokens, targets = torch.randint(SPEC.vocab, (2, B, T), generator=generator)
+            valid = (5 * data + 3 * i + 7 * j + 4 * step + 2) % (T + 1)
+            targets[:, valid:] = -100
+            of_it.append((tokens, targets.flatten()))
+        found.append(of_it)
+    return found
+
+
+def everything(step: int, job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [
+        pair for data in range(job.values["data"]) for of_it in batches(step, data, job) for pair in of_it
+    ]
+
+
+def valid_tokens(step: int, job: Job) -> int:
+    return sum(int((targets >= 0).sum()) for _, targets in everything(step, job))
+
+
+# ---- on the job's ranks
+
+
+class Step(NamedTuple):
+    """One optimizer step on one rank.
+
+    loss:    this rank's sum over micro-batches, of all tokens' mean; 0 where the last stage is not
+    grads:   by parameter, in fp64, before the reduction: of this rank's tokens and slices
+    clipped: by parameter, this rank's part of what the optimizer has: (first, last, values)
+    norm:    before clipping
+    sent:    by row and level
+    weights: before the step, of the stages of the first rank along data and tensor
+    """
+
+    loss: float
+    grads: dict[str, torch.Tensor]
+    clipped: dict[str, tuple[int, int, torch.Tensor]]
+    norm: float
+    sent: Counter[tuple[str, str]]
+    weights: dict[str, torch.Tensor]
+
+
+class Place(NamedTuple):
+    """A rank along the axes, and how its parameters are cut."""
+
+    tensor: int
+    data: int
+    pipeline: int
+    slices: dict[str, SliceOf]
+    partial: set[str]
+
+    def slice_of(self, name: str) -> SliceOf | None:
+        """How a rank at this place along tensor cuts a parameter."""
+        mine = self.slices.get(name)
+        return None if mine is None else replace(mine, place=self.tensor)
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """By a parameter's name: the sum of what the engine takes from autograd in here, in its own dtype."""
+    pairs = (pair for u in engine_of(model).units for pair in zip(u.leaves, u.shards, strict=True))
+    names = {id(leaf): shard.shard_of.name for leaf, shard in pairs}
+    found: dict[str, torch.Tensor] = {}
+    take = Gradients._take_grads
+
+    def watched(self: Gradients) -> list[torch.Tensor | None]:
+        for leaf in self._leaves:
+            if leaf.grad is not None:
+                name = names[id(leaf)]
+                found[name] = leaf.grad.clone() + found.get(name, 0)
+        return take(self)
+
+    Gradients._take_grads = watched
+    try:
+        yield found
+    finally:
+        Gradients._take_grads = take
+
+
+def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.Tensor]]:
+    """The steps, and the weights after the last one."""
+    topology = lowband.Topology(INNER, job.axes)
+    place = {name: topology.along(name).place for name in ("tensor", "data", "pipeline")}
+    chained = nn.ModuleList([*chain(), nn.CrossEntropyLoss(reduction="sum")])
+    lowband.parallelize(chained, PLAN, topology)
+    *modules, loss = chained
+    scale = 1.0
+    fp64 = {"compute_dtype": torch.float64}
+
+    def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss(logits, targets) * scale
+
+    own = {id(p): p for module in modules for p in module.parameters()}
+    slices = {id(p): slice_of(p) for p in own.values()}
+    partial = {id(p) for p in own.values() if is_partial(p)}
+    names = {f"{i}.{name}": id(p) for i, m in enumerate(modules) for name, p in m.named_parameters()}
+    if job.values["schedule"] == "none":
+        model = nn.Sequential(*modules)
+        units = set(modules)
+        lowband.shard(model, job.scheme, topology, lambda m: m in units, **fp64)
+
+        def run(of_it: Sequence[tuple[torch.Tensor, torch.Tensor]], is_last: bool) -> list[torch.Tensor]:
+            losses = []
+            for j, (tokens, targets) in enumerate(of_it):
+                ends = is_last and j == len(of_it) - 1
+                with nullcontext() if ends else lowband.no_sync(model):
+                    losses.append(loss_of(model(tokens), targets))
+                    losses[-1].backward()
+            return [one.detach() for one in losses]
+    else:
+        options = {"schedule": job.values["schedule"], **fp64}
+        model = lowband.Pipeline(
+            modules, loss_of, job.scheme, topology, job.values["micro_batches"], **options
+        )
+
+        def run(of_it: Sequence[tuple[torch.Tensor, torch.Tensor]], is_last: bool) -> list[torch.Tensor]:
+            with nullcontext() if is_last else lowband.no_sync(model):
+                return model.step(of_it)
+
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=LR), []
+    for step in range(STEPS):
+        weights = lowband.full_state_dict(model)
+        engine_of(model).ledger.take()
+        scale = job.values["data"] / valid_tokens(step, job)  # gradients are averaged over data
+        mine = batches(step, place["data"], job)
+        with recorded(model) as grads:
+            losses = [one for i, of_it in enumerate(mine) for one in run(of_it, i == len(mine) - 1)]
+        norm = float(lowband.clip_grad_norm_(model, clip))
+        sent = Counter({(s.collective, s.level): s.bytes for s in engine_of(model).ledger.take()})
+        clipped = {
+            name: (of.start, of.stop, p.grad.as_subclass(torch.Tensor)[: of.stop - of.start].clone())
+            for name, p in model.named_parameters()
+            if (of := p.shard_of).stop > of.start
+        }
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_here = float(sum(losses, torch.zeros(()))) / job.values["data"]
+        steps.append(Step(loss_here, dict(grads), clipped, norm, +sent, weights))
+    by_name = {name: slices[of] for name, of in names.items() if slices[of] is not None}
+    shared = {name for name, of in names.items() if of in partial}
+    return Place(**place, slices=by_name, partial=shared), steps, lowband.full_state_dict(model)
+
+
+# ---- in one process
+
+
+def reference(
+    step: int, job: Job, weights: Mapping[str, torch.Tensor]
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The mean loss of all valid tokens of the job, and its gradients: plain torch in fp64."""
+    model = nn.Sequential(*chain())
+    model.load_state_dict(weights)
+    summed = torch.zeros(())
+    for tokens, targets in everything(step, job):
+        loss = F.cross_entropy(model(tokens), targets, reduction="sum") / valid_tokens(step, job)
+        loss.backward()
+        summed = summed + loss.detach()
+    return float(summed), {name: p.grad for name, p in model.named_parameters()}

@@ -1,0 +1,93 @@
+"""What the ranks of a composition of axes (`composed`) send in a step, by row and level, in closed form."""
+
+from collections import Counter
+from itertools import product
+
+from composed import INNER, PLAN, SPEC, B, Job, T, chain
+
+from lowband.cost.bytes import NORM_BYTES, transfers
+from lowband.cost.contents import tensor_bytes
+from lowband.spec.mesh import SELF, Mesh
+from lowband.spec.partition import UnitLayout
+from lowband.spec.schedule import stages
+from lowband.spec.schedules import SCHEDULES
+from lowband.spec.tensor import cut_shape
+
+
+def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
+    """Of all ranks together. Rows of the pipeline's axis are not told apart by levels: theirs is empty."""
+    found: Counter[tuple[str, str]] = Counter()
+    mesh = Mesh.fit(INNER, job.axes.degrees(job.ranks))
+    levels, along_tensor = mesh.levels("data"), mesh.levels("tensor")
+    values, scheme = job.values, job.scheme
+    tensor, data, pipeline = values["tensor"], values["data"], values["pipeline"]
+    # data: each module of the chain is a unit
+    for (unit, times), _ in product(zip(_units(job, data), _times(job), strict=True), range(tensor * data)):
+        for each in transfers(unit, False, scheme, levels, "fp32", "fp32"):
+            row = each.collective
+            wide = 2 if row.carries == "weights" else 1  # fp64 where the formula has fp32
+            often = times.get(row.name, 1)
+            if row.name == "update_gather" and step == 0:
+                often = 0
+            found[row.name, each.hop.level] += each.sent_bytes * wide * often
+    held = NORM_BYTES
+    for hop in reversed(levels.hops(SELF, scheme.level("replica"))):
+        found["norm_gather", hop.level] += (hop.count - 1) * held * job.ranks
+        held *= hop.count
+    # tensor: of the whole model, so of all stages together
+    micro_batches, optim = values["micro_batches"] * values["accumulation"], levels.size(scheme.optim)
+    parts = tensor_bytes(SPEC, along_tensor, optim, job.axes, B, T, micro_batches, "fp32", True)
+    for (level, row, _), sent in parts.items():
+        wide = 1 if row in ("shared_reduce", "tensor_norm") else 2
+        times = pipeline if row == "tensor_norm" else 1
+        found[row, level] += round(sent * wide * times * tensor * data)
+    # pipeline: over levels that follow from the machine's sizes, here taken together
+    if pipeline > 1:
+        x = 8 * B * T * SPEC.hidden * micro_batches * tensor * data
+        is_vee = SCHEDULES[values["schedule"]].in_a_vee
+        crossed = stages(job.lists) - 1 - is_vee
+        if values["sequence_parallel"]:  # tokens are divided before the second module of the chain
+            is_whole = _modules_by_stage(stages(job.lists))[0] == 1
+            found["stage_output", ""] = found["stage_grad", ""] = (crossed + is_whole) * x // tensor
+        else:
+            found["stage_output", ""] = found["stage_grad", ""] = crossed * x
+        found["stages_norm", ""] = NORM_BYTES * (pipeline - 1) * job.ranks
+    return +found
+
+
+def _units(job: Job, data: int) -> list[int]:
+    """Elements of each module's unit on a tensor rank."""
+    shapes = [{f"{i}.{n}": tuple(p.shape) for n, p in m.named_parameters()} for i, m in enumerate(chain())]
+    cut = [[cut_shape(n, shape, PLAN, job.values["tensor"]) for n, shape in of.items()] for of in shapes]
+    return [UnitLayout.of(of_unit, data).numel for of_unit in cut]
+
+
+def _times(job: Job) -> list[dict[str, int]]:
+    """By module of the chain, how often a step runs the rows that are not run once.
+
+    In a pipeline weights come where a list comes to their stage, and go where it leaves it.
+    """
+    values, modules = job.values, SPEC.layers + 2
+    again = values["accumulation"]
+    if values["schedule"] == "none":
+        every = again * values["micro_batches"]
+        return [dict.fromkeys(("forward_gather", "backward_gather", "grad_reduce"), every)] * modules
+    gathered: Counter[tuple[int, str]] = Counter()
+    for of_rank in job.lists:
+        stage, needs = None, True
+        for action in of_rank:
+            if action.stage != stage:
+                stage, needs = action.stage, True
+            if needs and action.kind != "weight":
+                needs = False
+                gathered[stage, "forward_gather" if action.kind == "forward" else "backward_gather"] += again
+    in_stages = _modules_by_stage(stages(job.lists))
+    of_module = [stage for stage, count in enumerate(in_stages) for _ in range(count)]
+    names = ("forward_gather", "backward_gather")
+    return [{"grad_reduce": again, **{n: gathered[stage, n] for n in names}} for stage in of_module]
+
+
+def _modules_by_stage(count: int) -> list[int]:
+    """As evenly as possible, the first stages one more."""
+    size, more = divmod(SPEC.layers + 2, count)
+    return [size + (stage < more) for stage in range(count)]

@@ -1,0 +1,156 @@
+"""Programs whose losses fall and mean nothing: ranks along tensor or pipeline that have several batches."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from staged import batches, chain, loss_of
+from torch import nn
+
+import lowband
+from lowband.errors import UserError
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.axes import Axes
+from lowband.spec.tensor import Column, Plan, Row, Split, Tokens, Vocabulary
+
+
+class Dropping(nn.Module):
+    """Drops values by a function, which no plan sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.start, self.norm = nn.Embedding(8, 4), nn.Identity(), nn.LayerNorm(4)
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.share = 0.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.start(self.embed(tokens)))
+        return x + F.dropout(self.down(torch.tanh(self.up(x))), self.share, self.training)
+
+
+PLAN: Plan = {
+    "embed": Vocabulary(), "start": Split(), "norm": Tokens(), "up": Column(), "down": Row(),
+}  # fmt: skip
+
+
+def said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def on_tensor_ranks(sequence_parallel: bool) -> list[str]:
+    topology = lowband.Topology({}, Axes(tensor=2, sequence_parallel=sequence_parallel))
+    torch.manual_seed(1)
+    tokens, rank, found = torch.arange(8).view(2, 4) % 8, dist.get_rank(), []
+    for mine in (tokens.roll(rank), tokens):
+        model = Dropping()
+        lowband.parallelize(model, PLAN, topology)
+        lowband.shard(model, "zero3", topology, nn.Linear, compute_dtype=torch.float32)
+        found.append(said(lambda model=model, mine=mine: model(mine)))
+    model.share = 0.5
+    for seed, trains in ((5, True), (rank, False), (rank, True)):
+        torch.manual_seed(seed)
+        model.train(trains)
+        found.append(said(lambda: model(tokens)))
+    return found
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_ranks_have_one_batch_and_draw_alike(sequence_parallel: bool) -> None:
+    for other, same, alike, evaluated, differently in on_ranks(2, on_tensor_ranks, sequence_parallel):
+        assert other.startswith("ranks [0, 1] along tensor: rank 1 has other inputs than rank 0 (allowed: ")
+        assert same == alike == "nothing"
+        texts = (evaluated, differently)  # a module that has drawn is compared from then on
+        assert all("rank 1 has other states of random numbers than rank 0" in text for text in texts)
+
+
+def on_pipeline_ranks() -> list[str]:
+    topology, rank = lowband.Topology({}, Axes(pipeline=2)), dist.get_rank()
+    found, data = [], batches(0, 0, 3)
+    of_rank = [(x, None) if rank == 0 else (None, y) for x, y in data]
+    for mine in (batches(rank, 0, 3), data, of_rank):
+        pipe = lowband.Pipeline(chain(2), loss_of, "zero3", topology, 3, compute_dtype=torch.float32)
+        found.append(said(lambda pipe=pipe, mine=mine: pipe.step(mine)))
+    return found
+
+
+def test_pipeline_ranks_have_one_batch_or_what_they_use_of_it() -> None:
+    for other, same, used in on_ranks(2, on_pipeline_ranks):
+        assert other.startswith("ranks [0, 1] along pipeline: rank 1 has other inputs than rank 0 (allowed: ")
+        assert same == used == "nothing"
+
+
+def on_both_axes() -> list[str]:
+    """The tensor ranks of both stages have batches of their own; then stages draw alike, or not."""
+    topology = lowband.Topology({}, Axes(tensor=2, pipeline=2))
+    place, found = topology.along("tensor").place, []
+    plan: Plan = {"*.up": Column(), "*.down": Row()}
+    for own in (True, False):
+        cut = lowband.parallelize(nn.ModuleList(chain(2)), plan, topology)
+        pipe = lowband.Pipeline(cut, loss_of, "zero3", topology, 3, compute_dtype=torch.float32)
+        found.append(said(lambda pipe=pipe, own=own: pipe.step(batches(own * place, 0, 3))))
+    for layer in pipe.children():
+        layer.register_forward_hook(lambda _module, _inputs, output: F.dropout(output, 0.1))
+    for seed in (3, 3 + place):
+        torch.manual_seed(seed)
+        found.append(said(lambda: pipe.step(batches(0, 0, 3))))
+    return found
+
+
+def test_tensor_ranks_of_a_stage_have_one_batch_and_draw_alike() -> None:
+    for other, same, alike, differently in on_ranks(4, on_both_axes):
+        assert " along tensor: " in other
+        assert " has other inputs than " in other
+        assert same == alike == "nothing"
+        assert " has other states of random numbers than " in differently
+
+
+def dropped_on_one_rank() -> str:
+    topology = lowband.Topology({}, Axes(tensor=2))
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1 * dist.get_rank()), nn.Linear(4, 4))
+    return said(lambda: lowband.parallelize(module, {"0": Column(), "2": Row()}, topology))
+
+
+def test_dropout_of_one_tensor_rank_is_known_to_all_of_them() -> None:
+    for text in on_ranks(2, dropped_on_one_rank):
+        assert "differs from rank 0 in dropout of its modules: ['1: 0.1'], not []" in text
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(11, 11)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_of(self.head(x), targets)
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_of(x, targets) * self.scale
+
+
+def losses_that_are_modules() -> tuple[str, list[str]]:
+    topology = lowband.Topology({}, Axes(pipeline=2))
+    with pytest.raises(UserError) as error:
+        lowband.Pipeline(chain(2), OwnLoss(), "zero3", topology, 3)
+    pipe = lowband.Pipeline(chain(2), Weighted(), "zero3", topology, 3, compute_dtype=torch.float32)
+    pipe.step(batches(0, 0, 3))
+    return str(error.value), list(lowband.full_state_dict(pipe))
+
+
+def test_a_loss_has_no_parameters_and_is_no_part_of_the_state() -> None:
+    """Of parameters only the last stage would have gradients, and every rank would save its own values."""
+    found = on_ranks(2, losses_that_are_modules)
+    assert all("the loss has parameters, such as 'head.weight'" in text for text, _ in found)
+    plain = nn.Sequential(*chain(2)).state_dict()
+    assert [name for _, names in found for name in names] == list(plain)
