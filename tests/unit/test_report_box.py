@@ -84,10 +84,21 @@ def test_schemes_are_compared_under_the_same_condition() -> None:
     measured = ratios[ratios["provenance"] == "measured"]
     one = measured[measured["pair"] == "hier3 / zeropp"].set_index(["accumulation", "outer_link_share"])
     assert dict(one["ratio"]) == {(1, 1.0): 2.0, (2, 1.0): 2.0, (1, 0.5): 4.0}
+    assert (one["ratio_low"] == one["ratio"]).all()  # one repeat
     reported = ratios[ratios["provenance"] == "reported"].set_index("pair")["ratio"]
     assert dict(reported) == pytest.approx(
         {"zeropp / zero3": 1.405, "hier3 / zero3": 2.398, "hier3 / zeropp": 1.71}
     )
+
+
+def test_a_ratio_ranges_over_the_repeats_of_both_schemes() -> None:
+    runs = [run(scheme, 16, time) for scheme, times in TWICE.items() for time in times]
+    ratios = box_ratios.build(frame(runs), REPORTED).set_index("pair")
+    row = ratios[ratios["provenance"] == "measured"].loc["hier3 / zeropp"]
+    assert list(row[["ratio", "ratio_low", "ratio_high"]]) == pytest.approx([8 / 4, 7 / 5, 10 / 3])
+
+
+TWICE = {"zeropp": (7.0, 8.0, 10.0), "hier3": (3.0, 4.0, 5.0)}
 
 
 def test_collectives_are_held_to_the_closed_form_and_to_what_tcp_adds() -> None:

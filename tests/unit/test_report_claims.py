@@ -7,16 +7,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from markupsafe import escape
-from report_runs import ROOT
+from report_runs import ROOT, write_run
 
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import KINDS, PAPERS, read_claims
 from lowband.evidence.claims.expected import one_of
 from lowband.evidence.claims.experiments import Experiment, read_experiments
+from lowband.evidence.claims.grade import grade_claims
 from lowband.evidence.report.claim_views import by_kind, by_paper, read_graded, write_claims
 from lowband.evidence.report.needs import disk
 from lowband.evidence.report.summary import summary
 from lowband.evidence.report.writers import latex_text
+from lowband.evidence.tables.build import write_table
+from lowband.evidence.tables.collect import collect
 from lowband.evidence.validation import SOURCES
 from lowband.run import doctor
 from lowband.spec.config import Config
@@ -141,6 +144,33 @@ def test_the_screen_leads_with_what_this_run_showed(all_tables: Path, graded: Pa
     assert not any(
         "page.html" in line for line in summary(graded / "claims.csv", all_tables, None).splitlines()
     )
+
+
+def test_a_site_grades_the_claims_of_the_suite_frontier(tmp_path: Path) -> None:
+    """Made-up times on 384 GCDs, each scheme its own: every claim has its ratio."""
+    ids = {"hier3-over-zeropp": 1.71, "zeropp-gain-frontier": 1.405, "hier3-gain-over-zero3": 1.405 * 1.71}
+    ids |= {"frontier-ours-over-deepspeed": 2.5, "frontier-hier3-over-deepspeed": 1.9}
+    of_flat = {"zero3": 1.0, "zeropp": 1 / 1.405, "hier3": 1 / 1.405 / 1.71}
+    of_hops = {
+        ("zeropp", "deepspeed"): 1.0,
+        ("zeropp", "lowband"): 0.9,
+        ("planned", "lowband"): 0.4,
+        ("hier3", "lowband"): 1 / 1.9,
+    }
+    runs = []
+    for spec in Config(ROOT).runs(["frontier"]):
+        scheme, of = spec.scheme.name, (spec.scheme.name, spec.engine)
+        if (spec.ranks, spec.accumulation) != (384, 4):
+            continue
+        if spec.collectives == "flat" and not spec.overlap and scheme in of_flat:
+            runs.append(write_run(tmp_path / "runs", spec, of_flat[scheme], 3.0))
+        if spec.collectives == "hops" and of in of_hops:
+            runs.append(write_run(tmp_path / "runs", spec, of_hops[of], 3.0))
+    collect(runs, tmp_path)
+    write_table("scaling", tmp_path)
+    graded = grade_claims(CLAIMS, tmp_path, list(ids), ROOT).set_index("id")
+    assert set(graded["verdict"]) == {"met"}, graded["why"]
+    assert dict(graded["ours"]) == pytest.approx(ids)
 
 
 def test_claims_are_counted_by_paper_and_by_kind_apart(graded: Path) -> None:

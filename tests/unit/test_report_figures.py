@@ -1,6 +1,7 @@
 """Figures: the same table gives the same bytes, and beside each lies what it shows and where that is from."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,21 @@ from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
 from lowband.evidence.report.claim_views import write_claims
-from lowband.evidence.report.figures import FIGURES, write_figure
-from lowband.evidence.report.figures.style import looks
+from lowband.evidence.report.figures import FIGURES, scaling, write_figure
+from lowband.evidence.report.figures.style import (
+    POINTS,
+    End,
+    canvas,
+    in_order,
+    label_ends,
+    looks,
+    paper_style,
+)
 from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import TABLES
 from lowband.evidence.validation.tables import PREDICTED
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from tests.drawn_figures import check_origin, check_print
 
@@ -91,6 +101,39 @@ def test_schemes_look_different_and_keep_their_look() -> None:
     all_of_them = looks(names)
     assert len(set(all_of_them.values())) == len(names)
     assert looks(["zero3", "hpz"])["hpz"] == all_of_them["hpz"]
+
+
+def test_schemes_stand_as_in_their_file() -> None:
+    names = list(Config(ROOT).schemes)
+    placed = [name for name in names if name in in_order(names)[: names.index("planned") + 1]]
+    assert in_order(reversed(names))[: len(placed)] == placed == names[: len(placed)]
+
+
+def test_ranks_on_shared_cores_have_no_efficiency_in_the_figure(all_tables: Path, tmp_path: Path) -> None:
+    """The same points on devices with a peak have one; a point alone is compared with nothing."""
+    df = scaling.data(read_table(all_tables / "scaling.csv"))
+    with paper_style():
+        shared = labels(scaling.draw(df))
+        own = labels(scaling.draw(df.assign(peak_flop_per_s_per_rank=1e12)))
+        alone = scaling.draw(df[(df["scheme"] == "zero3") & (df["ranks"] == 8)])
+    assert "efficiency" not in shared
+    assert "seconds of a step, 8 ranks" in shared
+    assert "efficiency" in own
+    assert not alone.axes
+
+
+def labels(figure: Figure) -> str:
+    return "; ".join(name for axes in figure.axes for name in (axes.get_xlabel(), axes.get_ylabel()))
+
+
+def test_labels_of_lines_that_end_together_stand_apart() -> None:
+    with paper_style():
+        axes = canvas(3, 2).subplots()
+        axes.set_ylim(0, 1)
+        label_ends(axes, [End(name, 1, 0.01, "0.2") for name in "abc"], 2)
+        heights = sorted(text.xyann[1] for text in axes.texts)
+    assert heights[0] >= 0
+    assert min(b - a for a, b in pairwise(heights)) * 2 * 72 >= POINTS - 0.01
 
 
 def test_an_unknown_figure_is_refused(all_tables: Path, tmp_path: Path) -> None:

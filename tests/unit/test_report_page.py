@@ -10,7 +10,7 @@ from lowband.errors import UserError
 from lowband.evidence.claims.claim import PAPERS
 from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.report.figures import FIGURES
-from lowband.evidence.report.page import write_page
+from lowband.evidence.report.page import _schemes, write_page
 from lowband.evidence.report.page.machine import draw_machine, links
 from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, exchanges, part, wires
 from lowband.spec.config import Config
@@ -80,6 +80,16 @@ def test_wires_are_named() -> None:
     config = Config(ROOT)
     assert wires(config.scheme("zero3")) == "all native"
     assert wires(config.scheme("zeropp")) == "forward gather int8, grad reduce int4"
+
+
+def test_no_two_cards_have_the_same_picture() -> None:
+    config = Config(ROOT)
+    placements, left_out = _schemes(config, config.schemes, "frontier")
+    pictures = [card["svg"].split("</title>")[1] for card in placements]  # the title names the first scheme
+    assert len(set(pictures)) == len(pictures) < len(config.schemes)
+    shown = [scheme.name for card in placements for scheme, _, _ in card["schemes"]]
+    assert sorted(shown) == sorted(config.schemes)
+    assert not left_out
 
 
 def test_cards_of_replicas_say_how_they_exchange() -> None:

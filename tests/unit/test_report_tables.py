@@ -7,6 +7,8 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import tables_of_runs, write_table
+from lowband.evidence.tables.derived import communication
+from lowband.evidence.tables.points import POINT
 from lowband.spec.csv_tables import read_table
 
 TOKENS = 8 * 64  # per step of the smoke suite: global batch x sequence
@@ -42,6 +44,23 @@ def test_communication_and_memory_are_at_every_number_of_ranks(tables: Path) -> 
         assert set(drawn["ranks"]) == {8}
         assert len(drawn) < len(df)
         assert df["difference_bytes"].max() == 0
+
+
+def test_bytes_have_the_rate_of_their_link(tables: Path) -> None:
+    """Ranks that share a computer's memory have no links: Frontier's stand for them, by name."""
+    df = read_table(tables / "communication.csv")
+    assert set(df["rates_of"]) == {"frontier"}
+    rates = df.groupby("level")["link_bytes_per_s"].unique().map(list).to_dict()
+    assert rates == {"package": [200e9], "node": [50e9], "world": [12.5e9]}
+    box = communication.build(df[[*BYTES]].assign(cluster="frontier-box"))
+    assert set(box["rates_of"]) == {"frontier-box"}
+    assert box["link_bytes_per_s"].tolist() == [rate / 160_000 for rate in df["link_bytes_per_s"]]
+    nowhere = communication.build(df[[*BYTES]].assign(level="rack"))
+    assert nowhere["link_bytes_per_s"].isna().all()
+    assert len(nowhere)
+
+
+BYTES = [*POINT, "level", "collective", "wire", "counted_bytes", "closed_form_bytes", "difference_bytes"]
 
 
 def test_hpz_gathers_for_the_backward_inside_the_node(tables: Path) -> None:

@@ -141,7 +141,7 @@ def _grade(claim: Claim, experiment: Experiment, tables: Path, root: Path, where
     if claim.expects is not None:
         lack = find_lack(claim.expects, claim.evidence, read_table(source.folder / "runs.csv"), root, where)
     if values.empty and not (lack and lack.runs):
-        return {**grade, "verdict": "not run", "why": _why_nothing(claim, claim.ours, tables, where)}
+        return {**grade, "verdict": "not run", "why": _why_nothing(claim, experiment, tables, where)}
     suite = claim.ours.where.get("suite")
     clusters, devices = (set(rows[column]) if column in rows else () for column in ("cluster", "device"))
     rows_from = list(
@@ -197,12 +197,14 @@ def _listed(claim: Claim, rows: pd.DataFrame) -> str:
     return ", ".join(f"{value:.4g}" for value in several)
 
 
-def _why_nothing(claim: Claim, ours: Query, tables_dir: Path, where: str) -> str:
-    """The cause that the queried rows name, if they exist and name one."""
-    rows = _filter(read_table(tables_dir / f"{ours.table}.csv"), ours.where, where)
+def _why_nothing(claim: Claim, experiment: Experiment, tables_dir: Path, where: str) -> str:
+    """The cause that the queried rows name, if they exist and name one; else what it takes to have some."""
+    assert claim.ours is not None
+    rows = _filter(read_table(tables_dir / f"{claim.ours.table}.csv"), claim.ours.where, where)
     if "cause" in rows and rows["cause"].notna().any():
         return " ; ".join(rows["cause"].dropna().unique())
-    return f"no row for {' / '.join(query.text for query in claim.queries)}"
+    queries = " / ".join(query.text for query in claim.queries)
+    return f"not run here: needs {experiment.hardware}; no row for {queries}"
 
 
 def _select(query: Query, evidence: str, tables_dir: Path, where: str) -> pd.DataFrame:

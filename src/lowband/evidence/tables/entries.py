@@ -42,7 +42,7 @@ def _all(statistic: str, *columns: str) -> dict[str, str]:
 
 TABLES: dict[str, Table] = {
     "scaling": Table(("runs", "steps")),
-    "communication": Table(("bytes",), build="tables.derived.bytes_of_points:build"),
+    "communication": Table(("bytes",)),
     "memory": Table(("states",), build="tables.derived.bytes_of_points:build"),
     "loss": Table(("runs", "steps")),
     "parity": Table(("runs", "loss")),

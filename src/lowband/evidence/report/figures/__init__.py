@@ -42,14 +42,18 @@ FIGURES: dict[str, Entry] = {
     ),
     "scaling": Entry(
         "scaling",
-        "Throughput and scaling efficiency against the number of ranks, measured. Points: median over the "
-        "measured steps of all repeats; bars: 20 % and 80 % quantiles. Dotted: ideal. Efficiency is the "
-        "throughput per rank over that on the base count named on the axis." + _READING,
+        "Time of a step at equal numbers of ranks, measured. Points: median over the measured steps of all "
+        "repeats; bars: 20 % and 80 % quantiles. Where each rank has a device of its own, throughput and "
+        "efficiency against the number of ranks come first (dotted: ideal; base: named on the axis); ranks "
+        "that share a host's cores scale as the host does, so that is not shown for them." + _READING,
     ),
     "communication": Entry(
         "communication",
-        "Bytes that one rank sends over the links of each level in a steady step, by collective. Bars: "
-        "counted in the engine where the collective is called; markers: total of the closed form." + _READING,
+        "Predicted time that the links of each level need for what one rank sends in a steady step, by "
+        "collective: bytes over the level's published rate, without latency, one level at a time. Bars: "
+        "bytes counted in the engine where the collective is called; markers: total of the closed form. "
+        "Rates are those of the machine named on the axis, of Frontier where the run's own states none."
+        + _READING,
     ),
     "memory": Entry(
         "memory",
@@ -73,37 +77,38 @@ FIGURES: dict[str, Entry] = {
         "box",
         "Scale model of Frontier, measured: every rate is the machine's divided by one factor, links are "
         "shaped, computation is paced. Left: model TFLOPS per GCD, times the factor; points: median over "
-        "repeats, bars: least and largest. Right: efficiency. On 32 ranks two CPU cores are short, and "
-        "part of what is lost there is lost to that. Shipped measurements." + _READING,
+        "repeats, bars: least and largest. Right: efficiency, pale where the ranks are too many for two CPU "
+        "cores: part of what is lost there is lost to that. Shipped measurements." + _READING,
     ),
     "step_time": Entry(
         "box",
         "Where a step's time goes, measured in the scale model of Frontier at nominal link rates; medians "
-        "over n repeats. Left bars: computing, and waiting for communication. Right bars: communication that "
-        "went on behind the computation. On 32 ranks two CPU cores are short, and part of the waiting is for "
-        "them. Shipped measurements." + _READING,
+        "over n repeats, black: least and largest. Upper bars: computing, and waiting for communication. "
+        "Lower bars: communication that went on behind the computation. On 32 ranks two CPU cores are short, "
+        "and part of the waiting is for them. Shipped measurements." + _READING,
     ),
     "box_ratios": Entry(
         "box_ratios",
         "Ratio of TFLOPS per GCD between schemes against the rate of the link between nodes, measured in the "
-        "scale model of Frontier on 2 nodes (16 ranks); dotted: what the paper reports for 384 GCDs. Shipped "
-        "measurements." + _READING,
+        "scale model of Frontier on 2 nodes (16 ranks), as a share of the nominal rate; dotted: what the "
+        "paper reports for 384 GCDs. One repeat each. Shipped measurements." + _READING,
         "box_ratios:SWEEP",
     ),
     "box_accumulation": Entry(
         "box_ratios",
         "The same ratios against the number of backward passes per optimizer step, of 256 tokens per rank "
         "each, at nominal links: hier3 crosses nodes once per step, the others in every pass. Measured on 2 "
-        "nodes (16 ranks) of the scale model of Frontier; dotted: as the paper reports for 384 GCDs. Shipped "
-        "measurements." + _READING,
+        "nodes (16 ranks) of the scale model of Frontier; dotted: as the paper reports for 384 GCDs. Bars, "
+        "where there are repeats: slowest of one over fastest of the other. Shipped measurements." + _READING,
         "box_ratios:ACCUMULATION",
     ),
     "box_attained": Entry(
         "box_ratios",
         "Ratio of TFLOPS per GCD between schemes in the scale model whose links have the rates that the "
         "paper's stack reached: flat rings, no overlap, four passes of 2,048 tokens per rank and optimizer "
-        "step, blocks recomputed; dotted: as the paper reports for 384 GCDs. A fit: the rates were fitted "
-        "to the paper's ratios, nothing to these runs. Shipped measurements." + _READING,
+        "step, blocks recomputed; dotted: as the paper reports for 384 GCDs; bars: slowest repeat of one "
+        "scheme over the fastest of the other. A fit: the rates were fitted to the paper's ratios, nothing "
+        "to these runs. Shipped measurements." + _READING,
         "box_ratios:ATTAINED",
     ),
     "box_order": Entry(

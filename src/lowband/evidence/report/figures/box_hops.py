@@ -5,7 +5,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, shades
+from lowband.evidence.report.figures.style import (
+    TWO_COLUMNS,
+    canvas,
+    in_order,
+    legend_above,
+    scheme_ticks,
+    shades,
+)
 
 SUITE = "box-hops"
 LABELS = {"flat": "flat rings", "hops": "level by level"}
@@ -21,32 +28,32 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    figure = canvas(TWO_COLUMNS, 2.4)
-    panels = figure.subplots(1, df["overlap"].nunique(), sharey=True, squeeze=False)[0]
+    figure = canvas(TWO_COLUMNS, 1.9)
+    panels = figure.subplots(1, df["overlap"].nunique(), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (overlap, rows) in zip(panels, df.groupby("overlap"), strict=True):
         _bars(axes, rows)
         axes.set_title("with overlap" if overlap else "without overlap", loc="left")
-    panels[0].set_ylabel("seconds of a step")
     legend_above(figure, panels[0], columns=3)
     return figure
 
 
 def _bars(axes: Axes, rows: pd.DataFrame) -> None:
-    slowest_first = rows.groupby("scheme")["step_time_s"].max().sort_values(ascending=False)
-    schemes = list(slowest_first.index)
+    schemes = in_order(rows["scheme"])
     width = 0.36
-    for i, (kind, (color, hatch)) in enumerate(shades(list(LABELS)).items()):
+    for i, (kind, color) in enumerate(shades(list(LABELS)).items()):
         line = rows[rows["collectives"] == kind].set_index("scheme").reindex(schemes)
         place = np.arange(len(schemes)) + (i - 0.5) * width
         time = line["step_time_s"]
         spread = [time - line["step_time_min_s"], line["step_time_max_s"] - time]
-        axes.bar(
-            place, time, width, yerr=spread, color=color, hatch=hatch, edgecolor="white", linewidth=0,
-            error_kw={"elinewidth": 0.7}, label=LABELS[kind],
+        axes.barh(
+            place, time, width, xerr=spread, color=color, linewidth=0, error_kw={"elinewidth": 0.7},
+            label=LABELS[kind],
         )  # fmt: skip
-        axes.hlines(
+        axes.vlines(
             line["predicted_step_time_s"], place - width / 2, place + width / 2, colors="black",
             linewidth=1.2, label="predicted" if i else "_nolegend_",
         )  # fmt: skip
-    axes.set_xticks(np.arange(len(schemes)), schemes)
-    axes.grid(axis="x", visible=False)
+    scheme_ticks(axes, schemes)
+    axes.set_ylim(len(schemes) - 0.5, -0.5)
+    axes.set_xlabel("seconds of a step")
+    axes.grid(axis="y", visible=False)

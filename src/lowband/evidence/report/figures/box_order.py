@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import ONE_COLUMN, by_scheme, canvas, legend_above, log_ticks
+from lowband.evidence.report.figures.style import ONE_COLUMN, End, by_scheme, canvas, label_ends, log_ticks
 
 SUITE = "box-order"
 RATE = "model_flop_per_s_per_rank_at_scale"
@@ -20,18 +20,19 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    figure = canvas(ONE_COLUMN, 2.9)
+    figure = canvas(ONE_COLUMN, 2.7)
     axes = figure.subplots()
+    ends = []
     for scheme, look, points in by_scheme(df, "accumulation"):
         for order, rows in points.groupby("order"):
             is_breadth = order == "breadth"
-            axes.plot(
-                rows["accumulation"], rows[RATE] / 1e12, color=look.color, marker=look.marker,
-                linestyle="-" if is_breadth else ":", markerfacecolor=look.color if is_breadth else "white",
-                label=f"{scheme}, {order}",
-            )  # fmt: skip
+            fill = look.color if is_breadth else "white"
+            line = {**look.line, "linestyle": "-" if is_breadth else ":", "markerfacecolor": fill}
+            axes.plot(rows["accumulation"], rows[RATE] / 1e12, **line)
+            last = rows.iloc[-1]
+            ends.append(End(f"{scheme}, {order}", last["accumulation"], last[RATE] / 1e12, look.color))
     log_ticks(axes, df["accumulation"], "{:g}".format, "backward passes per optimizer step")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * df[RATE].max() / 1e12)
     axes.set_ylabel("TFLOPS per GCD, at scale")
-    legend_above(figure, axes, columns=2)
+    label_ends(axes, ends, 2.1)
     return figure

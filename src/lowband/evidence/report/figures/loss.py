@@ -8,7 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lowband.evidence.report.figures.style import ONE_COLUMN, canvas, experiments, legend_above, looks, note
+from lowband.evidence.report.figures.style import (
+    ONE_COLUMN,
+    canvas,
+    experiments,
+    legend_above,
+    looks,
+    note,
+    nothing_to_draw,
+)
 from lowband.evidence.tables.points import EXPERIMENT
 
 KEYS = [*EXPERIMENT, "global_batch", "repeat", "run_id", "scheme", "ranks", "step"]
@@ -22,7 +30,9 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    panels = experiments(df)
+    panels = [panel for panel in experiments(df) if len(set(panel[1]["run_id"])) > 1]
+    if not panels:
+        return nothing_to_draw("loss.csv", "two runs")
     figure = canvas(ONE_COLUMN, 0.6 + 3.4 * len(panels))
     column = figure.subplots(2 * len(panels), 1, squeeze=False)[:, 0]
     for i, (title, rows) in enumerate(panels):

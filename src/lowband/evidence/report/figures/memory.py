@@ -14,19 +14,22 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    panels = style.experiments(df)
-    # The states that the closed form covers go to the bottom, so that its marker lies on their upper edge.
+    panels = style.compared(df)
+    if not panels:
+        return style.nothing_to_draw("memory.csv", "two schemes")
+    # The states that the closed form covers come first, so that its marker lies on their edge.
     states = list(dict.fromkeys(df.sort_values("closed_form_bytes", key=pd.isna, kind="stable")["state"]))
-    figure = style.canvas(style.ONE_COLUMN, 1.0 + 2.2 * len(panels))
-    column = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    bars = [rows[style.LABEL].nunique() for _, rows in panels]
+    figure = style.canvas(style.ONE_COLUMN, 0.9 + sum(0.75 + 0.17 * count for count in bars))
+    column = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[count + 1 for count in bars])[:, 0]
     for (title, rows), axes in zip(panels, column, strict=True):
-        schemes = list(dict.fromkeys(rows["scheme"]))
-        measured = rows.pivot_table("held_bytes", "scheme", "state", aggfunc="max")
-        measured = measured.reindex(index=schemes, columns=states).fillna(0)
-        closed = rows.groupby("scheme")["closed_form_bytes"].sum().reindex(schemes)
+        labels = list(dict.fromkeys(rows[style.LABEL]))
+        measured = rows.pivot_table("held_bytes", style.LABEL, "state", aggfunc="max")
+        measured = measured.reindex(index=labels, columns=states).fillna(0)
+        closed = rows.groupby(style.LABEL)["closed_form_bytes"].sum().reindex(labels)
         unit, name = style.byte_unit(measured.sum(axis=1).max())
         style.stacked_bars(axes, measured / unit, closed / unit, "closed form")
-        axes.set_ylabel(f"{name} per rank ({rows['ranks'].max()} ranks)")
+        axes.set_xlabel(f"{name} per rank ({rows['ranks'].max()} ranks)")
         axes.set_title(title, loc="left")
     style.legend_above(figure, column[0], columns=3)
     return figure

@@ -5,7 +5,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, shades
+from lowband.evidence.report.figures.style import (
+    TWO_COLUMNS,
+    canvas,
+    in_order,
+    legend_above,
+    scheme_ticks,
+    shades,
+)
 
 SUITE = "box"
 PARTS = {
@@ -13,7 +20,8 @@ PARTS = {
     "exposed_comm_time_s": "waiting for communication",
     "hidden_comm_time_s": "communication behind the computation",
 }
-COLUMNS = ["cluster", "model", "scheme", "ranks", "repeats", "scale", "step_time_s", *PARTS]
+RANGE = ["step_time_min_s", "step_time_max_s"]
+COLUMNS = ["cluster", "model", "scheme", "ranks", "repeats", "scale", "step_time_s", *RANGE, *PARTS]
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -22,30 +30,33 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(df: pd.DataFrame) -> Figure:
-    figure = canvas(TWO_COLUMNS, 2.5)
-    panels = figure.subplots(1, df["ranks"].nunique(), sharey=True, squeeze=False)[0]
+    schemes = in_order(df["scheme"])
+    figure = canvas(TWO_COLUMNS, 0.9 + 0.27 * len(schemes))
+    panels = figure.subplots(1, df["ranks"].nunique(), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (ranks, rows) in zip(panels, df.groupby("ranks"), strict=True):
-        _bars(axes, rows)
+        _bars(axes, rows.set_index("scheme").reindex(schemes))
         repeats = sorted(set(rows["repeats"]))
         n = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
         axes.set_title(f"{ranks} ranks, n = {n}", loc="left")
-    panels[0].set_ylabel("seconds of a step")
+        axes.set_xlabel("seconds of a step")
+    scheme_ticks(panels[0], schemes)
+    panels[0].set_ylim(len(schemes) - 0.5, -0.5)
     legend_above(figure, panels[0], columns=3)
     return figure
 
 
 def _bars(axes: Axes, rows: pd.DataFrame) -> None:
-    """Two bars per scheme: the parts of the step, and beside them the communication hidden meanwhile."""
+    """Two bars per scheme: the parts of the step with its range, below them what went on meanwhile."""
     place = np.arange(len(rows))
-    bottom = np.zeros(len(rows))
-    for (column, label), (color, hatch) in zip(PARTS.items(), shades(list(PARTS)).values(), strict=True):
+    start = np.zeros(len(rows))
+    for (column, label), color in zip(PARTS.items(), shades(list(PARTS)).values(), strict=True):
         is_beside = column == "hidden_comm_time_s"
-        height = rows[column].to_numpy()
-        axes.bar(
-            place + (0.25 if is_beside else -0.18), height, bottom=0 if is_beside else bottom,
-            width=0.28 if is_beside else 0.5, color=color, hatch=hatch, edgecolor="white", linewidth=0,
-            label=label,
+        length = rows[column].to_numpy()
+        axes.barh(
+            place + (0.27 if is_beside else -0.12), length, left=0 if is_beside else start,
+            height=0.2 if is_beside else 0.5, color=color, linewidth=0, label=label,
         )  # fmt: skip
-        bottom = bottom + (0 if is_beside else height)
-    axes.set_xticks(place, list(rows["scheme"]), rotation=50, ha="right", rotation_mode="anchor")
-    axes.grid(axis="x", visible=False)
+        start = start + (0 if is_beside else length)
+    least, most = (rows[column].to_numpy() for column in RANGE)
+    axes.hlines(place - 0.12, least, most, color="black", linewidth=0.8)
+    axes.grid(axis="y", visible=False)

@@ -60,37 +60,64 @@ class Look(NamedTuple):
         """The look as arguments of `Axes.plot`, for markers filled white."""
         return {
             "color": self.color, "marker": self.marker, "linestyle": self.dash, "markerfacecolor": "white",
+            **({"linewidth": 2.2, "zorder": 3} if self.color == HERO else {}),
         }  # fmt: skip
 
 
-_COLORS = sns.color_palette("colorblind", 10).as_hex()
+HERO = "#d55e00"  # the one strong colour, of the paper's scheme
+# What needs no colour of its own has one of these, from dark to light.
+_GREYS = ("0.2", "0.35", "0.5", "0.3", "0.4", "0.45", "0.55", "0.4")
+_OTHERS = [color for i, color in enumerate(sns.color_palette("colorblind", 10).as_hex()) if i not in (3, 7)]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _DASHES: tuple[Dash, ...] = (
     "-", (0, (4, 1.2)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (6, 2)), (0, (2, 1)),
     (0, (4, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (5, 3)),
 )  # fmt: skip
 
-# A scheme's position here fixes its look in every figure. Schemes that are not listed follow by name.
-_PLACES = ("ddp", "zero1", "zero2", "zero3", "hpz", "hsdp", "hier3-exact", "hier3", "mics", "zeropp")
+# The order of the schemes, and the colours of those that are told apart from the baselines. The only home of
+# both: a scheme's place fixes its look in every figure, and its place in each. Others follow by name.
+_PLACES = (
+    "ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "hsdp", "mics", "hier3-exact", "hier3", "planned",
+)  # fmt: skip
+_STRONG = {
+    "hier3": Look(HERO, "o", "-"), "hier3-exact": Look("#e5a077", "s", (0, (4, 1.2))),
+    "zeropp": Look("#0173b2", "D", "-"), "zero3": Look("0.15", "^", "-"),
+    "planned": Look("#029e73", "P", "-"),
+}  # fmt: skip
+
+
+def in_order(schemes: Iterable[str]) -> list[str]:
+    """The schemes, each once, in the order of every figure."""
+    names = set(schemes)
+    return [name for name in _PLACES if name in names] + sorted(names - set(_PLACES))
 
 
 def looks(schemes: Iterable[str]) -> dict[str, Look]:
-    """Scheme -> look, in the order given."""
-    names = list(dict.fromkeys(schemes))
-    place = {name: i for i, name in enumerate([*_PLACES, *sorted(set(names) - set(_PLACES))])}
-    return {name: _look(place[name]) for name in names}
+    """Scheme -> look, in the order of every figure."""
+    names = in_order(schemes)
+    others = [name for name in names if name not in _PLACES]
+    return {name: _look(name, others) for name in names}
 
 
-def _look(i: int) -> Look:
-    # Beyond ten, markers are shifted against colours, so that no pair repeats.
-    return Look(_COLORS[i % 10], _MARKERS[(i + i // 10) % 10], _DASHES[i % 10])
+def _look(name: str, others: Sequence[str]) -> Look:
+    if name in _STRONG:
+        return _STRONG[name]
+    if name in _PLACES:
+        i = _PLACES.index(name)
+        return Look(_GREYS[i % len(_GREYS)], _MARKERS[i % 10], _DASHES[i % 10])
+    i = others.index(name)
+    # Beyond all colours, markers are shifted against them, so that no pair repeats.
+    color = _OTHERS[i % len(_OTHERS)]
+    return Look(color, _MARKERS[(i + i // len(_OTHERS)) % 10], _DASHES[i % 10])
 
 
-def shades(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Fill and hatch for the parts of stacked bars; the hatch distinguishes them in grey."""
-    hatches = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "oooo")
-    colors = sns.color_palette("colorblind", len(names), desat=0.75).as_hex()
-    return {name: (colors[i], hatches[i % len(hatches)]) for i, name in enumerate(names)}
+# Dark beside light, so that neighbours are told apart in grey; the strong colour is not among them.
+_SHADES = ("#0173b2", "#8ec7e8", "#029e73", "#a5dcc8", "#7a4ea3", "#cdb8e3", "#946c00", "#ecd9a0")
+
+
+def shades(names: Sequence[str]) -> dict[str, str]:
+    """A fill for each part of stacked bars."""
+    return {name: _SHADES[i % len(_SHADES)] for i, name in enumerate(names)}
 
 
 def canvas(width: float, height: float) -> Figure:
@@ -100,10 +127,11 @@ def canvas(width: float, height: float) -> Figure:
     return figure
 
 
-def nothing_to_draw(table: str) -> Figure:
+def nothing_to_draw(table: str, needed: str = "row") -> Figure:
     """A placeholder figure: a suite may measure nothing for it, or every run may have failed."""
     figure = canvas(ONE_COLUMN, 1)
-    figure.text(0.5, 0.5, f"{table} has no row to draw", ha="center", va="center")
+    said = f"{table} has no {needed} to draw" if needed == "row" else f"{table} has not\n{needed} to compare"
+    figure.text(0.5, 0.5, said, ha="center", va="center")
     return figure
 
 
@@ -114,10 +142,30 @@ def experiments(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [("" if lone else _title(rows.iloc[0]), rows) for _, rows in groups]
 
 
-def _title(row: "pd.Series[Any]") -> str:
+LABEL = "label"  # of a row of `compared`: what tells it from the others
+
+
+def compared(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(title, rows) of experiments that differ in their condition alone, with LABEL: scheme and condition.
+
+    In order of the schemes. One with a single label is left out: there is nothing to compare it with.
+    """
+    labelled = df.assign(**{LABEL: df["scheme"]})
+    has_condition = df["condition"] != NO_CONDITION
+    labelled.loc[has_condition, LABEL] = df["scheme"] + ", " + df["condition"]
+    place = {scheme: i for i, scheme in enumerate(in_order(df["scheme"]))}
+    labelled = labelled.sort_values("scheme", key=lambda scheme: scheme.map(place), kind="stable")
+    keys = [column for column in EXPERIMENT if column != "condition"]
+    groups = [rows for _, rows in labelled.groupby(keys, sort=False) if len(set(rows[LABEL])) > 1]
+    groups.sort(key=lambda rows: list(df["suite"]).index(rows["suite"].iloc[0]))
+    return [(_title(rows.iloc[0], NO_CONDITION), rows) for rows in groups]
+
+
+def _title(row: "pd.Series[Any]", condition: str | None = None) -> str:
     where = f"{row['suite']} ({row['provenance']} on {row['cluster']})"
     what = f"{row['engine']}, {row['model']}, sequence {row['seq_len']}, {row['compute_dtype']}"
-    return "\n".join([where, what, *([] if row["condition"] == NO_CONDITION else [row["condition"]])])
+    condition = row["condition"] if condition is None else condition
+    return "\n".join([where, what, *([] if condition == NO_CONDITION else [condition])])
 
 
 def by_scheme(rows: pd.DataFrame, x: str) -> Iterator[tuple[str, Look, pd.DataFrame]]:
@@ -156,24 +204,74 @@ def byte_unit(largest: float) -> tuple[int, str]:
     return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
 
 
+def time_unit(longest: float) -> tuple[float, str]:
+    """(seconds, name) of the unit for an axis that goes up to `longest` seconds."""
+    return next(
+        ((unit, name) for unit, name in ((1, "seconds"), (1e-3, "milliseconds")) if longest >= 0.1 * unit),
+        (1e-6, "microseconds"),
+    )
+
+
 def stacked_bars(axes: Axes, parts: pd.DataFrame, totals: pd.Series, what: str) -> None:
-    """One bar per row of `parts`, stacked from its columns, and a marker at each row's total."""
-    bottom = pd.Series(0.0, index=parts.index)
-    for part, (color, hatch) in shades(list(parts.columns)).items():
-        axes.bar(
-            parts.index, parts[part], bottom=bottom, color=color, hatch=hatch, edgecolor="white",
-            linewidth=0, width=0.7, label=part.replace("_", " "),
-        )  # fmt: skip
-        bottom = bottom + parts[part]
+    """One bar per row of `parts` from the top, stacked from its columns, and a marker at each row's total."""
+    start = pd.Series(0.0, index=parts.index)
+    for part, color in shades(list(parts.columns)).items():
+        label = part.replace("_", " ")
+        axes.barh(parts.index, parts[part], left=start, color=color, linewidth=0, height=0.72, label=label)
+        start = start + parts[part]
     axes.plot(
-        totals.index, totals, linestyle="", marker="D", markersize=3.5, color="black",
+        totals, totals.index, linestyle="", marker="D", markersize=3, color="black", markeredgewidth=0.7,
         markerfacecolor="white", label=what,
     )  # fmt: skip
-    tallest = max(bottom.max(), totals.max())
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * tallest))  # keeps the limit of panels that share the axis
-    axes.grid(axis="x", visible=False)
-    for label in axes.get_xticklabels():
-        label.set(rotation=50, ha="right", rotation_mode="anchor")
+    longest = max(start.max(), totals.max())
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1.06 * longest))  # keeps the limit of panels that share the axis
+    axes.set_ylim(len(parts) - 0.45, -0.55)
+    axes.grid(axis="y", visible=False)
+    scheme_ticks(axes, list(parts.index))
+
+
+def scheme_ticks(axes: Axes, labels: Sequence[str]) -> None:
+    """The schemes at the y axis, from the top: the paper's in the strong colour."""
+    axes.set_yticks(range(len(labels)), labels)
+    for tick in axes.get_yticklabels():
+        if tick.get_text().split(",")[0] == "hier3":
+            tick.set(color=HERO, fontweight="bold")
+
+
+class End(NamedTuple):
+    """Where a line ends, in data, and the label that it gets there."""
+
+    label: str
+    x: float
+    y: float
+    color: str
+
+
+def label_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
+    """Write each label right of the axes at the height of its line's end; those too near move apart.
+
+    Call it when the axes have their final limits. inches: height of the axes, about.
+    """
+    to_axes = axes.transData + axes.transAxes.inverted()
+    gap = 1.25 * POINTS / 72 / inches
+    placed = sorted(
+        ((float(to_axes.transform((end.x, end.y))[1]), end) for end in ends), key=lambda it: it[0]
+    )
+    heights = [height for height, _ in placed]
+    for _ in range(200):  # push neighbours apart until none is nearer than a line of text
+        for i in range(len(heights) - 1):
+            short = gap - (heights[i + 1] - heights[i])
+            if short > 1e-6:
+                heights[i], heights[i + 1] = heights[i] - short / 2, heights[i + 1] + short / 2
+    lift = max(0.0, -min(heights, default=0.0))  # nothing below the axes, where their labels are
+    heights = [height + lift for height in heights]
+    for height, (_, end) in zip(heights, placed, strict=True):
+        is_hero = end.color == HERO
+        axes.annotate(
+            end.label, (end.x, end.y), (1.04, height), xycoords="data", textcoords="axes fraction",
+            va="center", color=end.color, fontweight="bold" if is_hero else "normal", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 4},
+        )  # fmt: skip
 
 
 def note(axes: Axes, text: str) -> None:

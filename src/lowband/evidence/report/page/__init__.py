@@ -27,7 +27,7 @@ from lowband.evidence.report.documents import read_blocks
 from lowband.evidence.report.figures import FIGURES, commit, own_figures
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.page.machine import draw_machine, links
-from lowband.evidence.report.page.schemes import MACHINE, draw_scheme, exchanges, wires
+from lowband.evidence.report.page.schemes import MACHINE, STATES, draw_scheme, exchanges, wires
 from lowband.evidence.report.writers import HTML, filled
 from lowband.evidence.tables.build import SUITE_OF, is_made_by
 from lowband.evidence.tables.points import at_most_ranks
@@ -109,24 +109,26 @@ def write_own_page(root: Path, tables: Path, figures: Path, out: Path) -> None:
 
 
 def _schemes(config: Config, names: list[str], cluster: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """A card per scheme, on the cluster or else on a machine that has its levels; those that none has."""
-    cards, left_out = [], []
+    """A card per placement, on the cluster or else on a machine that has its levels; schemes that none has.
+
+    Schemes that place their states alike share a card: what tells them apart is said below its drawing.
+    """
+    cards: dict[tuple[str, ...], dict[str, Any]] = {}
+    left_out = []
     for scheme in map(config.scheme, names):
         machine = config.machine_for(scheme, cluster)
         if machine is None:
             left_out.append(f"{scheme.name} ({', '.join(sorted(scheme.machine_levels))})")
             continue
-        cards.append(
-            {
-                "scheme": scheme,
-                "machine": machine.name,
-                "groups": list(machine.sizes)[-1],
-                "svg": Markup(draw_scheme(scheme, machine.sizes)),
-                "wires": wires(scheme),
-                "exchanges": exchanges(scheme),
-            }
-        )
-    return cards, left_out
+        placed = (machine.name, *(str(getattr(scheme, state)) for state in STATES))
+        drawn = {
+            "machine": machine.name,
+            "groups": list(machine.sizes)[-1],
+            "svg": Markup(draw_scheme(scheme, machine.sizes)),
+            "schemes": [],
+        }
+        cards.setdefault(placed, drawn)["schemes"].append((scheme, wires(scheme), exchanges(scheme)))
+    return list(cards.values()), left_out
 
 
 def _figure(name: str, tables: Path, figures: Path) -> Markup:

@@ -2,11 +2,14 @@
 
 One row per point and scheme of box.OVER that it is compared with. Reported rows have no condition: the paper
 states neither its batch nor the rate that the links attained.
+
+ratio_low, ratio_high  the slowest repeat over the fastest of the other, and the reverse
 """
 
 import pandas as pd
 
 from lowband.evidence.tables.derived import box
+from lowband.evidence.tables.points import beside
 
 CONDITIONS = [
     "point", "suite", "cluster", "condition", "ranks", "tokens_per_rank", "accumulation", "overlap",
@@ -31,8 +34,18 @@ def build(runs: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
             if scheme in box.OVER[: i + 1]:  # itself, or the inverse of an earlier pair
                 continue
             rows = points[points["scheme"] == scheme]
+            rows = beside(
+                rows, points[points["scheme"] == over], "scheme", least_s="step_time_min_s",
+                middle_s="step_time_s", most_s="step_time_max_s",
+            )  # fmt: skip
+            ratio = rows[f"over_{over}"]
+            slow, fast = (rows["step_time_s"] / rows[f"step_time_{end}_s"] for end in ("max", "min"))
             ratios = rows[CONDITIONS].assign(
-                ratio=rows[f"over_{over}"], pair=f"{scheme} / {over}", provenance="measured"
+                ratio=ratio,
+                pair=f"{scheme} / {over}",
+                provenance="measured",
+                ratio_low=ratio * slow * (rows["least_s"] / rows["middle_s"]),
+                ratio_high=ratio * fast * (rows["most_s"] / rows["middle_s"]),
             )
             parts.append(ratios[ratios["ratio"].notna()])
     for pair, (metric, scheme) in _GAINS.items():

@@ -6,7 +6,9 @@ scaling       weak: the points compared have the same batch per rank, so the glo
 speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
               alone
 efficiency    speedup / (ranks / base_ranks)
-over_depth    tokens_per_s over that of depth-first order, all other options being equal
+over_depth    tokens_per_s over that of depth-first order, all other options being equal; over_zero3 and
+              over_zeropp: over that scheme's; over_zero2_depth: over ZeRO-2's in depth-first order;
+              over_zeropp_deepspeed_depth: over DeepSpeed's ZeRO++, whose order is depth-first
 """
 
 import pandas as pd
@@ -14,6 +16,14 @@ import pandas as pd
 from lowband.cost.flops import MODEL_CONVENTION
 from lowband.evidence.tables.derived import median_and_spread
 from lowband.evidence.tables.points import over, points, with_base
+
+COMPARED: tuple[dict[str, str], ...] = (
+    {"order": "depth"},
+    {"scheme": "zero3"},
+    {"scheme": "zeropp"},
+    {"scheme": "zero2", "order": "depth"},
+    {"scheme": "zeropp", "engine": "deepspeed", "order": "depth"},
+)
 
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -35,7 +45,9 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     df = with_base(df, "tokens_per_s")
     df["speedup"] = df["tokens_per_s"] / df.pop("base_rate")
     df["efficiency"] = df["speedup"] / (df["ranks"] / df["base_ranks"])
-    return over(df, "tokens_per_s", order="depth")
+    for chosen in COMPARED:
+        df = over(df, "tokens_per_s", **chosen)
+    return df
 
 
 def _times(measured: pd.DataFrame) -> pd.DataFrame:
