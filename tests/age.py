@@ -43,10 +43,12 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "optimizers/": (_ENGINE,),
     "orders/": (_ENGINE,),
     "peers/": (_ENGINE, "src/lowband/trainers"),
+    "pipeline/": (_ENGINE,),
     "predicted/": _PREDICTOR,
     "products/": ("src/lowband/bench/products.py", "src/lowband/cost/products.py"),
     "random/": (_ENGINE,),
     "rejoin/": (_ENGINE,),
+    "schedules/": (_ENGINE,),
     "seldom-peers/": (_ENGINE, "src/lowband/trainers"),
     "shaky/": (_PACKAGE,),
     "softmax/": tuple(

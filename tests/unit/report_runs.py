@@ -7,6 +7,7 @@ import pandas as pd
 from lowband.cost.bytes import unit_numels
 from lowband.cost.contents import step_bytes
 from lowband.cost.memory import state_bytes
+from lowband.cost.stages import stages_states
 from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
@@ -69,6 +70,8 @@ def ok_outcome(spec: RunSpec) -> Outcome:
         units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, "gloo",
         spec.collectives,
     )  # fmt: skip
+    if spec.is_in_stages:
+        states = stages_states(spec)
     return Outcome(
         status="ok",
         steps=spec.steps,

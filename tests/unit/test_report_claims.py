@@ -89,7 +89,8 @@ def test_no_efficiency_is_graded_that_the_host_limits() -> None:
     checked = 0
     for claim in read_claims(CLAIMS):
         for query in claim.queries:
-            if query.column == "efficiency" and claim.reported:
+            is_of_a_site = query.where.get("suite") == "frontier"  # where each rank has a device of its own
+            if query.column == "efficiency" and claim.reported and not is_of_a_site:
                 used = runs
                 for column in ("suite", "scheme", "ranks"):
                     used = used[used[column].isin(one_of(query.where[column]))]

@@ -51,6 +51,7 @@ def values(option: str) -> st.SearchStrategy[Any]:
     kind = RunSpec.model_fields[option].annotation
     by_option: dict[str, st.SearchStrategy[Any]] = {
         "ranks": st.sampled_from([4, 8, 32]),
+        "context_attention": st.sampled_from(["gather", "heads"]),
         "machine": st.sampled_from(
             [BASE.machine.with_outer_link(2), BASE.machine.model_copy(update={"name": "other"})]
         ),
@@ -207,8 +208,8 @@ def test_the_shipped_sweeps_conditions_are_points() -> None:
 
 
 @pytest.mark.parametrize("name", ["scaling", "loss", "communication"])
-def test_every_condition_has_a_panel_of_its_own(name: str, tmp_path: Path) -> None:
-    """`communication` used to add up the bytes of all conditions."""
+def test_every_condition_has_a_place_of_its_own(name: str, tmp_path: Path) -> None:
+    """A panel, or a row for each scheme. `communication` used to add up the bytes of all conditions."""
     for raw in ("runs", "steps", "bytes"):
         rows = read_table(REFERENCE / "box" / f"{raw}.csv")
         write_csv(rows[rows["suite"] == "box-accumulation"], tmp_path / f"{raw}.csv")
@@ -218,10 +219,15 @@ def test_every_condition_has_a_panel_of_its_own(name: str, tmp_path: Path) -> No
         warnings.simplefilter("error")  # as of a layout that does not fit
         drawn = figure.draw(figure.data(read_table(tmp_path / f"{name}.csv")))
         drawn.savefig(tmp_path / "drawn.svg")
-    titles = [axes.get_title(loc="left") for axes in drawn.axes]
-    assert [title.splitlines()[-1] for title in titles if title.strip()] == [
-        f"accumulation {passes}" for passes in (1, 2, 4, 8)
-    ]
+    conditions = [f"accumulation {passes}" for passes in (1, 2, 4, 8)]
+    if name == "loss":
+        titles = [axes.get_title(loc="left") for axes in drawn.axes]
+        assert [title.splitlines()[-1] for title in titles if title.strip()] == conditions
+    else:
+        rows = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+        assert sorted(rows) == sorted(
+            f"{scheme}, {condition}" for scheme in ("zero3", "zeropp", "hier3") for condition in conditions
+        )
 
 
 def test_every_shipped_run_has_a_point_of_its_own_and_its_repeats() -> None:
