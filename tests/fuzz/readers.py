@@ -46,6 +46,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "preflight/probes.py": OWN + "files that the ranks have just written",
     "evidence/report/appendix/__init__.py": ("lowband appendix",),
     "evidence/report/badges.py": ("lowband appendix",),
+    "evidence/report/provenance.py": ("lowband provenance",),
     "evidence/report/claim_views.py": ("claims.yaml, graded", "lowband summary"),
     "evidence/report/documents/__init__.py": ("documents.yaml", "lowband documents"),
     "evidence/report/documents/code.py": OWN + "shipped tables, whose sums `lowband verify` checks",

@@ -42,9 +42,10 @@ def overhead() -> list[Overhead]:
     rows = []
     for ranks, many in CASES:
         by_rank = on_ranks(ranks, _train, many, time_limit_s=TIME_LIMIT_S)
-        for way in by_rank[0]:
-            for step, used in enumerate(zip(*(of_rank[way] for of_rank in by_rank), strict=True), 1):
-                rows.append(Overhead(ranks, many, way, step, sum(used) / ranks))
+        for step in range(STEPS):
+            for way in by_rank[0]:
+                used = sum(of_rank[way][step] for of_rank in by_rank)
+                rows.append(Overhead(ranks, many, way, step + 1, used / ranks))
     return rows
 
 
