@@ -142,6 +142,7 @@ def test_the_axes_of_a_run(root: Path) -> None:
         ({"tensor": 1, "pipeline": 2, "schedule": "zb-h1", "chunks": 2}, "'zb-h1' with 2 chunks"),
         ({"tensor": 1, "pipeline": 2, "order": "breadth"}, "order breadth, collectives hops"),
         ({"tensor": 1, "pipeline": 2, "engine": "fsdp2"}, "its only axis is data"),
+        ({"tensor": 1, "pipeline": 3, "ranks": 12, "context": 2}, "stages do not divide the tokens"),
         (
             {"tensor": 1, "pipeline": 2, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 32},
             "scheme 'local-sgd': replicas that meet seldom have no stages",
