@@ -43,10 +43,12 @@ def draw(df: pd.DataFrame) -> Figure:
             closed = here.groupby(style.LABEL)["closed_form_s"].sum().reindex(labels).fillna(0)
             style.stacked_bars(axes, counted / factor, closed / factor, "closed form, total")
             rate = f", {_rate(here['link_bytes_per_s'].iloc[0])}" if len(here) else ""
-            axes.set_title(f"{level} links{rate}", loc="left")
+            axes.set_title(f"\n\n{level} links{rate}", loc="left")  # below two lines, which all three share
         machine, ranks = rows["rates_of"].iloc[0], rows["ranks"].max()
         row[0].set_xlabel(f"{unit} a step at the rates of {machine}, predicted ({ranks} ranks)", loc="left")
-        row[0].set_title(f"{title}\n{row[0].get_title(loc='left')}", loc="left")
+        above = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+        shared = row[0].annotate(title, (0, 1), (0, 15), fontsize="medium", annotation_clip=False, **above)
+        shared.set_in_layout(False)  # it is wider than its column
     style.legend_above(figure, grid[0, 0], columns=4)
     return figure
 

@@ -20,7 +20,7 @@ def draw(df: pd.DataFrame) -> Figure:
     # The states that the closed form covers come first, so that its marker lies on their edge.
     states = list(dict.fromkeys(df.sort_values("closed_form_bytes", key=pd.isna, kind="stable")["state"]))
     bars = [rows[style.LABEL].nunique() for _, rows in panels]
-    figure = style.canvas(style.ONE_COLUMN, 0.9 + sum(0.75 + 0.17 * count for count in bars))
+    figure = style.canvas(style.ONE_COLUMN, 0.9 + sum(0.88 + 0.17 * count for count in bars))
     column = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[count + 1 for count in bars])[:, 0]
     for (title, rows), axes in zip(panels, column, strict=True):
         labels = list(dict.fromkeys(rows[style.LABEL]))
@@ -30,6 +30,6 @@ def draw(df: pd.DataFrame) -> Figure:
         unit, name = style.byte_unit(measured.sum(axis=1).max())
         style.stacked_bars(axes, measured / unit, closed / unit, "closed form")
         axes.set_xlabel(f"{name} per rank ({rows['ranks'].max()} ranks)")
-        axes.set_title(title, loc="left")
+        axes.set_title(title.replace(", sequence", ",\nsequence"), loc="left")  # a column is narrow
     style.legend_above(figure, column[0], columns=3)
     return figure

@@ -15,17 +15,24 @@ NAMES = {"forward": "forward", "input": "backward, or its input part", "weight":
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
-    """Actions of the shown schedules, with when each started."""
-    df = table[table["schedule"].isin(SHOWN) & (table["send_over_forward"] == SEND)].copy()
+    """Actions of the shown schedules."""
+    df = table[table["schedule"].isin(SHOWN) & (table["send_over_forward"] == SEND)]
+    columns = ["schedule", "rank", "kind", "stage", "micro_batch", "seconds", "end_s", "predicted_end_s"]
+    return df[columns]
+
+
+def _with_starts(df: pd.DataFrame) -> pd.DataFrame:
+    """With when each action started."""
+    df = df.copy()
     before = df.groupby(["schedule", "rank"], sort=False)[["end_s", "predicted_end_s"]].shift(fill_value=0.0)
     for column in ("end_s", "predicted_end_s"):
         # a rank that came late to its action has computed it since the one before
         df[column.replace("end", "start")] = (df[column] - df["seconds"]).clip(lower=before[column])
-    columns = ["schedule", "rank", "kind", "stage", "micro_batch", "start_s", "end_s"]
-    return df[[*columns, "predicted_start_s", "predicted_end_s"]]
+    return df
 
 
 def draw(df: pd.DataFrame) -> Figure:
+    df = _with_starts(df)
     figure = canvas(TWO_COLUMNS, 1.35 * len(SHOWN) + 0.5)
     panels = figure.subplots(len(SHOWN), 1, sharex=True, squeeze=False)[:, 0]
     for axes, schedule in zip(panels, SHOWN, strict=True):
