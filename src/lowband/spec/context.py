@@ -67,7 +67,7 @@ def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
 
     levels: as the ranks along data see them
     """
-    if scheme.sync is not None and levels.size(scheme.sync.beyond) % axes.context:
+    if axes.context > 1 and scheme.sync is not None and levels.size(scheme.sync.beyond) % axes.context:
         raise UserError(
             f"context {axes.context} crosses replicas, the groups of level '{scheme.sync.beyond}'",
             where=f"scheme '{scheme.name}'",
