@@ -26,9 +26,9 @@ def trained(program: str) -> tuple[list[int], set[str]]:
 
 
 def test_the_program_and_the_partners_of_a_rank() -> None:
-    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    found = on_ranks(RANKS, trained, program)
     of_data, _, _ = PAGE.read_text().partition("## Layers cut along tensor")
+    [program] = re.findall(r"```python\n(.*?)```", of_data, re.DOTALL)
+    found = on_ranks(RANKS, trained, program)
     rows = re.findall(r"^\| `(\w+)` .*\| ([^|]*) \|$", of_data, re.MULTILINE)
     assert found[SHOWN][1] == {name for name, _ in rows}
     told = {int(number) for _, partners in rows for number in re.findall(r"\d+", partners)}
