@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from started import begun, ended, spec_file
+from started import run
 
 import lowband
 from lowband.cost.contents import step_bytes
@@ -18,7 +18,6 @@ from lowband.run.count_fake import count
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
 
 LEARNED = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
@@ -181,12 +180,7 @@ def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) ->
         },
         "ring": {"ranks": 8, "micro_batch": 8, "context": 4, "tensor": 2, "accumulation": 1},
     }.items():  # fmt: skip
-        folder = tmp_path / name
-        folder.mkdir()
-        path = spec_file(folder, **changes, **axes)
-        code, said = ended(begun(path), path)
-        assert code == 0, said
-        found[name] = RunFolder(folder)
+        found[name] = run(tmp_path / name, **changes, **axes)
     losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
     assert losses["heads"] == pytest.approx(losses["data"], rel=1e-5)
     assert losses["ring"] == pytest.approx(losses["data"], rel=1e-5)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from modules import INNER, Tower, inputs, is_layer, sgd
 from named import CONFIG, SCHEMES, Topologies, levels_of
-from started import begun, ended, spec_file
+from started import run
 from test_parity import CLIP, optimizer_of
 from torch import nn
 
@@ -25,7 +25,7 @@ from lowband.run.count_calls import level_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
-from lowband.spec.records import Outcome, RunFolder, mean
+from lowband.spec.records import Outcome, mean
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,10 +214,7 @@ def test_ranks_that_differ_and_unknown_values_are_refused() -> None:
 
 
 def test_a_run_records_the_mean_over_ranks(tmp_path: Path) -> None:
-    path = spec_file(tmp_path, "smoke-gpt-200k-zero3-n0004-b2-s64-r1", collectives="flat", steps=3)
-    code, error = ended(begun(path), path)
-    assert code == 0, error
-    folder = RunFolder(tmp_path)
+    folder = run(tmp_path, run_id="smoke-gpt-200k-zero3-n0004-b2-s64-r1", collectives="flat", steps=3)
     levels = {sent.level for sent in Outcome.read_json(folder.outcome).sent}
     assert levels == {"package", "node"}
     collect([tmp_path], tmp_path / "tables")

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from started import begun, ended, spec_file
+from started import run
 
 from lowband import Topology
 from lowband.engine.transport import gloo
 from lowband.engine.transport.gloo import Message, MessageTimes
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.records import RunFolder
 
 LATE_S = 2.0
 
@@ -76,9 +75,7 @@ def test_the_shortest_of_the_largest_counts() -> None:
 
 def test_a_run_records_what_was_slowest(tmp_path: Path) -> None:
     """Of each step: a rank's computing and, of two levels with two pairs each, a pair of each."""
-    path = spec_file(tmp_path, steps=3, warmup_steps=1)
-    assert ended(begun(path), path)[0] == 0
-    for step in RunFolder(tmp_path).read_steps():
+    for step in run(tmp_path, steps=3, warmup_steps=1).read_steps():
         of_level = {one.level: one for one in step.slowest}
         assert of_level["self"].compared == 4
         assert of_level["self"].seconds <= step.step_time_s

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from started import ROOT, begun, ended, spec_file
+import started
+from started import ROOT
 
 from lowband.cost.contents import step_bytes
 from lowband.cost.stages import stages_states
@@ -25,13 +26,9 @@ WIDE = pytest.mark.wide
 
 
 def run(folder: Path, **changes: Any) -> tuple[RunSpec, RunFolder, Outcome]:
-    folder.mkdir(exist_ok=True)
     changes = {**BASE, **changes}
-    path = spec_file(folder, **{**changes, "scheme": Config(ROOT).scheme(changes["scheme"])})
-    code, said = ended(begun(path), path)
-    assert code == 0, said
-    found = RunFolder(folder)
-    return RunSpec.read_json(path), found, Outcome.read_json(found.outcome)
+    found = started.run(folder, **{**changes, "scheme": Config(ROOT).scheme(changes["scheme"])})
+    return RunSpec.read_json(found.spec), found, Outcome.read_json(found.outcome)
 
 
 CASES = [

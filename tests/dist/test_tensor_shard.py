@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from started import begun, ended, spec_file
+from started import run
 
 import lowband
 from lowband.cost.contents import step_bytes
@@ -18,7 +18,6 @@ from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.tensor import gpt_plan
 
@@ -220,12 +219,7 @@ def test_a_run_along_tensor_has_the_losses_and_bytes_of_its_closed_forms(tmp_pat
         "data": {"ranks": 2, "micro_batch": 4},
         "tensor": {"ranks": 4, "micro_batch": 4, "tensor": 2, "sequence_parallel": True, "recompute": "full"},
     }.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        path = spec_file(folder, **changes, **axes)
-        code, said = ended(begun(path), path)
-        assert code == 0, said
-        found[name] = RunFolder(folder)
+        found[name] = run(tmp_path / name, **changes, **axes)
     losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
     assert losses["tensor"] == pytest.approx(losses["data"], rel=1e-5)
     spec = RunSpec.read_json(found["tensor"].spec)
