@@ -10,7 +10,7 @@ filled before anybody sees it and never again; but it keeps the buffer alive, or
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -53,10 +53,11 @@ class _Other(NamedTuple):
 class SavedLeaves:
     """The saved-tensor hooks of one engine's forwards."""
 
-    def __init__(self, before_use: Callable[[Unit, int], None]) -> None:
-        """before_use: called before saved weights are used, with their unit and version; gathers the unit"""
-        self.unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
-        self.before_use = before_use
+    def __init__(self, unit_of: Mapping[int, Unit], before_use: Callable[[Unit, int], None]) -> None:
+        """unit_of:    units by the storage of their gathered weights, which they keep up to date
+        before_use: called before saved weights are used, with their unit and version; gathers the unit
+        """
+        self.unit_of, self.before_use = unit_of, before_use
         self._entered = threading.local()
 
     def enter(self, owner: nn.Module) -> None:
