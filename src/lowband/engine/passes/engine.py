@@ -5,7 +5,6 @@ The order of events in a pass is that of passes.hooks; passes.passes says which 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -92,13 +91,6 @@ class Engine:
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
         self._places = Places(module, self.units)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]
-
-    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        raise UserError(
-            "a sharded module cannot be copied or pickled",
-            where=type(self.module).__name__,
-            allowed="lowband.full_state_dict(module), lowband.Checkpointer",
-        )
 
     @property
     def is_first(self) -> bool:

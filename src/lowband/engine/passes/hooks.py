@@ -25,7 +25,7 @@ which breaks the graph at them.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -66,6 +66,14 @@ class Hooks:
     def close(self) -> None:
         """Outside of a forward: end what an interrupted one has left in this thread."""
         self._saved.close()
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        """Reached by whoever copies the module, whose hooks come first."""
+        raise UserError(
+            "a sharded module cannot be copied or pickled",
+            where=type(self._module).__name__,
+            allowed="lowband.full_state_dict(module), lowband.Checkpointer",
+        )
 
     # ---- forward
 
