@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lowband.__main__ import main
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
 from lowband.spec.config import Config
+from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,15 @@ def ended(process: ForkProcess, path: Path, **variables: str) -> tuple[int | Non
     if process.exitcode is None:
         killed(process)
     return process.exitcode, stderr_of(path, **variables).read_text()
+
+
+def run(folder: Path, **changes) -> RunFolder:
+    """A run that ends well, of `spec_file`'s specification."""
+    folder.mkdir(exist_ok=True)
+    path = spec_file(folder, **changes)
+    code, error = ended(begun(path), path)
+    assert code == 0, error
+    return RunFolder(folder)
 
 
 def launched(path: Path, prepare: Callable[[], object] = lambda: None) -> list[ForkProcess]:

@@ -2,27 +2,20 @@
 period are those of the closed forms; replicas are equal bit by bit after each exchange, on every wire.
 """
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 import reference
+import seldom
 import torch
-import torch.distributed as dist
-from started import begun, ended, spec_file
-from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
+from seldom import HIER3, Cases, Found, are_equal, checked_run
+from test_parity import CONFIG
 from torch import nn
 
 import lowband
-from lowband.cost.bytes import sent_bytes, unit_numels
-from lowband.cost.memory import state_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
-from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.mesh import Levels
-from lowband.spec.records import Outcome
-from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 
@@ -30,144 +23,54 @@ EVERY, STEPS = 2, 5  # the last step is one after the last exchange
 INNER = {2: {"package": 1, "node": 1}, 4: {"package": 1, "node": 2}, 8: {"package": 2, "node": 4}}
 NESTEROV = Sync(beyond="node", every=EVERY, outer="nesterov", learning_rate=0.7, momentum=0.9)
 MOMENTUM = Sync(beyond="node", every=EVERY, outer="momentum", momentum=0.7)
-HIER3 = {"weights": "package", "grads": "node", "optim": "node"}
-SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        CONFIG.scheme("local-sgd").model_copy(update={"sync": Sync(beyond="node", every=EVERY)}),
-        CONFIG.scheme("slowmo").model_copy(update={"sync": MOMENTUM}),
-        CONFIG.scheme("diloco").model_copy(update={"sync": NESTEROV}),
-        CONFIG.scheme("diloco").model_copy(update={"sync": NESTEROV, "name": "breadth, recomputed"}),
-        Scheme(name="hier3 inside", **HIER3, sync=NESTEROV),
-        Scheme(name="ddp inside", weights="self", grads="self", optim="self", sync=MOMENTUM),
-        Scheme(name="zero2 inside", weights="self", grads="package", optim="package", sync=NESTEROV),
-        Scheme(name="int8", **HIER3, sync=NESTEROV, sync_reduce="int8"),
-        Scheme(name="int4", **HIER3, sync=NESTEROV, sync_reduce="int4"),
-    )
-}
+SCHEMES = [
+    CONFIG.scheme("local-sgd").model_copy(update={"sync": Sync(beyond="node", every=EVERY)}),
+    CONFIG.scheme("slowmo").model_copy(update={"sync": MOMENTUM}),
+    CONFIG.scheme("diloco").model_copy(update={"sync": NESTEROV}),
+    CONFIG.scheme("diloco").model_copy(update={"sync": NESTEROV, "name": "breadth, recomputed"}),
+    Scheme(name="hier3 inside", **HIER3, sync=NESTEROV),
+    Scheme(name="ddp inside", weights="self", grads="self", optim="self", sync=MOMENTUM),
+    Scheme(name="zero2 inside", weights="self", grads="package", optim="package", sync=NESTEROV),
+    Scheme(name="int8", **HIER3, sync=NESTEROV, sync_reduce="int8"),
+    Scheme(name="int4", **HIER3, sync=NESTEROV, sync_reduce="int4"),
+]
 ON = {  # which of them on how many ranks; on 8, a node has two packages
     2: ("diloco",),
     4: ("local-sgd", "slowmo", "breadth, recomputed", "int4"),
     8: ("hier3 inside", "ddp inside", "zero2 inside", "int8"),
 }
-CASES = [(ranks, name) for ranks, names in ON.items() for name in names]
-EXACT = [(ranks, name) for ranks, name in CASES if not SCHEMES[name].is_quantized]
 
 
-def train(scheme: Scheme, topology: lowband.Topology):
-    """By step: this rank's loss, bytes sent, and whether all replicas are equal afterwards; the state."""
-    is_breadth = scheme.name.startswith("breadth")
-    model = GPT(SPEC, seed=7, recompute="full" if is_breadth else "none")
-    lowband.shard(model, scheme, topology, wrap=Block, compute_dtype=torch.float32)
-    engine, optimizer = engine_of(model), optimizer_of(model.parameters())
-    losses, sent, equal = [], [], []
-    for step in range(STEPS):
-        batch = part_of_batch(step, 0, dist.get_rank(), dist.get_world_size(), 1)
-        if is_breadth:
-            [loss] = lowband.accumulate(model, [batch], lambda batch: model(*batch))
-        else:
-            loss = model(*batch)
-            loss.backward()
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        sent.append({(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()})
-        equal.append(are_equal(engine, topology.levels.size(scheme.sync.beyond)))
-    held = dict(engine.meter.peak)
-    held["optim"] *= 3  # Adam's moments
-    state = lowband.full_state_dict(model)
+def train(scheme: Scheme, topology: lowband.Topology) -> Found:
+    model, found = seldom.train(scheme, topology, STEPS, are_equal)
     lowband.sync_replicas(model)
-    equal.append(are_equal(engine, topology.levels.size(scheme.sync.beyond)))
-    units = [unit.layout.numel for unit in engine.units]
-    return losses, sent, equal, held, units, state
+    found.seen.append(are_equal(model))
+    return found
 
 
-def are_equal(engine, size: int) -> bool:
-    """Whether each rank holds the same bits as the same rank of the first replica."""
-    mine = torch.cat([unit.master for unit in engine.units])
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    return all(torch.equal(everyones[rank], everyones[rank % size]) for rank in range(len(everyones)))
+CASES = Cases(SCHEMES, ON, INNER, train, lambda replicas: reference.train_replicas(replicas, STEPS))
 
 
-def train_all(inner: dict[str, int]):
-    topology = lowband.Topology(inner)
-    return {name: train(SCHEMES[name], topology) for name in ON[dist.get_world_size()]}
-
-
-@cache
-def sharded(ranks: int):
-    return on_ranks(ranks, train_all, INNER[ranks], time_limit_s=400)
-
-
-def replicas_of(scheme: Scheme, inner: dict[str, int], ranks: int) -> reference.Replicas:
-    """The same training in one process."""
-    return reference.Replicas(
-        lambda: GPT(SPEC, seed=7),
-        lambda model, inputs, targets: model(inputs, targets),
-        lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
-        scheme,
-        Levels.fit(inner, ranks),
-        CLIP,
-        optimizer_of,
-    )
-
-
-def train_references(ranks: int):
-    return {
-        name: reference.train_replicas(replicas_of(SCHEMES[name], INNER[ranks], ranks), STEPS)
-        for n, name in EXACT
-        if n == ranks
-    }
-
-
-@cache
-def single(ranks: int):
-    return on_ranks(1, train_references, ranks, time_limit_s=400)[0]
-
-
-@pytest.mark.parametrize(("ranks", "name"), EXACT)
+@pytest.mark.parametrize(("ranks", "name"), CASES.exact)
 def test_bit_equal_to_several_models_in_one_process(ranks: int, name: str) -> None:
-    losses, agreed = single(ranks)[name]
-    for rank, found in enumerate(sharded(ranks)):
-        assert found[name][0] == [at_step[rank] for at_step in losses]
-    state = sharded(ranks)[0][name][-1]
-    for key, expected in agreed.items():
-        assert torch.equal(state[key], expected), key
+    CASES.check_bits(ranks, name)
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_replicas_are_equal_after_each_exchange(ranks: int, name: str) -> None:
-    for found in sharded(ranks):
-        assert found[name][2] == [False, True, False, True, False, True]  # the last by sync_replicas
+    for found in CASES.found(ranks, name):
+        assert found.seen == [False, True, False, True, False, True]  # the last by sync_replicas
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_bytes_and_memory_over_a_period_are_those_of_the_closed_forms(ranks: int, name: str) -> None:
-    scheme, levels = SCHEMES[name], Levels.fit(INNER[ranks], ranks)
-    for _, sent, _, held, units, _ in (found[name] for found in sharded(ranks)):
-        counted = {key: sum(step.get(key, 0) for step in sent[2:4]) for key in sent[3]}
-        per_step = sent_bytes(units, scheme, levels, "fp32", "fp32", 1, is_clipped=True)
-        assert counted == {key: EVERY * value for key, value in per_step.items()}
-        states = state_bytes(units, scheme, levels, "fp32", "fp32", 1, "gloo")
-        assert {kind: held.get(kind, 0) for kind in states} == states
+    CASES.check_bytes_and_memory(ranks, name, [2])
 
 
 @pytest.mark.parametrize("device", ["auto", "fake"])
 def test_a_run_records_the_mean_over_a_period(tmp_path: Path, device: str) -> None:
-    scheme = SCHEMES["diloco"].model_copy(update={"sync": NESTEROV.model_copy(update={"every": 3})})
-    path = spec_file(tmp_path, ranks=8, steps=6, scheme=scheme.model_dump(), device=device)
-    code, error = ended(begun(path), path)
-    assert code == 0, error
-    spec, outcome = RunSpec.read_json(path), Outcome.read_json(tmp_path / "outcome.json")
-    units = unit_numels(spec.model, spec.levels)
-    expected = sent_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, is_clipped=device == "auto")
-    assert {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent} == pytest.approx(expected)
-    backend = "gloo" if device == "auto" else "fake"
-    states = state_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, backend)
-    held = {state.kind: state.bytes for state in outcome.states}
-    assert {kind: held.get(kind, 0) for kind in states} == states
+    scheme = CASES.schemes["diloco"].model_copy(update={"sync": NESTEROV.model_copy(update={"every": 3})})
+    checked_run(tmp_path, scheme, device, ranks=8, steps=6)
 
 
 def misuse() -> list[str]:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from seldom import ZERO3
 from started import begun, ended, spec_file
 from test_checkpoint import train
 from test_parity import SPEC, optimizer_of
 from test_stopped_runs import Kill
 from test_sync_checkpoint import build, masters
-from test_sync_late import NESTEROV, ZERO3
+from test_sync_late import NESTEROV
 
 import lowband
 from lowband.engine.passes.engine import engine_of

@@ -5,27 +5,25 @@ several models in a single process do; bytes and memory as in closed form; ancho
 import itertools
 import threading
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
 import reference
+import seldom
 import torch
 import torch.distributed as dist
-from started import begun, ended, spec_file
+from seldom import DDP, HIER3, ZERO3, Cases, Found, are_equal, checked_run, same_on_replicas
 from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
-from test_sync import HIER3, INNER, are_equal, replicas_of
+from test_sync import INNER
+from torch import nn
 
 import lowband
-from lowband.cost.bytes import sent_bytes, transfers, unit_numels
-from lowband.cost.memory import state_bytes
+from lowband.cost.bytes import transfers
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport import lane
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.mesh import Levels
-from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
@@ -33,146 +31,93 @@ from lowband.spec.sync import Sync
 EVERY, STEPS = 3, 10
 NESTEROV = {"beyond": "node", "every": EVERY, "outer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
 MOMENTUM = {"beyond": "node", "every": EVERY, "outer": "momentum", "momentum": 0.5}
-ZERO3 = {"weights": "node", "grads": "node", "optim": "node"}
-DDP = {"weights": "self", "grads": "self", "optim": "self"}
-SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        Scheme(name="one late", **ZERO3, sync=Sync(**NESTEROV, delay=1)),
-        Scheme(name="one late, mixed", **ZERO3, sync=Sync(**NESTEROV, delay=1, mix=0.5)),
-        Scheme(name="a period late", **ZERO3, sync=Sync(**MOMENTUM, delay=EVERY, mix=0.25)),
-        Scheme(name="mixed at once", **HIER3, sync=Sync(beyond="node", every=EVERY, mix=0.5)),
-        Scheme(name="two late, ddp inside", **DDP, sync=Sync(**NESTEROV, delay=2, mix=0.3)),
-        Scheme(name="fragments", **ZERO3, sync=Sync(**NESTEROV, fragments=3)),
-        Scheme(name="fragments, late", **HIER3, sync=Sync(**NESTEROV, fragments=3, delay=2, mix=0.5)),
-        Scheme(
-            name="two outer levels",
-            weights="package",
-            grads="package",
-            optim="package",
-            sync=Sync(**MOMENTUM | {"beyond": "package"}, fragments=3, delay=1, mix=0.5),
-        ),
-        Scheme(name="int4, late", **HIER3, sync=Sync(**NESTEROV, delay=2, mix=0.5), sync_reduce="int4"),
-    )
-}
+SCHEMES = [
+    Scheme(name="one late", **ZERO3, sync=Sync(**NESTEROV, delay=1)),
+    Scheme(name="one late, mixed", **ZERO3, sync=Sync(**NESTEROV, delay=1, mix=0.5)),
+    Scheme(name="a period late", **ZERO3, sync=Sync(**MOMENTUM, delay=EVERY, mix=0.25)),
+    Scheme(name="mixed at once", **HIER3, sync=Sync(beyond="node", every=EVERY, mix=0.5)),
+    Scheme(name="two late, ddp inside", **DDP, sync=Sync(**NESTEROV, delay=2, mix=0.3)),
+    Scheme(name="fragments", **ZERO3, sync=Sync(**NESTEROV, fragments=3)),
+    Scheme(name="fragments, late", **HIER3, sync=Sync(**NESTEROV, fragments=3, delay=2, mix=0.5)),
+    Scheme(
+        name="two outer levels",
+        weights="package",
+        grads="package",
+        optim="package",
+        sync=Sync(**MOMENTUM | {"beyond": "package"}, fragments=3, delay=1, mix=0.5),
+    ),
+    Scheme(name="int4, late", **HIER3, sync=Sync(**NESTEROV, delay=2, mix=0.5), sync_reduce="int4"),
+]
 ON = {
     2: ("one late", "a period late", "fragments"),
     4: ("one late, mixed", "mixed at once", "fragments, late", "int4, late"),
     8: ("two late, ddp inside", "two outer levels", "fragments, late"),
 }
-CASES = [(ranks, name) for ranks, names in ON.items() for name in names]
-EXACT = [(ranks, name) for ranks, name in CASES if not SCHEMES[name].is_quantized]
 
 
-def train(scheme: Scheme, topology: lowband.Topology):
-    """By step: this rank's loss, bytes sent, whether all replicas and all anchors are equal; the state."""
-    model = GPT(SPEC, seed=7)
-    lowband.shard(model, scheme, topology, wrap=Block, compute_dtype=torch.float32)
-    engine, optimizer = engine_of(model), optimizer_of(model.parameters())
-    losses, sent, equal = [], [], []
-    for step in range(STEPS):
-        loss = model(*part_of_batch(step, 0, dist.get_rank(), dist.get_world_size(), 1))
-        loss.backward()
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        sent.append({(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()})
-        equal.append(are_equal(engine, topology.levels.size(scheme.sync.beyond)))
-        assert anchors_are_equal(engine)
-    held = dict(engine.meter.peak)
-    held["optim"] *= 3  # Adam's moments
-    state = lowband.full_state_dict(model)
+def train(scheme: Scheme, topology: lowband.Topology) -> Found:
+    model, found = seldom.train(scheme, topology, STEPS, replicas_are_equal)
     lowband.sync_replicas(model)
-    equal.append(are_equal(engine, topology.levels.size(scheme.sync.beyond)))
-    assert not engine.meter.now["in_flight"]
-    return losses, sent, equal, held, [unit.layout.numel for unit in engine.units], state
+    found.seen.append(are_equal(model))
+    assert not engine_of(model).meter.now["in_flight"]
+    return found
 
 
-def anchors_are_equal(engine) -> bool:
-    """Whether each rank holds the same piece of the anchor as the same rank of the first replica."""
-    mine = torch.cat([each.agreed()[0] for each in engine.replicas.exchanges])
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    size = engine.axis.levels.size(engine.replicas.sync.beyond)
-    return all(torch.equal(everyones[rank], everyones[rank % size]) for rank in range(len(everyones)))
+def replicas_are_equal(model: nn.Module) -> bool:
+    """Their weights; their anchors always are."""
+    replicas = engine_of(model).replicas
+    anchor = torch.cat([each.agreed()[0] for each in replicas.exchanges])
+    assert same_on_replicas(anchor, engine_of(model).axis.levels.size(replicas.sync.beyond))
+    return are_equal(model)
 
 
-def train_all(inner: dict[str, int]):
-    topology = lowband.Topology(inner)
-    return {name: train(SCHEMES[name], topology) for name in ON[dist.get_world_size()]}
+def reference_of(replicas: reference.Replicas):
+    def unit_of(name: str) -> int:
+        return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
+
+    return reference.train_replicas(replicas, STEPS, unit_of)
 
 
-@cache
-def sharded(ranks: int):
-    return on_ranks(ranks, train_all, INNER[ranks], time_limit_s=400)
+CASES = Cases(SCHEMES, ON, INNER, train, reference_of)
 
 
-def train_references(ranks: int):
-    return {
-        name: reference.train_replicas(
-            replicas_of(SCHEMES[name], INNER[ranks], ranks),
-            STEPS,
-            lambda name: int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0,
-        )
-        for n, name in EXACT
-        if n == ranks
-    }
-
-
-@cache
-def single(ranks: int):
-    return on_ranks(1, train_references, ranks, time_limit_s=400)[0]
-
-
-@pytest.mark.parametrize(("ranks", "name"), EXACT)
+@pytest.mark.parametrize(("ranks", "name"), CASES.exact)
 def test_bit_equal_to_several_models_in_one_process(ranks: int, name: str) -> None:
-    losses, agreed = single(ranks)[name]
-    for rank, found in enumerate(sharded(ranks)):
-        assert found[name][0] == [at_step[rank] for at_step in losses]
-    state = sharded(ranks)[0][name][-1]
-    for key, expected in agreed.items():
-        assert torch.equal(state[key], expected), key
+    CASES.check_bits(ranks, name)
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_replicas_are_equal_where_nothing_of_their_own_remains(ranks: int, name: str) -> None:
-    sync = SCHEMES[name].sync
+    sync = CASES.schemes[name].sync
     arrives = lambda t: t > sync.delay and (t - sync.delay) % EVERY == 0  # noqa: E731
     agree = not sync.mix and sync.fragments == 1
     arrivals = [agree and arrives(t) for t in range(1, STEPS + 1)]
-    for found in sharded(ranks):
-        assert found[name][2] == [*arrivals, True]  # the last by sync_replicas
+    for found in CASES.found(ranks, name):
+        assert found.seen == [*arrivals, True]  # the last by sync_replicas
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_bytes_and_memory_over_a_period_are_those_of_the_closed_forms(ranks: int, name: str) -> None:
-    scheme, levels = SCHEMES[name], Levels.fit(INNER[ranks], ranks)
-    for _, sent, _, held, units, _ in (found[name] for found in sharded(ranks)):
-        per_step = sent_bytes(units, scheme, levels, "fp32", "fp32", 1, is_clipped=True)
-        for first in range(2 * EVERY - 1, STEPS - EVERY + 1):  # any period after the first arrival
-            counted = {key: sum(step.get(key, 0) for step in sent[first : first + EVERY]) for key in per_step}
-            assert counted == {key: EVERY * value for key, value in per_step.items()}
-        states = state_bytes(units, scheme, levels, "fp32", "fp32", 1, "gloo")
-        assert {kind: held.get(kind, 0) for kind in states} == states
-        assert ("in_flight" in states) == (scheme.sync.delay > 0)
+    firsts = range(2 * EVERY - 1, STEPS - EVERY + 1)  # any period after the first arrival
+    states, _ = CASES.check_bytes_and_memory(ranks, name, firsts)
+    assert ("in_flight" in states) == (CASES.schemes[name].sync.delay > 0)
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_a_fragments_bytes_are_counted_in_the_step_in_which_it_arrives(ranks: int, name: str) -> None:
-    scheme, levels = SCHEMES[name], Levels.fit(INNER[ranks], ranks)
+    scheme, levels = CASES.schemes[name], CASES.levels(ranks)
     sync = scheme.sync
-    for _, sent, _, _, units, _ in (found[name] for found in sharded(ranks)):
+    for found in CASES.found(ranks, name):
         for step in range(2 * EVERY, STEPS):
             place = step % EVERY + 1
             fragment = sync.arrives(place) if sync.delay else sync.starts(place)
             expected: Counter[tuple[str, str, str]] = Counter()
-            for unit, numel in enumerate(units):
+            for unit, numel in enumerate(found.units):
                 for one in transfers(numel, unit == 0, scheme, levels, "fp32", "fp32"):
                     if one.collective.every == "sync" and sync.fragment_of(unit) == fragment:
                         expected[one.hop.level, one.collective.name, one.wire] += one.sent_bytes
             exchanged = {
-                key: n for key, n in sent[step].items() if key[1] in ("sync_reduce", "anchor_gather")
+                key: n for key, n in found.sent[step].items() if key[1] in ("sync_reduce", "anchor_gather")
             }
             assert exchanged == expected
 
@@ -230,26 +175,10 @@ def test_an_exchange_that_takes_long_holds_up_nothing_until_it_must_arrive() -> 
         assert HELD_S < exposed[6] < 1.1 * HELD_S
 
 
-def run(folder: Path, scheme: Scheme, **options) -> RunFolder:
-    path = spec_file(folder, ranks=4, scheme=scheme.model_dump(), **options)
-    code, error = ended(begun(path), path)
-    assert code == 0, error
-    return RunFolder(folder)
-
-
 @pytest.mark.parametrize("device", ["auto", "fake"])
 def test_a_run_records_bytes_memory_and_what_it_waited(tmp_path: Path, device: str) -> None:
     scheme = Scheme(name="late", **ZERO3, sync=Sync(**NESTEROV, delay=2, mix=0.5))
-    folder = run(tmp_path, scheme, steps=6, device=device)
-    spec, outcome = RunSpec.read_json(folder.spec), Outcome.read_json(folder.outcome)
-    units = unit_numels(spec.model, spec.levels)
-    expected = sent_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, is_clipped=device == "auto")
-    assert {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent} == pytest.approx(expected)
-    states = state_bytes(
-        units, scheme, spec.levels, "fp32", "fp32", 1, "gloo" if device == "auto" else "fake"
-    )
-    held = {state.kind: state.bytes for state in outcome.states}
-    assert {kind: held.get(kind, 0) for kind in states} == states
+    folder, _ = checked_run(tmp_path, scheme, device, ranks=4, steps=6)
     if device == "auto":
         waited = [step.exposed_sync_time_s for step in folder.read_steps()]
         assert [bool(seconds) for seconds in waited] == [False] * 4 + [True, False]

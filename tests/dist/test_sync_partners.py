@@ -2,30 +2,25 @@
 memory and the distance between replicas are those computed from outside; checkpoints, runs, refusals.
 """
 
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
 import reference
+import seldom
 import torch
-import torch.distributed as dist
-from started import begun, ended, spec_file
+from seldom import DDP, HIER3, ZERO3, Cases, Found, are_equal, checked_run
 from test_checkpoint import train as train_between
-from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
-from test_sync import HIER3, are_equal, replicas_of
+from test_parity import CONFIG, SPEC
 from test_sync_checkpoint import build, masters
-from test_sync_late import DDP, ZERO3
+from torch import nn
 
 import lowband
-from lowband.cost.bytes import sent_bytes, unit_numels
-from lowband.cost.memory import state_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
-from lowband.spec.records import Outcome, RunFolder
-from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 
@@ -36,17 +31,14 @@ INNER = {
 }  # fmt: skip
 ONE_PEER = {"beyond": "node", "every": 1, "partners": "exponential"}
 RING = {"beyond": "node", "every": 1, "partners": "ring"}
-SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        Scheme(name="exponential", **ZERO3, sync=Sync(**ONE_PEER)),
-        Scheme(name="exponential, late", **ZERO3, sync=Sync(**ONE_PEER, delay=1)),
-        Scheme(name="ring", **HIER3, sync=Sync(**RING)),
-        Scheme(name="ring, late", **ZERO3, sync=Sync(**RING, delay=1)),
-        Scheme(name="seldom, ddp inside", **DDP, sync=Sync(**ONE_PEER | {"every": 2}, delay=2)),
-        Scheme(name="int8", **ZERO3, sync=Sync(**ONE_PEER), sync_swap="int8"),
-    )
-}
+SCHEMES = [
+    Scheme(name="exponential", **ZERO3, sync=Sync(**ONE_PEER)),
+    Scheme(name="exponential, late", **ZERO3, sync=Sync(**ONE_PEER, delay=1)),
+    Scheme(name="ring", **HIER3, sync=Sync(**RING)),
+    Scheme(name="ring, late", **ZERO3, sync=Sync(**RING, delay=1)),
+    Scheme(name="seldom, ddp inside", **DDP, sync=Sync(**ONE_PEER | {"every": 2}, delay=2)),
+    Scheme(name="int8", **ZERO3, sync=Sync(**ONE_PEER), sync_swap="int8"),
+]
 ON = {
     1: ("exponential", "ring, late"),
     2: ("exponential", "ring, late"),
@@ -54,45 +46,21 @@ ON = {
     4: ("exponential", "exponential, late", "ring", "int8"),
     8: ("exponential, late", "ring", "seldom, ddp inside"),
 }
-CASES = [(ranks, name) for ranks, names in ON.items() for name in names]
-EXACT = [(ranks, name) for ranks, name in CASES if not SCHEMES[name].is_quantized]
 
 
-def train(scheme: Scheme, topology: lowband.Topology):
-    """By step: this rank's loss, bytes sent, and the distance; its weights; the state at the end."""
-    model = GPT(SPEC, seed=7)
-    lowband.shard(model, scheme, topology, wrap=Block, compute_dtype=torch.float32)
-    engine, optimizer = engine_of(model), optimizer_of(model.parameters())
-    losses, sent, distances, weights = [], [], [], []
-    for step in range(STEPS):
-        loss = model(*part_of_batch(step, 0, dist.get_rank(), dist.get_world_size(), 1))
-        loss.backward()
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        sent.append({(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()})
-        distances.append(lowband.consensus_distance(model))
-        weights.append(torch.cat([unit.master.clone() for unit in engine.units]))
-    held = dict(engine.meter.peak)
-    held["optim"] *= 3  # Adam's moments
-    state = lowband.full_state_dict(model)
+def train(scheme: Scheme, topology: lowband.Topology) -> Found:
+    model, found = seldom.train(scheme, topology, STEPS, distance_and_weights)
     lowband.sync_replicas(model)
-    assert are_equal(engine, topology.levels.size(scheme.sync.beyond))
+    assert are_equal(model)
     assert lowband.consensus_distance(model) < 1e-6
     again = lowband.full_state_dict(model)
-    assert all(torch.allclose(again[key], value, atol=1e-7) for key, value in state.items())
-    return losses, sent, held, [unit.layout.numel for unit in engine.units], state, distances, weights
+    assert all(torch.allclose(again[key], value, atol=1e-7) for key, value in found.state.items())
+    return found
 
 
-def train_all(inner: dict[str, int]):
-    topology = lowband.Topology(inner)
-    return {name: train(SCHEMES[name], topology) for name in ON[dist.get_world_size()]}
-
-
-@cache
-def sharded(ranks: int):
-    return on_ranks(ranks, train_all, INNER[ranks], time_limit_s=400)
+def distance_and_weights(model: nn.Module) -> tuple[float, torch.Tensor]:
+    weights = torch.cat([unit.master.clone() for unit in engine_of(model).units])
+    return lowband.consensus_distance(model), weights
 
 
 def source(scheme: Scheme, replicas: int, exchange: int, replica: int) -> int:
@@ -107,56 +75,41 @@ def source(scheme: Scheme, replicas: int, exchange: int, replica: int) -> int:
     return (replica - distances[exchange % len(distances)]) % replicas
 
 
-def train_references(ranks: int):
-    found = {}
-    for name in (name for n, name in EXACT if n == ranks):
-        replicas = replicas_of(SCHEMES[name], INNER[ranks], ranks)
-        sources = partial(source, SCHEMES[name], len(replicas.trained))
-        found[name] = reference.train_partners(replicas, STEPS, sources)
-    return found
+def reference_of(replicas: reference.Replicas):
+    sources = partial(source, replicas.scheme, len(replicas.trained))
+    return reference.train_partners(replicas, STEPS, sources)
 
 
-@cache
-def single(ranks: int):
-    return on_ranks(1, train_references, ranks, time_limit_s=400)[0]
+CASES = Cases(SCHEMES, ON, INNER, train, reference_of)
 
 
-@pytest.mark.parametrize(("ranks", "name"), EXACT)
+@pytest.mark.parametrize(("ranks", "name"), CASES.exact)
 def test_bit_equal_to_several_models_in_one_process(ranks: int, name: str) -> None:
-    losses, means = single(ranks)[name]
-    for rank, found in enumerate(sharded(ranks)):
-        assert found[name][0] == [at_step[rank] for at_step in losses]
-    state = sharded(ranks)[0][name][4]
-    for key, expected in means.items():
-        assert torch.equal(state[key], expected), key
+    CASES.check_bits(ranks, name)
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_bytes_and_memory_are_those_of_the_closed_forms(ranks: int, name: str) -> None:
-    scheme, levels = SCHEMES[name], Levels.fit(INNER[ranks], ranks)
+    scheme, levels = CASES.schemes[name], CASES.levels(ranks)
     every = scheme.sync.every
-    for _, sent, held, units, *_ in (found[name] for found in sharded(ranks)):
-        per_step = sent_bytes(units, scheme, levels, "fp32", "fp32", 1, is_clipped=True)
-        counted = {key: sum(step.get(key, 0) for step in sent[-every:]) for key in per_step}
-        assert counted == {key: every * value for key, value in per_step.items()}
+    states, per_step = CASES.check_bytes_and_memory(ranks, name, [STEPS - every])
+    for found in CASES.found(ranks, name):
+        assert "anchor" not in found.held
         if ranks > 1:
             swapped = sum(value for key, value in per_step.items() if key[1] == "sync_swap")
             width = 4 if name != "int8" else 1 + 4 / scheme.block_size  # codes, and a scale per block
-            assert swapped == width * sum(units) / levels.size("node") / every
-        states = state_bytes(units, scheme, levels, "fp32", "fp32", 1, "gloo")
-        assert {kind: held.get(kind, 0) for kind in states} == states
-        assert "anchor" not in held
-        assert ("in_flight" in states) == (scheme.sync.delay > 0)
+            assert swapped == width * sum(found.units) / levels.size("node") / every
+    assert ("in_flight" in states) == (scheme.sync.delay > 0)
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(("ranks", "name"), CASES.all)
 def test_the_distance_is_that_of_all_weights_side_by_side(ranks: int, name: str) -> None:
     """Seen from all ranks: with a whole replica on a rank, or ranks of a replica one after the other."""
     size = min(INNER[ranks]["node"], ranks)
-    by_rank = [found[name] for found in sharded(ranks)]
+    by_rank = CASES.found(ranks, name)
     for step in range(STEPS):
-        shards = [found[-1][step] for found in by_rank]
-        if SCHEMES[name].optim == "self":
+        shards = [found.seen[step][1] for found in by_rank]
+        if CASES.schemes[name].optim == "self":
             shards = shards[::size]
             replicas = torch.stack(shards).double()
         else:
@@ -164,19 +117,19 @@ def test_the_distance_is_that_of_all_weights_side_by_side(ranks: int, name: str)
             replicas = torch.stack(whole).double()
         expected = (replicas - replicas.mean(dim=0)).square().sum(dim=1).mean().sqrt()
         for found in by_rank:
-            assert found[-2][step] == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
+            assert found.seen[step][0] == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
 
 
 def test_two_replicas_are_equal_after_each_exchange() -> None:
     for name, is_late in (("exponential", False), ("ring, late", True)):
-        first, second = (found[name][-1] for found in sharded(2))
-        equal = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
+        first, second = (found.seen for found in CASES.found(2, name))
+        equal = [torch.equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True)]
         assert equal == [not is_late] * STEPS
 
 
 def distance_of_what_is_frozen() -> float:
     model = GPT(SPEC, seed=7).requires_grad_(False)
-    lowband.shard(model, SCHEMES["exponential"], lowband.Topology(INNER[2]), Block, torch.float32)
+    lowband.shard(model, CASES.schemes["exponential"], lowband.Topology(INNER[2]), Block, torch.float32)
     return lowband.consensus_distance(model)
 
 
@@ -207,7 +160,7 @@ KEPT = ("exponential", "exponential, late", "ring, late", "seldom, ddp inside")
 def save_and_go_on(folder: str):
     found = {}
     for name in KEPT:
-        model, optimizer = build(SCHEMES[name], lowband.Topology(INNER[4]))
+        model, optimizer = build(CASES.schemes[name], lowband.Topology(INNER[4]))
         checkpointer = lowband.Checkpointer(Path(folder) / name)
         train_between(model, optimizer, 0, SAVED)
         checkpointer.save(SAVED, model, optimizer, {})
@@ -220,7 +173,7 @@ def save_and_go_on(folder: str):
 def go_on(folder: str):
     found = {}
     for name in KEPT:
-        model, optimizer = build(SCHEMES[name], lowband.Topology(INNER[4]))
+        model, optimizer = build(CASES.schemes[name], lowband.Topology(INNER[4]))
         train_between(model, optimizer, 0, 2)  # has an exchange of its own on its way, which is dropped
         checkpointer = lowband.Checkpointer(Path(folder) / name)
         checkpointer.load(checkpointer.latest(), model, optimizer)
@@ -233,8 +186,8 @@ def load_under_others(folder: str) -> list[str]:
     said = []
     anchored = Scheme(name="anchored", **ZERO3, sync=Sync(beyond="node", every=1))
     for scheme, name in (
-        (anchored, "exponential, late"), (SCHEMES["exponential"], "anchored"),
-        (SCHEMES["exponential"].model_copy(update={"sync": None}), "exponential, late"),
+        (anchored, "exponential, late"), (CASES.schemes["exponential"], "anchored"),
+        (CASES.schemes["exponential"].model_copy(update={"sync": None}), "exponential, late"),
     ):  # fmt: skip
         checkpointer = lowband.Checkpointer(Path(folder) / name)
         if name == "anchored":
@@ -249,7 +202,7 @@ def load_under_others(folder: str) -> list[str]:
         assert torch.equal(before, masters(model))
         said.append(str(error.value))
     # Without a delay what is on its way arrives with the next exchange.
-    model, optimizer = build(SCHEMES["exponential"], lowband.Topology(INNER[4]))
+    model, optimizer = build(CASES.schemes["exponential"], lowband.Topology(INNER[4]))
     checkpointer = lowband.Checkpointer(Path(folder) / "exponential, late")
     checkpointer.load(checkpointer.latest(), model, optimizer)
     assert all(each.is_in_flight for each in engine_of(model).replicas.exchanges)
@@ -278,28 +231,11 @@ def test_training_resumes_with_the_same_bits(tmp_path: Path) -> None:
 # ---- runs
 
 
-def run(folder: Path, **options) -> tuple[RunSpec, RunFolder]:
-    path = spec_file(folder, **options)
-    code, error = ended(begun(path), path)
-    assert code == 0, error
-    return RunSpec.read_json(path), RunFolder(folder)
-
-
 @pytest.mark.parametrize("device", ["auto", "fake"])
 def test_a_run_records_bytes_memory_and_distance(tmp_path: Path, device: str) -> None:
-    scheme = SCHEMES["exponential, late"].model_copy(update={"sync": Sync(**ONE_PEER, delay=1)})
-    spec, folder = run(
-        tmp_path, ranks=4, steps=4, scheme=scheme.model_dump(), device=device,
-        machine=CONFIG.machine("local-nodes").model_dump(),
-    )  # fmt: skip
-    outcome = Outcome.read_json(folder.outcome)
-    units = unit_numels(spec.model, spec.levels)
-    expected = sent_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, is_clipped=device == "auto")
-    assert {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent} == pytest.approx(expected)
-    backend = "gloo" if device == "auto" else "fake"
-    states = state_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, backend)
-    held = {state.kind: state.bytes for state in outcome.states}
-    assert {kind: held.get(kind, 0) for kind in states} == states
+    scheme = CASES.schemes["exponential, late"].model_copy(update={"sync": Sync(**ONE_PEER, delay=1)})
+    machine = CONFIG.machine("local-nodes").model_dump()
+    _, outcome = checked_run(tmp_path, scheme, device, ranks=4, steps=4, machine=machine)
     if device == "auto":
         assert outcome.consensus_distance > 0
 

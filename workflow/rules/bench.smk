@@ -1,17 +1,17 @@
-# This machine -> raw tables of benchmarks, a rule for each entry of spec/benchmarks.py.
-from lowband.spec.benchmarks import BENCHMARKS, kernels_of
+# This machine -> raw tables of benchmarks, a rule for each entry of spec/benchmarks.py that has one.
+from lowband.spec.benchmarks import BENCHMARKS, RULES, kernels_of
 
 # It reserves all cores although it uses one, so that nothing else that is timed runs beside it. The sources are
 # inputs, so that a changed kernel is measured again.
-for bench_name, benchmark in BENCHMARKS.items():
+for bench_name, of_bench in RULES.items():
 
     rule:
         name:
             f"bench_{bench_name}"
         input:
-            benchmark.sources,
+            of_bench.sources,
         output:
-            [f"{TABLES_DIR}/{table}.csv" for table in benchmark.tables],
+            [f"{TABLES_DIR}/{table}.csv" for table in BENCHMARKS[bench_name].tables],
             f"{TABLES_DIR}/{bench_name}_env.json",
         log:
             f"{LOGS_DIR}/bench_{bench_name}.log",

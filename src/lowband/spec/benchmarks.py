@@ -1,6 +1,6 @@
 """The benchmarks of a machine: from an entry follow its command, its rule and where its tables come from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lowband.spec.softmax import Setup, Time
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """What a benchmark's `bench()` returns.
+    """What a part returns that describes its machine itself.
 
     tables:      raw table -> rows, each a tuple of the table's columns
     environment: written as <name>_env.json
@@ -22,33 +22,134 @@ class Measured(NamedTuple):
     lines: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """`lowband bench-<name>`, measured by `bench()` of `lowband.bench.<name>`.
+class Part(NamedTuple):
+    """by: "module:function", which returns the rows of one table, a tuple of several's, or `Measured`
 
-    tables:  raw table -> the class of its rows
+    tables: raw tables, written as <table>.csv
+    takes: what it is given: options of the command, or `folder`, an empty one on the file system of --out
+    """
+
+    tables: tuple[str, ...]
+    by: str
+    takes: tuple[str, ...] = ("root",)
+
+
+class Medians(NamedTuple):
+    """Shown on the terminal: a table's medians by some columns. of: other columns (none: all seconds)"""
+
+    by: tuple[str, ...]
+    of: tuple[str, ...] = ()
+    digits: str = "%.3f"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A benchmark that a reproduction of a suite runs; others use the shipped tables, which are in
+    results/reference/<name>/<machine>/.
+
+    rows:    table -> the class of its rows, of which there may be none
     setup:   the raw table that names the device and the commit
-    suite:   a reproduction of this suite runs the benchmark; others use the shipped tables, which are in
-             results/reference/<name>/<machine>/
     sources: files whose change calls for a new measurement
     """
 
-    help: str
-    tables: dict[str, type[Any]]
+    rows: dict[str, type[Any]]
     setup: str
     suite: str
     sources: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """`lowband bench-<name> --out`, which writes the parts' tables, and describes the machine beside them.
+
+    help, more: in `lowband --help`, and besides in its own help
+    shows:      table -> its summary for the terminal
+    summary:    or "module:function" that makes one of the first table
+    """
+
+    help: str
+    more: str = ""
+    parts: tuple[Part, ...]
+    shows: dict[str, Medians] = field(default_factory=dict)
+    summary: str = ""
+    rule: Rule | None = None
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(table for part in self.parts for table in part.tables)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Its options beside --out."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.takes if name != "folder"))
+
+
+def _in_turns(name: str, help: str, more: str, *by: str) -> Benchmark:
+    """Several ways of a step in turns (bench/turns.py)."""
+    parts = (Part(("steps",), f"bench.{name}:bench"),)
+    return Benchmark(help=help, more=more, parts=parts, shows={"steps": Medians(by)})
+
+
 BENCHMARKS = {
     "softmax": Benchmark(
         help="time three softmax algorithms over vector sizes, on one core",
-        tables={"softmax_times": Time, "softmax_setup": Setup},
-        setup="softmax_setup",
-        suite="default",
-        sources=("src/lowband/kernels/softmax_cpu.c",),
+        parts=(Part(("softmax_times", "softmax_setup"), "bench.softmax:bench", ()),),
+        rule=Rule(
+            rows={"softmax_times": Time, "softmax_setup": Setup}, setup="softmax_setup", suite="default",
+            sources=("src/lowband/kernels/softmax_cpu.c",),
+        ),
     ),
-}
+    "start": Benchmark(
+        help="time starting 8 to 64 ranks, and reading a checkpoint of 1 GiB",
+        more="Takes two minutes.",
+        parts=(Part(("start",), "bench.start:start"), Part(("read",), "bench.start:read", ("folder",))),
+        shows={
+            "start": Medians(("ranks",), ("sharded_s", "cpu_s"), "%.2f"),
+            "read": Medians(("what",), ("bytes_per_s",), "%.3g"),
+        },
+    ),
+    "optimizers": _in_turns(
+        "optimizers", "time steps: AdamW on shards, Muon and Shampoo on matrices", "Takes five minutes.",
+        "ranks", "optimizer",
+    ),
+    "orders": _in_turns(
+        "orders", "processor time of a step, depth-first and breadth-first", "Takes two minutes.",
+        "passes", "order",
+    ),
+    "compile": _in_turns(
+        "compile", "time steps: blocks as they are, and compiled by torch",
+        "Uses the GPU if there is one. Takes three minutes.", "ranks", "engine", "blocks",
+    ),
+    "joined": _in_turns(
+        "joined", "time steps: hops, joined hops, DDP and FSDP2, in turns", "Takes two minutes.",
+        "ranks", "scheme", "engine",
+    ),
+    "products": Benchmark(
+        help="time 100 matrix products on one core beside their predictions",
+        more="fp32, numpy's OpenBLAS. Takes half a minute.",
+        parts=(Part(("products",), "bench.products:bench"),),
+        summary="evidence.validation.products:summary",
+    ),
+    "schedules": Benchmark(
+        help="time pipelines' schedules on paced ranks and links",
+        more="4 processes compute and send for stated times; each schedule's steps in turns, beside its "
+        "timeline. Takes ten minutes.",
+        parts=(Part(("steps", "ends"), "run.paced_pipelines:measure", ("forward", "send")),),
+        shows={
+            "steps": Medians(
+                ("send_over_forward", "schedule"),
+                ("step_s", "predicted_step_s", "bubble", "predicted_bubble", "load"),
+            )
+        },
+    ),
+    "pipeline": Benchmark(
+        help="processor time of a pipeline of one stage, and of its parts",
+        more="Bare modules, lowband.shard, lowband.Pipeline, in turns. Takes a minute.",
+        parts=(Part(("steps",), "run.pipeline_overhead:overhead", ()),),
+        shows={"steps": Medians(("ranks", "micro_batches", "way"), ("cpu_s",), "%.4f")},
+    ),
+}  # fmt: skip
+RULES = {name: benchmark.rule for name, benchmark in BENCHMARKS.items() if benchmark.rule is not None}
 
 
 @dataclass(frozen=True)

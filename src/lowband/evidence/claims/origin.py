@@ -10,7 +10,7 @@ from lowband.evidence.tables.build import raw_dir, read_source, source_paths
 from lowband.evidence.tables.entries import OF_GPUS, TABLES
 from lowband.evidence.tables.entries import SHIPPED as SHIPPED_SOURCE
 from lowband.evidence.validation.tables import PREDICTED
-from lowband.spec.benchmarks import BENCHMARKS
+from lowband.spec.benchmarks import RULES
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.records import Environment
 
@@ -79,9 +79,9 @@ def _environments(folder: Path, raw: Path | None) -> pd.DataFrame:
         return read_source(OF_GPUS, folder, folder)
     if (folder / "runs.csv").is_file():
         return read_table(folder / "runs.csv")
-    for benchmark in BENCHMARKS.values():
-        if source_paths(benchmark.setup, folder, folder)[0].is_file():
-            return read_source(benchmark.setup, folder, folder)
+    for rule in RULES.values():
+        if source_paths(rule.setup, folder, folder)[0].is_file():
+            return read_source(rule.setup, folder, folder)
     environment = Environment.read_json(folder / "env.json")
     rows = pd.DataFrame() if raw is None else read_table(raw)
     commits = rows["commit"].unique() if "commit" in rows else [environment.commit]

@@ -17,7 +17,7 @@ from lowband.evidence.report.claim_views import (
     tally,
 )
 from lowband.evidence.tables.build import read_source
-from lowband.spec.benchmarks import BENCHMARKS
+from lowband.spec.benchmarks import RULES
 from lowband.spec.csv_tables import read_table
 
 WIDTH = 100  # columns of the screen
@@ -85,12 +85,12 @@ def _box_links(runs: pd.DataFrame) -> list[tuple[str, str]]:
 def _other_processors(tables_dir: Path, root: Path) -> list[str]:
     """A line for each benchmark that this reproduction ran on a processor of which no result is shipped."""
     lines = []
-    for name, benchmark in BENCHMARKS.items():
-        if not (tables_dir / f"{benchmark.setup}.csv").is_file():
+    for name, rule in RULES.items():
+        if not (tables_dir / f"{rule.setup}.csv").is_file():
             continue
-        here = set(read_source(benchmark.setup, tables_dir, root)["device"])
+        here = set(read_source(rule.setup, tables_dir, root)["device"])
         folder = root / "results" / "reference" / name
-        shipped = set(read_source(benchmark.setup, folder, root)["device"])
+        shipped = set(read_source(rule.setup, folder, root)["device"])
         if here - shipped:
             lines.append(
                 f"  {name} was measured on {', '.join(sorted(here))}; shipped numbers, and README's, are of "

@@ -8,11 +8,11 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.evidence.tables.entries import COLLECTED, OF_GPUS, REPORTED, SHIPPED, TABLES
-from lowband.spec.benchmarks import BENCHMARKS
+from lowband.spec.benchmarks import BENCHMARKS, RULES
 from lowband.spec.csv_tables import made_of, read_benchmark, read_table, write_csv
 
 # Raw tables of this machine's benchmarks. The shipped ones are in one folder per machine, named after it.
-OF_MACHINES = {raw: name for name, benchmark in BENCHMARKS.items() for raw in benchmark.tables}
+OF_MACHINES = {raw: name for name in RULES for raw in BENCHMARKS[name].tables}
 SUITE_OF = {name: table.suite for name, table in TABLES.items() if table.suite is not None}
 THIS_MACHINE = "local"
 
@@ -28,7 +28,7 @@ def raw_dir(table: str, suites: Iterable[str], own: Path, root: Path) -> Path:
     root: the folder that holds results/
     """
     suite = SUITE_OF.get(table)
-    runs_with = BENCHMARKS[suite].suite if suite in BENCHMARKS else suite
+    runs_with = RULES[suite].suite if suite in RULES else suite
     is_own = runs_with is None or is_made_by(suites, runs_with)
     return own if is_own else root / "results" / "reference" / str(suite)
 

@@ -1,12 +1,12 @@
 """Published runs, predicted: one file per kind of source, one entry here per machine and stack that ran it.
 
-A source file has `rows(setting)`: the published rows, predicted on the setting's machine and stack. Rows on
-which a constant of either was fitted are named there (`calibrated_on`); all others are held out.
+A source file has `ROWS`: which rows of its CSV are predicted, and how one is. Rows on which a constant of a
+machine or stack was fitted are named there (`calibrated_on`); all others are held out.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from lowband.cost.numbers import Num
+from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
@@ -42,11 +43,6 @@ class PublishedRow:
     note: str = ""
 
 
-def ranks_name(ranks: int) -> str:
-    """The name of a number of ranks."""
-    return f"{ranks} GPUs"
-
-
 @dataclass(frozen=True)
 class Setting:
     """The inputs for predicting a source's rows. reported: the source's CSV, every cell as text."""
@@ -61,6 +57,56 @@ class Setting:
 
     def model(self, name: str) -> ModelSpec:
         return self.config.model(name)
+
+    def job(
+        self, model: ModelSpec, scheme: str, ranks: int, micro_batch: int, seq_len: int, **other: Any
+    ) -> Workload:
+        """A job on the machine and the stack. other: further arguments of `Workload`."""
+        return Workload(
+            self.machine, self.stack, model, self.scheme(scheme), ranks, micro_batch, seq_len, **other
+        )
+
+
+def shape(row: Any, **other: Any) -> ModelSpec:
+    """A GPT of the row's layers, hidden and heads. other: further arguments of `ModelSpec`."""
+    return ModelSpec(layers=int(row.layers), hidden=int(row.hidden), heads=int(row.heads), **other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Which rows of a CSV are predicted, and how. Texts have the row's columns in braces.
+
+    where:     the rows, if not all; more columns, if texts need them
+    job, of:   a row's job, and our number of it. Called when a row is predicted: a fit predicts few of many
+    published: the column of the published number
+    id, quantity, size, scale, note: of `PublishedRow`
+    """
+
+    where: Callable[[Setting], Any] = lambda setting: setting.reported
+    job: Callable[[Setting, Any], Any]
+    of: Callable[[Any], Num]
+    published: str = "value"
+    id: str
+    quantity: str
+    size: str
+    scale: str
+    note: str = ""
+
+    def on(self, setting: Setting) -> list[PublishedRow]:
+        return [self._row(setting, row) for row in self.where(setting).itertuples()]
+
+    def _row(self, setting: Setting, row: Any) -> PublishedRow:
+        columns = row._asdict()
+        id_, quantity, size, scale, note = (
+            text.format(**columns) for text in (self.id, self.quantity, self.size, self.scale, self.note)
+        )
+        published = float(columns[self.published])
+        return PublishedRow(
+            id_, quantity, published, partial(self._predicted, setting, row), size, scale, note
+        )
+
+    def _predicted(self, setting: Setting, row: Any) -> Num:
+        return self.of(self.job(setting, row))
 
 
 @dataclass(frozen=True)
@@ -78,9 +124,8 @@ class Source:
 
     def rows(self, config: Config, machine: Machine, stack: Stack) -> list[PublishedRow]:
         reported = _reported(config.root / "results" / "reported" / self.csv)
-        module = import_module(f"lowband.evidence.validation.{self.kind}")
-        rows: list[PublishedRow] = module.rows(Setting(config, machine, stack, reported))
-        return rows
+        rows: Rows = import_module(f"lowband.evidence.validation.{self.kind}").ROWS
+        return rows.on(Setting(config, machine, stack, reported))
 
 
 @cache  # a fit reads it again and again

@@ -1,7 +1,8 @@
 """llm-foundry's benchmark tables: tokens per second of MPT under PyTorch FSDP, bf16, 8 to 512 GPUs."""
 
-from lowband.cost.numbers import Num
-from lowband.evidence.validation import PublishedRow, Setting, ranks_name
+from typing import Any
+
+from lowband.evidence.validation import Rows, Setting
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
@@ -15,31 +16,29 @@ SHAPES = {  # layers, hidden, heads: llm-foundry's train/yamls/pretrain; the cou
 GPUS = {"dgx-h100": "h100_80gb", "dgx-a100": "a100_80gb", "dgx-a100-40gb": "a100_40gb"}
 
 
-def rows(setting: Setting) -> list[PublishedRow]:
-    """The published rows, predicted; 8-bit rows are left out, as their products run at another peak rate."""
+def where(setting: Setting) -> Any:
+    """The machine's rows, but those in 8 bits, whose products run at another peak rate."""
     df = setting.reported
     df = df[(df["gpu"] == GPUS[setting.machine.name]) & (df["precision"] != "amp_fp8")]
-    out = []
-    for row in df.itertuples():
-        layers, hidden, heads = SHAPES[str(row.model)]
-        seq_len, ranks = int(row.seq_len), int(row.n_gpus)
-        model = ModelSpec(
-            name=f"mpt-{row.model}", layers=layers, hidden=hidden, heads=heads, vocab=VOCAB, seq_len=seq_len,
-            source="llm-foundry",
-        )  # fmt: skip
-        job = Workload(
-            setting.machine, setting.stack, model,
-            setting.scheme("zero3" if row.sharding == "FULL_SHARD" else "zero2"),
-            ranks, int(row.micro_batch), seq_len, accumulation=int(row.grad_accum),
-            recompute="full" if row.act_ckpt == "True" else "none",
-        )  # fmt: skip
+    return df.assign(rate=df["tokens_per_s"].astype(float) / df["n_gpus"].astype(int))
 
-        def predicted(job: Workload = job) -> Num:
-            return speed(job).tokens_per_s_per_gpu
 
-        gpu = GPUS[setting.machine.name]
-        batch = f"batch {row.micro_batch} x {row.grad_accum}"
-        id_ = f"llm-foundry {gpu}: {row.model} seq {seq_len} on {ranks}, {batch}"
-        rate = float(row.tokens_per_s) / ranks
-        out.append(PublishedRow(id_, "tokens/s/GPU", rate, predicted, str(row.model), ranks_name(ranks)))
-    return out
+def job(setting: Setting, row: Any) -> Workload:
+    layers, hidden, heads = SHAPES[str(row.model)]
+    seq_len = int(row.seq_len)
+    model = ModelSpec(
+        name=f"mpt-{row.model}", layers=layers, hidden=hidden, heads=heads, vocab=VOCAB, seq_len=seq_len,
+        source="llm-foundry",
+    )  # fmt: skip
+    return setting.job(
+        model, "zero3" if row.sharding == "FULL_SHARD" else "zero2",
+        int(row.n_gpus), int(row.micro_batch), seq_len, accumulation=int(row.grad_accum),
+        recompute="full" if row.act_ckpt == "True" else "none",
+    )  # fmt: skip
+
+
+ROWS = Rows(
+    where=where, job=job, of=lambda job: speed(job).tokens_per_s_per_gpu, published="rate",
+    id="llm-foundry {gpu}: {model} seq {seq_len} on {n_gpus}, batch {micro_batch} x {grad_accum}",
+    quantity="tokens/s/GPU", size="{model}", scale="{n_gpus} GPUs",
+)  # fmt: skip

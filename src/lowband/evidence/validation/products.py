@@ -72,3 +72,8 @@ def errors(compared: pd.DataFrame) -> pd.DataFrame:
     found = whole.groupby("kind", sort=False).agg(["mean", "max"])
     found.columns = ["_".join(pair) for pair in found.columns]
     return found.assign(shapes=whole.groupby("kind").size()).reset_index()
+
+
+def summary(timings: pd.DataFrame) -> str:
+    """`errors`, for the terminal. timings: as in `compare`"""
+    return errors(compare(timings)).to_string(index=False, float_format="%.1f")

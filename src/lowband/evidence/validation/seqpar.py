@@ -3,18 +3,15 @@
 Calculon validates itself on the same rows. Degrees and batches are from Calculon's validation/seqsel/tab5.
 """
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from lowband.cost.numbers import Num
-from lowband.evidence.validation import PublishedRow, Setting, ranks_name
+from lowband.evidence.validation import Rows, Setting, shape
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.model import ModelSpec
 
 
-@dataclass(frozen=True)
-class SeqparRun:
+class SeqparRun(NamedTuple):
     layers: int
     hidden: int
     heads: int
@@ -33,28 +30,27 @@ RUNS = {
 }
 
 
-def rows(setting: Setting) -> list[PublishedRow]:
-    out = []
-    for row in setting.reported.itertuples():
-        run, is_full = RUNS[str(row.model)], str(row.scheme).startswith("full")
-        model = ModelSpec(
-            name=str(row.model), layers=run.layers, hidden=run.hidden, heads=run.heads, vocab=51200,
-            seq_len=2048, source="arXiv 2205.05198, Table 3",
-        )  # fmt: skip
-        axes = Ways(tensor=TENSOR, pipeline=run.pipeline, chunks=run.chunks, sequence_parallel=not is_full)
-        job = Workload(
-            setting.machine, setting.stack, model, setting.scheme("ddp"), TENSOR * run.pipeline,
-            run.micro_batch, 2048, accumulation=run.batch // run.micro_batch,
-            recompute="full" if is_full else "selective", attention="plain", dropout=True, axes=axes,
-        )  # fmt: skip
+def where(setting: Setting) -> Any:
+    df = setting.reported
+    ranks = [TENSOR * RUNS[model].pipeline for model in df["model"]]
+    return df.assign(recompute=df["scheme"].str.split().str[0], ranks=ranks)
 
-        def predicted(job: Workload = job) -> Num:
-            return speed(job).step_time_s
 
-        id_ = f"seqpar: {row.model} {'full' if is_full else 'selective'}"
-        note = f"Calculon's error on this row: {row.error_pct} %"
-        measured_s = float(row.measured_s_per_iter)
-        out.append(
-            PublishedRow(id_, "s/iteration", measured_s, predicted, model.name, ranks_name(job.ranks), note)
-        )
-    return out
+def job(setting: Setting, row: Any) -> Workload:
+    run = RUNS[row.model]
+    model = shape(run, name=row.model, vocab=51200, seq_len=2048, source="arXiv 2205.05198, Table 3")
+    sequence_parallel = row.recompute == "selective"
+    return setting.job(
+        model, "ddp", row.ranks, run.micro_batch, 2048, accumulation=run.batch // run.micro_batch,
+        recompute=row.recompute, attention="plain", dropout=True,
+        axes=Ways(
+            tensor=TENSOR, pipeline=run.pipeline, chunks=run.chunks, sequence_parallel=sequence_parallel
+        ),
+    )  # fmt: skip
+
+
+ROWS = Rows(
+    where=where, job=job, of=lambda job: speed(job).step_time_s, published="measured_s_per_iter",
+    id="seqpar: {model} {recompute}", quantity="s/iteration", size="{model}", scale="{ranks} GPUs",
+    note="Calculon's error on this row: {error_pct} %",
+)  # fmt: skip

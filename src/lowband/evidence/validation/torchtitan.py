@@ -3,8 +3,9 @@ parallelism. Context parallelism is predicted as shorter sequences: activations 
 With a pipeline torchtitan keeps weights gathered and gradients unreduced between micro-batches, as in zero1.
 The number of micro-batches is taken to equal that of the stages, its default."""
 
-from lowband.cost.numbers import Num
-from lowband.evidence.validation import PublishedRow, Setting, ranks_name
+from typing import Any
+
+from lowband.evidence.validation import Rows, Setting
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
@@ -20,42 +21,40 @@ SHAPES = {  # layers, hidden, heads, MLP width: Llama 3 (arXiv 2407.21783), Tabl
 GPUS = {"dgx-h100": "h100", "dgx-h200": "h200"}
 
 
-def rows(setting: Setting) -> list[PublishedRow]:
+def where(setting: Setting) -> Any:
     df = setting.reported
-    out = []
-    for row in df[
-        (df["peak_mem_gib"] != "") & df["gpu"].str.startswith(GPUS[setting.machine.name])
-    ].itertuples():
-        layers, hidden, heads, width = SHAPES[str(row.model)]
-        seq_len, stages = int(row.seq_len), int(row.pp)
-        axes = Ways.of_options(int(row.tp), stages, 2 if "Interleaved" in str(row.schedule) else 1)
-        model = ModelSpec(
-            name=str(row.model), layers=layers, hidden=hidden, heads=heads, kv_heads=8, mlp_hidden=width,
-            gated=True, biases=False, vocab=128256, seq_len=seq_len, positions="rotary", tied_head=False,
-            source="arXiv 2407.21783",
-        )  # fmt: skip
-        job = Workload(
-            setting.machine, setting.stack, model,
-            setting.scheme("zero1" if stages > 1 else "zero3"), int(row.n_gpus),
-            micro_batch=int(row.local_batch) // stages, seq_len=seq_len // int(row.cp), accumulation=stages,
-            recompute="full" if row.act_ckpt == "full" else "op", axes=axes, reduce_dtype="fp32",
-        )  # fmt: skip
+    df = df[(df["peak_mem_gib"] != "") & df["gpu"].str.startswith(GPUS[setting.machine.name])]
+    return df.assign(gpu=df["gpu"].str.split("-").str[0], kind=[_kind(row) for row in df.itertuples()])
 
-        def predicted(job: Workload = job) -> Num:
-            return predict(job, interval=False).peak_memory_bytes / GIB
 
-        marks = {
-            "compiled": row.compile == "1",
-            "float8": row.float8 not in ("", "0"),
-            "async TP": row.async_tp == "1",
-            row.schedule: row.schedule != "",
-        }
-        kind = ", ".join(mark for mark, holds in marks.items() if holds) or "eager"
-        gpu = row.gpu.split("-")[0]
-        id_ = f"torchtitan: {gpu} {row.model} seq {seq_len} on {row.n_gpus} ({kind})"
-        out.append(
-            PublishedRow(
-                id_, "peak GiB", float(row.peak_mem_gib), predicted, model.name, ranks_name(job.ranks)
-            )
-        )
-    return out
+def _kind(row: Any) -> str:
+    marks = {
+        "compiled": row.compile == "1",
+        "float8": row.float8 not in ("", "0"),
+        "async TP": row.async_tp == "1",
+        row.schedule: row.schedule != "",
+    }
+    return ", ".join(mark for mark, holds in marks.items() if holds) or "eager"
+
+
+def job(setting: Setting, row: Any) -> Workload:
+    layers, hidden, heads, width = SHAPES[str(row.model)]
+    seq_len, stages = int(row.seq_len), int(row.pp)
+    model = ModelSpec(
+        name=str(row.model), layers=layers, hidden=hidden, heads=heads, kv_heads=8, mlp_hidden=width,
+        gated=True, biases=False, vocab=128256, seq_len=seq_len, positions="rotary", tied_head=False,
+        source="arXiv 2407.21783",
+    )  # fmt: skip
+    return setting.job(
+        model, "zero1" if stages > 1 else "zero3", int(row.n_gpus), int(row.local_batch) // stages,
+        seq_len // int(row.cp), accumulation=stages, reduce_dtype="fp32",
+        recompute="full" if row.act_ckpt == "full" else "op",
+        axes=Ways.of_options(int(row.tp), stages, 2 if "Interleaved" in str(row.schedule) else 1),
+    )  # fmt: skip
+
+
+ROWS = Rows(
+    where=where, job=job, of=lambda job: predict(job, interval=False).peak_memory_bytes / GIB,
+    published="peak_mem_gib", id="torchtitan: {gpu} {model} seq {seq_len} on {n_gpus} ({kind})",
+    quantity="peak GiB", size="{model}", scale="{n_gpus} GPUs",
+)  # fmt: skip

@@ -5,15 +5,16 @@ them: otherwise the traffic at one link would exceed its bandwidth. All runs hav
 number of links is the scale that a fold leaves out.
 """
 
-from lowband.cost.numbers import Num
-from lowband.evidence.validation import PublishedRow, Setting
+from dataclasses import replace
+from typing import Any
+
+from lowband.evidence.validation import Rows, Setting
 from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD
 
 MODEL, RANKS, SEQ_LEN = "gpt-18b", 384, 1024
-NOTE = "sequence 1024, full recomputation, plain attention with dropout: ours; tokens per GPU as stated"
 
 
 def with_cards(machine: Machine, cards: int) -> Machine:
@@ -29,32 +30,23 @@ def with_cards(machine: Machine, cards: int) -> Machine:
     return machine.model_copy(update={"levels": tuple(levels)})
 
 
-def rows(setting: Setting) -> list[PublishedRow]:
-    df = setting.reported
-    out = []
-    for row in df[df["metric"] == "throughput (bar height)"].itertuples():
-        cards, batch = int(row.ib_links), int(row.tokens_per_gpu.removesuffix("K"))
-        name = str(row.scheme).removesuffix(" baseline")
+def where(setting: Setting) -> Any:
+    df = setting.reported[setting.reported["metric"] == "throughput (bar height)"]
+    links = df["ib_links"].map(lambda cards: "1 link" if cards == "1" else f"{cards} links")
+    return df.assign(scheme=df["scheme"].str.removesuffix(" baseline"), links=links)
 
-        def predicted(name: str = name, cards: int = cards, batch: int = batch) -> Num:
-            job = Workload(
-                with_cards(setting.machine, cards),
-                setting.stack,
-                setting.model(MODEL),
-                setting.scheme({"ZeRO-3": "zero3", "ZeRO++": "zeropp"}[name]),
-                RANKS,
-                micro_batch=batch,
-                seq_len=SEQ_LEN,
-                attention="plain",
-                dropout=True,
-            )
-            return speed(job).hfu_tflops_per_gpu
 
-        links = "1 link" if cards == 1 else f"{cards} links"
-        id_ = f"zeropp: {name} {links} {batch}K"
-        out.append(
-            PublishedRow(
-                id_, "TFLOPs/GPU (recomputation counted)", float(row.value), predicted, "18B", links, NOTE
-            )
-        )
-    return out
+def job(setting: Setting, row: Any) -> Workload:
+    job = setting.job(
+        setting.model(MODEL), {"ZeRO-3": "zero3", "ZeRO++": "zeropp"}[row.scheme], RANKS,
+        int(row.tokens_per_gpu.removesuffix("K")), SEQ_LEN, attention="plain", dropout=True,
+    )  # fmt: skip
+    return replace(job, machine=with_cards(setting.machine, int(row.ib_links)))
+
+
+ROWS = Rows(
+    where=where, job=job, of=lambda job: speed(job).hfu_tflops_per_gpu,
+    id="zeropp: {scheme} {links} {tokens_per_gpu}", quantity="TFLOPs/GPU (recomputation counted)",
+    size="18B", scale="{links}",
+    note="sequence 1024, full recomputation, plain attention with dropout: ours; tokens per GPU as stated",
+)  # fmt: skip
