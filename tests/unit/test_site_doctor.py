@@ -100,6 +100,15 @@ def test_a_torch_for_no_gpu_is_missing(capsys: pytest.CaptureFixture[str]) -> No
     assert found["import"] == "missing: a torch built for the site's GPUs"
 
 
+def test_away_from_a_checkout_it_says_where_sites_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--site", "lumi", "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"lowband: {tmp_path}/slurm: no site 'lumi' (allowed: in the root of a checkout, its names)\n"
+    )
+
+
 def test_a_box_is_no_site(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--site", "frontier-box", "--root", str(ROOT)]) == 2
     assert "no site 'frontier-box' (allowed: cuda, frontier, lumi, perlmutter)" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lowband.errors import UserError
 from lowband.run.submit import accounts, why_not
-from lowband.spec.config import Config
+from lowband.spec.config import IN_CHECKOUT, Config
 from lowband.spec.job import ACCOUNT
 
 LIMIT_S = 30  # of one shell: a module system or disk that takes longer would keep each job waiting, too
@@ -37,7 +37,7 @@ def examine_site(config: Config, site: str) -> tuple[str, int]:
         if path.with_name("job.yaml").exists() and config.machine(path.parent.name).box is None
     ]
     if site not in sites:
-        raise UserError(f"no site '{site}'", where=config.clusters_folder, allowed=sites)
+        raise UserError(f"no site '{site}'", where=config.clusters_folder, allowed=sites or IN_CHECKOUT)
     script = (folder / "env.sh").read_text(encoding="utf-8")
     modules = _modules(script)
     needs_account = config.job(site).account
