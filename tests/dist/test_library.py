@@ -58,7 +58,9 @@ def tower(optimizer: str, ranks: int) -> dict[str, torch.Tensor]:
     return on_ranks(1, single, Tower, OPTIMIZERS[optimizer], ranks)[0]
 
 
-@pytest.mark.parametrize(("scheme", "optimizer", "ranks"), pairwise(product(SCHEMES, OPTIMIZERS, (8, 4)), size=1))
+@pytest.mark.parametrize(
+    ("scheme", "optimizer", "ranks"), pairwise(product(SCHEMES, OPTIMIZERS, (8, 4)), size=1)
+)
 def test_plain_module_with_any_optimizer(scheme: str, optimizer: str, ranks: int) -> None:
     got = on_ranks(ranks, sharded, Tower, OPTIMIZERS[optimizer], SCHEMES[scheme], is_layer)[0]
     assert_same(got, tower(optimizer, ranks), "unused")

@@ -112,7 +112,9 @@ def test_no_two_streams_race_in_flat_collectives(scheme: str) -> None:
     assert min(accesses) > 10
 
 
-@pytest.mark.parametrize(("beyond", "wire"), pairwise(product(("package", "node"), ("native", "int8")), size=1))
+@pytest.mark.parametrize(
+    ("beyond", "wire"), pairwise(product(("package", "node"), ("native", "int8")), size=1)
+)
 def test_no_two_streams_race_while_replicas_exchange_behind_training(beyond: str, wire: str) -> None:
     outer = {"outer": "nesterov", "momentum": 0.9}
     sync = Sync(beyond=beyond, every=2, fragments=2, delay=2, mix=0.5, **outer)
