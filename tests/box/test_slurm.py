@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import SUITE, lowband
+from commands import MACHINE, SUITE, lowband
 
 from lowband.spec.csv_tables import read_table
 
@@ -72,6 +72,24 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     assert lowband("train", f"{run}/spec.json", "--links", "plain", cwd=tree).returncode == 0
     local = json.loads((tree / run / "outcome.json").read_text())
     assert local["weights_sha256"] == through_slurm["weights_sha256"] != ""
+
+
+@pytest.mark.wide
+def test_nodes_of_one_rank_train(tree: Path) -> None:
+    """Snakemake's executor refuses jobs of one task a node, and is told of two."""
+    thin = MACHINE.replace("{name: package, size: 2,", "{name: node, size: 1,")
+    (tree / "slurm" / "small-box" / "machine.yaml").write_text(thin)
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 3")
+    (tree / "config" / "suites" / "faults.yaml").write_text(suite)
+    workflow = [
+        sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
+        "results=faults", "--", "results/faults/tables/runs.csv",
+    ]  # fmt: skip
+    done = lowband("box", "run", "--cluster", "small-box", "--", *workflow, cwd=tree, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [env] = (tree / "results" / "faults" / "runs").glob("*/env.json")
+    found = json.loads(env.read_text())
+    assert (found["hosts"], found["links"]) == (["node1", "node2"], "shaped")
 
 
 @pytest.mark.wide

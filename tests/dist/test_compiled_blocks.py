@@ -1,7 +1,7 @@
 """torch.compile of blocks and of whole modules, against single-process training compiled in the same way.
 
 The backend aot_eager traces a block's forward and backward and runs the graphs by torch's own kernels, so
-most tests need no C++ compiler. One test runs inductor's code.
+most tests need no C++ compiler. One test, of `make test-all`, runs inductor's code.
 """
 
 from functools import cache, partial
@@ -222,6 +222,7 @@ def train_by_inductor() -> list[dict[str, torch.Tensor]]:
     return states
 
 
+@pytest.mark.wide  # most of its minute a C++ compiler's
 def test_code_of_inductor_gives_the_same_bits() -> None:
     [(sharded, whole)] = on_ranks(1, train_by_inductor, time_limit_s=LIMIT_S)
     for name, value in whole.items():

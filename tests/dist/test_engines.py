@@ -137,7 +137,9 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("loss", "ranks", "widths"), pairwise(itertools.product(LOSSES, (2, 4, 8), WIDTHS)))
+@pytest.mark.parametrize(
+    ("loss", "ranks", "widths"), pairwise(itertools.product(LOSSES, (2, 4, 8), WIDTHS), size=1)
+)
 def test_two_sharded_modules_train_as_one(loss: str, ranks: int, widths: str) -> None:
     scheme = {2: ZERO3, 4: HIER3, 8: HPZ}[ranks]
     is_frozen = loss == "frozen-teacher"

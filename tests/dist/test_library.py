@@ -58,7 +58,9 @@ def tower(optimizer: str, ranks: int) -> dict[str, torch.Tensor]:
     return on_ranks(1, single, Tower, OPTIMIZERS[optimizer], ranks)[0]
 
 
-@pytest.mark.parametrize(("scheme", "optimizer", "ranks"), pairwise(product(SCHEMES, OPTIMIZERS, (8, 4))))
+@pytest.mark.parametrize(
+    ("scheme", "optimizer", "ranks"), pairwise(product(SCHEMES, OPTIMIZERS, (8, 4)), size=1)
+)
 def test_plain_module_with_any_optimizer(scheme: str, optimizer: str, ranks: int) -> None:
     got = on_ranks(ranks, sharded, Tower, OPTIMIZERS[optimizer], SCHEMES[scheme], is_layer)[0]
     assert_same(got, tower(optimizer, ranks), "unused")
@@ -110,9 +112,8 @@ class TiedHead(TiedPair):
         return self[0](x @ self[1].weight.T).tanh() @ self[1].weight
 
 
-@pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("scheme", [HIER3, HPZ, DDP], ids=lambda s: s.name)
-def test_tied_weight_under_reentrant_checkpointing(scheme: Scheme, head: bool) -> None:
+@pytest.mark.parametrize(("scheme", "head"), pairwise(product(SCHEMES, [False, True]), size=1))
+def test_tied_weight_under_reentrant_checkpointing(scheme: str, head: bool) -> None:
     """Its gradient comes in two pieces, of which either may be the first."""
 
     def make_model() -> nn.Module:
@@ -122,14 +123,15 @@ def test_tied_weight_under_reentrant_checkpointing(scheme: Scheme, head: bool) -
         return model
 
     [expected] = on_ranks(1, single, make_model, sgd, 4)
-    assert_same(on_ranks(4, sharded, make_model, sgd, scheme, is_layer)[0], expected)
+    assert_same(on_ranks(4, sharded, make_model, sgd, SCHEMES[scheme], is_layer)[0], expected)
 
 
-@pytest.mark.parametrize("make_model", [Tied, HalfFrozen, Adapted], ids=["tied", "half-frozen", "adapted"])
-@pytest.mark.parametrize("scheme", [HIER3, HPZ, DDP], ids=lambda s: s.name)
-def test_tied_and_frozen_parameters(scheme: Scheme, make_model) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "make_model"), pairwise(product(SCHEMES, [Tied, HalfFrozen, Adapted]), size=1)
+)
+def test_tied_and_frozen_parameters(scheme: str, make_model) -> None:
     [expected] = on_ranks(1, single, make_model, sgd, 4)
-    assert_same(on_ranks(4, sharded, make_model, sgd, scheme, is_layer)[0], expected, "unused")
+    assert_same(on_ranks(4, sharded, make_model, sgd, SCHEMES[scheme], is_layer)[0], expected, "unused")
 
 
 def levels_of_a_cluster():

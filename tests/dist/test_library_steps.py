@@ -41,13 +41,13 @@ def gathers_on_demand(make_model, wrap) -> list[str]:
     """Units, but the root's, whose gather was not under way when the second step needed them."""
     model = lowband.shard(make_model(), HPZ, lowband.Topology(INNER), wrap)
     engine = engine_of(model)
-    gather, found = engine.gather, []
+    gather, found = engine.passes.gather, []
 
     def watched(units, backward: bool) -> None:
         found.extend(unit.name for unit in units if unit.state is UnitState.SHARDED)
         gather(units, backward)
 
-    engine.gather = watched
+    engine.passes.gather = watched
     for step in range(2):
         found.clear()
         model(inputs(step, dist.get_rank())).backward()

@@ -117,14 +117,14 @@ def train(
 
 
 # On 8 ranks there are all levels, on 4 none beyond the node; on 1 and 2 schemes differ in little or nothing.
-FEW = {("zero3", 1), ("zero3", 2), ("hier3-exact", 4), ("hsdp", 4), ("ddp", 4)}
+FEW = {("zero3", 1), ("zero3", 2), ("hsdp", 4), ("ddp", 4), ("hier3-exact", 8), ("zero1", 8)}
 SCHEMES = ("zero3", "hier3-exact", "hsdp", "ddp", "zero1")
 
 
 @pytest.mark.parametrize(
     ("scheme", "ranks"),
     [
-        pytest.param(*case, marks=[] if case[1] == 8 or case in FEW else [pytest.mark.wide])
+        pytest.param(*case, marks=[] if case in FEW else [pytest.mark.wide])
         for case in product(SCHEMES, (1, 2, 4, 8))
     ],
 )

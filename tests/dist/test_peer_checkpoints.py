@@ -156,6 +156,24 @@ def test_what_does_not_fit_is_refused(saved, name: str, make, words: str) -> Non
     assert words in said
 
 
+def looked_for(folder: Path) -> str:
+    model, optimizer = sharded()
+    try:
+        return str(lowband.Checkpointer(folder).load_newest(model, optimizer))
+    except lowband.UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("file", "is_peers"), [(".metadata", True), ("latest", True), ("notes.txt", False)])
+def test_a_peers_checkpoint_is_not_taken_for_a_folder_without_any(
+    file: str, is_peers: bool, tmp_path: Path
+) -> None:
+    """Or a run that should go on would silently start anew."""
+    (tmp_path / file).touch()
+    says = f"{tmp_path}: is a checkpoint of FSDP2's or DeepSpeed's (allowed: lowband.load_peer_checkpoint)"
+    assert on_ranks(2, looked_for, tmp_path) == [says if is_peers else "None"] * 2
+
+
 def test_states_that_are_not_adams_are_refused(tmp_path: Path) -> None:
     on_ranks(2, train_fsdp2, tmp_path, momentum)
     said = on_ranks(2, refused, tmp_path)

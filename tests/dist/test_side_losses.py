@@ -115,12 +115,18 @@ def refusals() -> list[str]:
     topology, x = lowband.Topology({}), batch_of(0, 0, dist.get_rank())
     said = []
 
-    for scheme in ("zero1", "zero3"):  # a side loss that outlives its weights
+    for scheme in ("ddp", "zero1", "zero3"):  # a side loss that outlives its weights
         model = sharded("penalty", scheme, topology)
         alone(model, x).backward()
         kept = alone(model, x)
         sgd(model.parameters()).step()
         said.append(said_by(kept.backward))
+        if scheme != "zero3":  # autograd refuses it, as it does without lowband
+            kept = alone(model, x)
+            sgd(model.parameters()).step()
+            model(x)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                kept.backward()
 
     model = sharded("after", "zero3", topology)
     y = model(x)
@@ -147,6 +153,7 @@ def saved_weight(y: torch.Tensor) -> torch.Tensor:
 
 def test_what_remains_impossible_is_refused() -> None:
     expected_words = [
+        "weights of 'blocks.2' changed between this forward and its backward",
         "weights of 'blocks.2' changed between this forward and its backward",
         "weights of 'blocks.2' changed between this forward and its backward",
         "'blocks.2': weights that a forward saved are read outside of a backward",

@@ -100,10 +100,10 @@ RESTARTS = [
 ]
 
 
-# What is like a call before it: a step after one that no checkpoint follows, a second save.
+# What is like another: a step after one that no checkpoint follows, a save that is not the last.
 ALIKE = {
     *(Kill(RunFolder, "append_step", call, is_after) for call in (3, 4, 5) for is_after in (False, True)),
-    *(kill for kill in IN_CHECKPOINTS if kill.call == 2 and kill.owner is not Path),
+    *(kill for kill in IN_CHECKPOINTS if kill.call < SAVES and kill.owner is not Path),
 }
 
 

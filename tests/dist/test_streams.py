@@ -97,7 +97,7 @@ CASES = [*product(SCHEMES, ("checkpointed", "reentrant"), [torch.float32])]
 CASES += product(SCHEMES, ("gpt", "breadth"), [torch.float32, torch.bfloat16])
 
 
-@pytest.mark.parametrize(("scheme", "module", "dtype"), pairwise(CASES))
+@pytest.mark.parametrize(("scheme", "module", "dtype"), pairwise(CASES, size=1))
 def test_no_two_streams_race(scheme: str, module: str, dtype: torch.dtype) -> None:
     [(races, _, accesses)] = on_ranks(1, look, module, scheme, dtype)
     assert races == {}
@@ -112,8 +112,9 @@ def test_no_two_streams_race_in_flat_collectives(scheme: str) -> None:
     assert min(accesses) > 10
 
 
-@pytest.mark.parametrize("wire", ["native", "int8"])
-@pytest.mark.parametrize("beyond", ["package", "node"])
+@pytest.mark.parametrize(
+    ("beyond", "wire"), pairwise(product(("package", "node"), ("native", "int8")), size=1)
+)
 def test_no_two_streams_race_while_replicas_exchange_behind_training(beyond: str, wire: str) -> None:
     outer = {"outer": "nesterov", "momentum": 0.9}
     sync = Sync(beyond=beyond, every=2, fragments=2, delay=2, mix=0.5, **outer)

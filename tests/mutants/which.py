@@ -87,9 +87,11 @@ _ENGINE = {
         "breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"
     ),
     "passes/coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
-    "passes/engine": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
+    "passes/engine": [*_dist("library_steps", "library"), *EVERY_STEP],
     "passes/forward_pass": [*_dist("library_steps", "breadth_modules"), *EVERY_STEP],
+    "passes/hooks": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
     "passes/nested": _dist("side_losses", "breadth_modules"),
+    "passes/passes": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
     "passes/places": [*_dist("foreign_tools", "compiled_blocks"), *EVERY_STEP],
     "passes/saved_leaves": [*_dist("side_losses", "saved_leaves", "dropped"), *EVERY_STEP],
     "passes/alike": _dist("alike"),

@@ -8,6 +8,7 @@ from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_optio
 
 from lowband.errors import UserError
 from lowband.evidence.report.documents.code import suites
+from lowband.spec.batch_script import sbatch_options
 from lowband.spec.config import Config
 from lowband.spec.job import SlurmRequest
 from lowband.spec.run import RunSpec
@@ -87,6 +88,18 @@ def test_runs_on_as_many_nodes_share_a_job() -> None:
     assert config.job("cuda").allocations(config.runs(["cuda"])) == []
 
 
+def test_a_node_of_one_rank_is_asked_for_as_the_executor_takes_it() -> None:
+    """It submits no job of one task a node; of two equal options, sbatch takes the last."""
+    [alone, *_] = Config(ROOT).runs(["wan"])
+    assert alone.machine.node_size == 1
+    job = SlurmRequest.parse({**LEAST, "account": False, "sbatch": "--exclusive"}, "x")
+    for asked in (job.resources(alone), job.of_one_node(alone.machine, 1)):
+        assert (asked["tasks_per_node"], asked["slurm_extra"]) == (2, "--exclusive --ntasks-per-node=1")
+    tasks = [option for option in sbatch_options(job, alone, {}) if "tasks" in option]
+    assert tasks == ["--ntasks-per-node=1"]
+    assert Config(ROOT).job("frontier").resources(run())["slurm_extra"] == Config(ROOT).job("frontier").sbatch
+
+
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(UserError, match="acount"):
         SlurmRequest.parse({"tasks": "rank", "cpus_per_rank": 1, "acount": "abc"}, "job.yaml")
@@ -129,6 +142,17 @@ def test_the_environment_names_the_account_and_replaces_the_queue() -> None:
     without = SlurmRequest.parse({**LEAST, "account": False}, "x")
     assert without.queue(mine) == {"slurm_partition": "dev", "qos": "debug"}
     assert without.queue({"SLURM_PROJECT": "abc"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SLURM_PROJECT", "a b"), ("SLURM_PROJECT", "a,b"), ("SLURM_PROJECT", " "), ("SLURM_QOS", "a\n")],
+)
+def test_what_is_no_name_of_an_account_or_queue_is_refused(variable: str, value: str) -> None:
+    job = SlurmRequest.parse(LEAST, "x")
+    with pytest.raises(UserError, match=f"^{variable}: .* is no name .allowed: "):
+        job.queue({variable: value})
+    assert job.queue({"SLURM_PART": "a,b"}) == {"slurm_partition": "a,b"}
 
 
 @pytest.mark.parametrize(

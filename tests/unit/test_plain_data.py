@@ -19,7 +19,7 @@ UNREADABLE = [
     "x: 2024-13-45", "x: !!bool abc", "x: !!int ''", "x: !!float abc", "x: " + "9" * 5000, "x: \x07",
     "&a [*a]", "x: &a {b: *a}", "{? [a] : b}", "!!python/object:os.system [x]", "x: " + "[" * 5000, BOMB,
     "x: 0x" + "f" * 5000, "x: 0b" + "1" * 65, "x: 1" + ":59" * 20, "0x" + "f" * 5000 + ": 1",
-    "x: -" + "9" * 4000,
+    "x: -" + "9" * 4000, "longest_minutes: {91: 2:00:00}",
 ]  # fmt: skip
 
 

@@ -347,3 +347,13 @@ def test_a_sequence_is_at_most_the_models() -> None:
     assert [sequence(model, given) for given in (None, 1, model.seq_len)] == [model.seq_len, 1, model.seq_len]
     with pytest.raises(UserError, match="seq 2049 is longer than the longest of 'gpt-20b'"):
         sequence(model, model.seq_len + 1)
+
+
+def test_the_runs_own_tensor_ranks_divide_the_tokens_where_it_says_so() -> None:
+    """Then each of them holds its part of what lies between the products."""
+    run = Config(ROOT).runs(["frontier"])[0].model_copy(update={"tensor": 2})
+    one, divided = (workload_of(run.model_copy(update={"sequence_parallel": sp})) for sp in (False, True))
+    assert one.axes.outside == 1
+    assert divided.axes.outside == 2
+    activations = [predict(job).memory_bytes["activations"] for job in (one, divided)]
+    assert activations[1] < activations[0]

@@ -123,13 +123,9 @@ def _steps(*targets: str) -> dict[str, int]:
 
 
 def test_what_snakemake_takes() -> None:
-    for name, said in (
-        ("scheduler_share_job_limit", "the process took {} % of a core on average and {} % at most"),
-        ("scheduler_share", "then {} % on average and {} % at most"),
-    ):
-        rows = shipped(f"workflow/{name}")
-        share = rows["percent_of_a_core"][rows["runs_done"] >= 1]
-        BENCHMARKS.says(said.format(f"{share.mean():.1f}", f"{share.max():.1f}"))
+    rows = shipped("workflow/scheduler_share")
+    share = rows["percent_of_a_core"][rows["runs_done"] >= 1]
+    BENCHMARKS.says(f"takes {share.mean():.1f} % on average and {share.max():.1f} % at most of a core")
 
 
 def test_many_runs() -> None:

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SLURM_PROJECT", "LD_LIBRARY_PATH", "CRAY_LD_LIBRARY_PATH", "NCCL_NET_PLUGIN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USER", "me")
+    monkeypatch.setenv("LOGNAME", "me")
     (tmp_path / ".bash_profile").touch()
     monkeypatch.setattr(site, "_imports", lambda _modules: iter([("import", "torch 2.13.0 ROCm 7.1", "")]))
     return tmp_path
@@ -84,7 +84,7 @@ def test_at_a_site_only_what_is_missing_is(
         rows("frontier", capsys)[1]["account"] == "missing: an account of that name for you; Slurm has abc123"
     )
     assert rows("lumi", capsys)[0] == 1  # the same account
-    monkeypatch.setenv("SLURM_PROJECT", "abc123")
+    monkeypatch.setenv("SLURM_PROJECT", "ABC123")  # Slurm's accounts have small letters
     code, found = rows("lumi", capsys)
     assert (code, set(found.values())) == (0, {"ok"})
     (home / "lib" / "librccl-net.so").unlink()
@@ -98,6 +98,15 @@ def test_a_torch_for_no_gpu_is_missing(capsys: pytest.CaptureFixture[str]) -> No
         pytest.skip("this torch is built for GPUs")
     _, found = rows("cuda", capsys)
     assert found["import"] == "missing: a torch built for the site's GPUs"
+
+
+def test_away_from_a_checkout_it_says_where_sites_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--site", "lumi", "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"lowband: {tmp_path}/slurm: no site 'lumi' (allowed: in the root of a checkout, its names)\n"
+    )
 
 
 def test_a_box_is_no_site(capsys: pytest.CaptureFixture[str]) -> None:

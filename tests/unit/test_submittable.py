@@ -34,6 +34,7 @@ def in_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def at_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "MACHINE", tmp_path / "none")
     monkeypatch.setattr(submit, "why_not", lambda: "")
+    monkeypatch.setattr(submit, "accounts", set)
 
 
 @pytest.mark.usefixtures("in_box")
@@ -57,6 +58,16 @@ def test_at_a_site_runs_of_a_box_and_jobs_without_an_account_are_refused() -> No
     with pytest.raises(UserError, match="SLURM_PROJECT is not set"):
         check("lumi", SLURM_PROJECT="")
     check("lumi", SLURM_PROJECT="abc")
+
+
+@pytest.mark.usefixtures("at_site")
+def test_an_account_that_slurm_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "accounts", lambda: {"abc123", "abd"})
+    with pytest.raises(UserError, match=r"SLURM_PROJECT: Slurm has no account 'abc124' .*: abc123, abd"):
+        check("lumi", SLURM_PROJECT="abc124")
+    check("lumi", SLURM_PROJECT="ABC123")  # Slurm's accounts have small letters
+    monkeypatch.setattr(submit, "accounts", set)  # a site that does not tell
+    check("lumi", SLURM_PROJECT="abc124")
 
 
 def test_a_script_has_a_clean_environment_and_the_workflows_launch_line(
@@ -84,6 +95,16 @@ def test_a_script_has_a_clean_environment_and_the_workflows_launch_line(
         "a b.sif", str(tmp_path / "src"), "lumi", "1", "8", CONFIG.job("lumi").srun.strip(),
         "python", "-m", "lowband", "train", str(tmp_path / spec.run_id / "spec.json"),
     ]  # fmt: skip
+
+
+def test_a_boxs_script_needs_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("SLURM_PROJECT", raising=False)
+    assert main(["spec", "--suite", "box-hops", "--sbatch", "--out", str(tmp_path)]) == 0
+    script, *_ = capsys.readouterr().out.split()
+    assert "--account" not in Path(script).read_text()
 
 
 @pytest.mark.parametrize(

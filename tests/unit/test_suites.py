@@ -84,7 +84,9 @@ def test_mistakes(root: Path, file: str, old: str, new: str, words: tuple[str, .
         assert word in message
 
 
-def test_an_unknown_suite_names_the_known_ones() -> None:
+def test_an_unknown_suite_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no suite 'x' .allowed: in the root of a checkout, its names"):
+        Config(tmp_path).suite("x")
     with pytest.raises(UserError, match=r"no suite 'nope' .allowed: .*smoke"):
         Config(ROOT).runs(["nope"])
 

@@ -47,7 +47,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "group",
-    [pytest.param(group, marks=[pytest.mark.wide] * (group in ("peers", "convergence"))) for group in GROUPS],
+    [pytest.param(group, marks=[pytest.mark.wide] * (group in MEASURED)) for group in GROUPS],
 )
 def test_every_suite_can_be_planned(tree: Path, group: str) -> None:
     suites = GROUPS[group]
@@ -156,10 +156,10 @@ def test_shipped_measurements_train_nothing(tree: Path) -> None:
     ("setting", "words"),
     [
         ("suites=[nope]", ("no suite 'nope'", "allowed: ", "smoke")),
-        ("colour=red", ("config/config.yaml", "colour")),
+        pytest.param("colour=red", ("config/config.yaml", "colour"), marks=pytest.mark.wide),
         pytest.param("results=reported", ("config/config.yaml", "reported"), marks=pytest.mark.wide),
         pytest.param("results=a b", ("config/config.yaml", "results", "a b"), marks=pytest.mark.wide),
-        ("results=../a", ("config/config.yaml", "results", "../a")),
+        pytest.param("results=../a", ("config/config.yaml", "results", "../a"), marks=pytest.mark.wide),
         pytest.param("measurements=some", ("config/config.yaml", "some"), marks=pytest.mark.wide),
     ],
 )

@@ -191,6 +191,16 @@ def test_debians_slurm_understands_a_sites_script_and_its_srun_line(
     assert "unrecognized option '--gpu-binds=" in said(*srun, "--gpu-binds=none", "true")
 
 
+def test_debians_slurm_finds_the_log_of_a_run_whose_folder_has_a_space(tmp_path: Path, parser: str) -> None:
+    spec, script = CONFIG.runs(["lumi-first"])[0], tmp_path / "job.sbatch"
+    file, variables = Path("runs/my first/spec.json"), {"SLURM_PROJECT": "abc123"}
+    script.write_text(batch_script(CONFIG.job("lumi"), spec, file, Path(sys.executable), variables))
+    read = subprocess.run(
+        [parser, "-v", "--test-only", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert f": {tmp_path}/runs/my first/%j.log\n" in read.stderr
+
+
 def refused(done: subprocess.CompletedProcess[str], tree: Path) -> str:
     """The last line of a workflow that was refused while it was read, before its graph was made."""
     assert done.returncode == 2, done.stdout + done.stderr

@@ -123,7 +123,7 @@ def accumulate(
     """
     if not micro_batches:
         raise UserError("no micro-batches to accumulate", where=type(module).__name__, allowed="1 or more")
-    return Breadth(engine_of(module), micro_batches, loss_of).run()
+    return Breadth(engine_of(module).passes, micro_batches, loss_of).run()
 
 
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:

@@ -131,7 +131,7 @@ def workload_of(spec: RunSpec) -> Workload:
         spec.accumulation, recompute=spec.recompute,
         axes=Ways(
             tensor=spec.tensor, pipeline=spec.pipeline, chunks=spec.chunks_each if spec.is_in_stages else 1,
-            schedule=_IN_USE.get(named, named),
+            schedule=_IN_USE.get(named, named), sequence_parallel=spec.sequence_parallel,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

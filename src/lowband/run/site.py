@@ -6,16 +6,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lowband.errors import UserError
-from lowband.run.submit import why_not
-from lowband.spec.config import Config
+from lowband.run.submit import accounts, why_not
+from lowband.spec.config import IN_CHECKOUT, Config
 from lowband.spec.job import ACCOUNT
 
 LIMIT_S = 30  # of one shell: a module system or disk that takes longer would keep each job waiting, too
 PLUGINS = ("librccl-net*.so*", "libnccl-net*.so*")  # names under which RCCL and NCCL load a network plugin
+
+_NO_MODULES = 69  # EX_UNAVAILABLE of sysexits.h
 
 _MARK = "lowband: "  # of lines that are ours, among what a login shell prints
 
@@ -34,11 +37,21 @@ def examine_site(config: Config, site: str) -> tuple[str, int]:
         if path.with_name("job.yaml").exists() and config.machine(path.parent.name).box is None
     ]
     if site not in sites:
-        raise UserError(f"no site '{site}'", where=config.clusters_folder, allowed=sites)
+        raise UserError(f"no site '{site}'", where=config.clusters_folder, allowed=sites or IN_CHECKOUT)
     script = (folder / "env.sh").read_text(encoding="utf-8")
     modules = _modules(script)
-    rows = [*_slurm(), *_account(config.job(site).account), *_loaded(modules)]
-    rows += [*_plugin(script, modules), *_imports(modules)]
+    needs_account = config.job(site).account
+    # Beside each other, so that all of them together take no longer than one may.
+    questions: list[Callable[[], Iterator[Row]]] = [
+        _slurm,
+        lambda: _account(needs_account),
+        lambda: _loaded(modules),
+        lambda: _plugin(script, modules),
+        lambda: _imports(modules),
+    ]
+    with ThreadPoolExecutor(len(questions)) as threads:
+        answers = threads.map(lambda ask: list(ask()), questions)
+        rows = [row for answer in answers for row in answer]
     width, found_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [
         f"{what:<{width}}  {found:<{found_width}}  {'missing: ' + missing if missing else 'ok'}"
@@ -67,31 +80,24 @@ def _account(is_needed: bool) -> Iterator[Row]:
     if shutil.which("sacctmgr") is None:
         yield "account", account, "sacctmgr, which knows whether you may use it"
         return
-    user = os.environ.get("USER", "")
-    query = f"sacctmgr --noheader --parsable2 show assoc user={shlex.quote(user)} format=account"
-    code, out = _shell(query)
-    known = set(out.split()) if code == 0 else set()
-    yield (
-        "account",
-        account,
-        ""
-        if account in known
-        else (f"an account of that name for you; Slurm has {', '.join(sorted(known)) or 'none'}"),
-    )
+    known = accounts()
+    wanted = f"an account of that name for you; Slurm has {', '.join(sorted(known)) or 'none'}"
+    yield "account", account, "" if account.lower() in known else wanted
 
 
 def _loaded(modules: list[str]) -> Iterator[Row]:
     """Each module, loaded after those before it: a later one may stand on an earlier one."""
     if not modules:
         return
-    if _shell("type module")[0]:
+    each = f'for name in {shlex.join(modules)}; do said=$(module load "$name" 2>&1)'
+    # The substitution is a shell of its own: what loads there has to be loaded here as well.
+    each += f' && module load "$name" > /dev/null 2>&1; echo "{_MARK}$?" $said; done'
+    code, out = _shell(f"type module > /dev/null 2>&1 || exit {_NO_MODULES}; {each}")
+    if code == _NO_MODULES:
         yield "module system", "none", "the command module"
         for module in modules:
             yield f"module {module}", "not loaded", "the module system"
         return
-    each = f'for name in {shlex.join(modules)}; do said=$(module load "$name" 2>&1)'
-    # The substitution is a shell of its own: what loads there has to be loaded here as well.
-    code, out = _shell(f'{each} && module load "$name" > /dev/null 2>&1; echo "{_MARK}$?" $said; done')
     said = [line.removeprefix(_MARK) for line in out.splitlines() if line.startswith(_MARK)]
     for module, line in zip(modules, said or [f"{code} {out}"] * len(modules), strict=True):
         failed, _, reason = line.partition(" ")

@@ -1,5 +1,6 @@
 """Whether jobs can be submitted from here: to this machine's Slurm at all, and those of certain runs."""
 
+import getpass
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,21 @@ def why_not() -> str:
     return ""
 
 
+def accounts() -> set[str]:
+    """The accounts that Slurm's accounting has for this user, in small letters, as Slurm keeps them.
+
+    None where it cannot be asked, or does not answer.
+    """
+    query = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}"]
+    try:
+        done = subprocess.run(
+            [*query, "format=account"], capture_output=True, text=True, timeout=PING_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    return set(done.stdout.lower().split()) if done.returncode == 0 else set()
+
+
 def check(
     specs: Sequence[RunSpec], jobs: Mapping[str, SlurmRequest], variables: Mapping[str, str], root: Path
 ) -> None:
@@ -45,19 +61,25 @@ def check(
             f"these runs are for a box ({', '.join(boxes)}), and this is none", where="--profile",
             allowed=f"lowband box run --cluster {boxes[0]} -- snakemake ...; on a site {', '.join(sites)}",
         )  # fmt: skip
+    needing = [cluster for cluster, job in jobs.items() if job.account]
     if network.MACHINE.exists():
+        needing = []
         box = Machine.read_json(network.MACHINE)
         for spec in specs:
             network.check_links(spec, box)
-    elif any(job.account for job in jobs.values()) and not variables.get(ACCOUNT):
-        needing = next(cluster for cluster, job in jobs.items() if job.account)
+    given = variables.get(ACCOUNT, "")
+    if needing and not given:
         raise UserError(
-            f"{ACCOUNT} is not set, and the site wants to know which project pays", where=f"slurm/{needing}",
+            f"{ACCOUNT} is not set, and the site wants to know which project pays",
+            where=f"slurm/{needing[0]}",
             allowed="a project's name; account: false in job.yaml, where jobs need none",
-        )  # fmt: skip
+        )
     reason = why_not()
     if reason:
         raise UserError(
             f"no Slurm here: {reason}",
             allowed="a login node of a site; lowband box run -- snakemake --profile slurm",
         )
+    known = accounts() if needing else set()
+    if known and given.lower() not in known:
+        raise UserError(f"Slurm has no account '{given}' for you", where=ACCOUNT, allowed=sorted(known))

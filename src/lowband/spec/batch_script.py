@@ -15,7 +15,7 @@ def sbatch_options(job: SlurmRequest, spec: RunSpec, variables: Mapping[str, str
     """The options of sbatch that decide where and how a run's job runs, as Snakemake's executor gives them.
 
     variables: the environment, of which `SlurmRequest.queue` reads
-    Raises UserError if the site wants an account and there is none.
+    Raises UserError if the site wants an account and there is none, or a variable is no name.
     """
     queue, asked = job.queue(variables), job.resources(spec)
     if job.account and "slurm_account" not in queue:
@@ -26,7 +26,7 @@ def sbatch_options(job: SlurmRequest, spec: RunSpec, variables: Mapping[str, str
         "qos": queue.get("qos"),
         "constraint": asked["constraint"],
         "nodes": asked["nodes"],
-        "ntasks-per-node": asked["tasks_per_node"],
+        "ntasks-per-node": spec.machine.node_size,
         "cpus-per-task": asked["cpus_per_task"],
         "time": asked["runtime"],
     }
@@ -55,7 +55,7 @@ def batch_script(
         "#!/bin/bash -l",
         "# By `lowband spec --sbatch`, to be submitted from the root of the repository: sbatch THIS_FILE.",
         "# Options on sbatch's command line replace those below.",
-        *(f"#SBATCH {option}" for option in options),
+        *(f"#SBATCH {shlex.quote(option)}" for option in options),
         "set -euo pipefail",
         'export PYTHONPATH="$PWD/src"',
         f'export PATH={shlex.quote(str(python.parent))}:"$PATH"',

@@ -19,6 +19,7 @@ from lowband.spec.yaml_model import Strict, parse_entry
 
 T = TypeVar("T", bound=Strict)
 
+IN_CHECKOUT = "in the root of a checkout, its names"  # where a folder with suites or sites is not found
 BUILT_IN = Path(__file__).parents[1] / "builtin"  # config/ and slurm/: links here, copies in a wheel
 
 
@@ -131,7 +132,9 @@ class Config:
     def suite(self, name: str) -> Suite:
         path = self._suite_file(name)
         if not _is_name(name) or not path.is_file():
-            raise UserError(f"no suite '{name}'", where=self.suites_folder, allowed=self.suites)
+            raise UserError(
+                f"no suite '{name}'", where=self.suites_folder, allowed=self.suites or IN_CHECKOUT
+            )
         return Suite.parse({"name": name, **self._read(path)}, path)
 
     def runs(self, suites: Sequence[str]) -> list[RunSpec]:

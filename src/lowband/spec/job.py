@@ -4,6 +4,7 @@ It is not part of a run's spec: a run does not change when a queue does.
 """
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from lowband.spec.run import RunSpec
 from lowband.spec.yaml_model import Strict
 
 ACCOUNT, PARTITION, QOS = "SLURM_PROJECT", "SLURM_PART", "SLURM_QOS"  # what a user sets for a command
+
+# What no name has, and what has to be there instead: the executor would take two words for two accounts.
+_NEVER_IN = {ACCOUNT: r"[\s,]", PARTITION: r"\s", QOS: r"\s"}
+_ONE = {ACCOUNT: "the name of one project", PARTITION: "a partition, or several with commas", QOS: "a QOS"}
 
 # Options that are given elsewhere, by their names and letters: Snakemake's executor refuses them among the
 # further options of sbatch, but only when it submits.
@@ -99,7 +104,11 @@ class SlurmRequest(Strict):
         """Whose jobs they are and where they wait, as Snakemake resources; what is not given is left out.
 
         variables: the environment, of which SLURM_PROJECT, SLURM_PART and SLURM_QOS are read
+        Raises UserError for one of these that is no name.
         """
+        for name, never in _NEVER_IN.items():
+            if re.search(never, variables.get(name, "")):
+                raise UserError(f"{variables[name]!r} is no name", where=name, allowed=_ONE[name])
         found = {
             "slurm_account": variables.get(ACCOUNT, "") if self.account else "",
             "slurm_partition": variables.get(PARTITION) or self.partition,
@@ -117,22 +126,22 @@ class SlurmRequest(Strict):
         minutes = math.ceil(spec.time_limit_s / 60) + self.spare_minutes
         return {
             "nodes": nodes,
-            "tasks_per_node": per_node,  # where srun starts one, too: Snakemake submits no job of one task
             "cpus_per_task": self.cpus_per_rank,
             "runtime": self._within_queue(spec, nodes, minutes),
             "constraint": self.constraint,
-            "slurm_extra": self.sbatch,
+            **self._of_a_node(spec.machine),
         }
 
     def of_one_node(self, machine: Machine, minutes: int) -> dict[str, str | int]:
         """Snakemake resources of a job that is no run: one node, for so many minutes at most."""
-        always = {"nodes": 1, "tasks_per_node": machine.node_size, "cpus_per_task": self.cpus_per_rank}
-        given = {"constraint": self.constraint, "slurm_extra": self.sbatch}
-        return {
-            **always,
+        asked = {
+            "nodes": 1,
+            "cpus_per_task": self.cpus_per_rank,
             "runtime": minutes + self.spare_minutes,
-            **{name: options for name, options in given.items() if options},
+            "constraint": self.constraint,
+            **self._of_a_node(machine),
         }
+        return {name: value for name, value in asked.items() if value}
 
     def allocations(self, specs: Sequence[RunSpec]) -> list[Allocation]:
         """The jobs that runs share, fewest nodes first. Where each run is a job, as counts always are: none.
@@ -146,6 +155,15 @@ class SlurmRequest(Strict):
             if spec.device != "fake":
                 shared.setdefault(int(self.resources(spec)["nodes"]), []).append(spec)
         return [self._shared(runs) for _, runs in sorted(shared.items())]
+
+    def _of_a_node(self, machine: Machine) -> dict[str, str | int]:
+        """A task for each rank that fits a node, also where srun starts one.
+
+        Snakemake submits no job of one task a node: it is told two, and sbatch takes the last of equal ones.
+        """
+        one = ["--ntasks-per-node=1"] if machine.node_size == 1 else []
+        further = " ".join([*filter(None, [self.sbatch.strip()]), *one])
+        return {"tasks_per_node": max(machine.node_size, 2), "slurm_extra": further}
 
     def _shared(self, runs: Sequence[RunSpec]) -> Allocation:
         nodes = int(self.resources(runs[0])["nodes"])

@@ -24,9 +24,11 @@ def _bounded(value: int) -> int:
 
 # libyaml, where PyYAML was built with it, is far faster: Snakemake reads all of config/ three times a job.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's loader of plain values, with integers of bounded size."""
+    """PyYAML's loader of plain values, with integers of bounded size, none of them to base 60."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if ":" in node.value:  # a time limit of 2:00:00 would be 7200
+            raise ValueError(f"{node.value} would be a number to base 60: quote it if it is text")
         return _bounded(super().construct_yaml_int(node))
 
 

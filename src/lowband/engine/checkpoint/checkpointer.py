@@ -42,6 +42,7 @@ from lowband.engine.checkpoint.manifest import (
     folder_name,
     of_slice,
 )
+from lowband.engine.checkpoint.peer_checkpoint import is_peers
 from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges, read
 from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
@@ -126,12 +127,13 @@ class Checkpointer:
         """Load the newest undamaged checkpoint; returns its `extra`, or None if there is no checkpoint.
 
         Rank 0 reports each damaged one in one line on stderr; `skipped` lists them on every rank.
-        Raises UserError if all are damaged, naming the newest, or if the newest undamaged one does not fit.
+        Raises UserError if all are damaged, naming the newest, if the newest undamaged one does not fit, or
+        if the folder is a checkpoint of FSDP2's or DeepSpeed's.
         """
         self.wait()
         self.skipped = ()
         damage = None
-        for path in self._meeting.first("looking for checkpoints", lambda _: newest_first(self.folder)):
+        for path in self._meeting.first("looking for checkpoints", self._found):
             try:
                 manifest = self._verify(path)
             except Damaged as error:
@@ -145,6 +147,15 @@ class Checkpointer:
             what = f"{damage.what}; every checkpoint in this folder is damaged; remove it to start over"
             raise UserError(what, where=damage.where)
         return None
+
+    def _found(self, _tick: Tick) -> list[Path]:
+        found = newest_first(self.folder)
+        if not found and is_peers(self.folder):  # else a run that should go on would silently start anew
+            raise UserError(
+                "is a checkpoint of FSDP2's or DeepSpeed's", where=self.folder,
+                allowed="lowband.load_peer_checkpoint",
+            )  # fmt: skip
+        return found
 
     # ---- writing, in a thread
 

@@ -84,6 +84,11 @@ def load_peer_checkpoint(
     return reader.extra()
 
 
+def is_peers(folder: Path) -> bool:
+    """Whether a folder looks like a checkpoint that `load_peer_checkpoint` reads."""
+    return (folder / METADATA).is_file() or is_deepspeed(folder)
+
+
 def _reader(folder: Path, names: list[str]) -> Reader:
     if (folder / METADATA).is_file():
         return DcpReader(folder, names)

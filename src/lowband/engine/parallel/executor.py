@@ -19,8 +19,8 @@ from torch.autograd.graph import register_multi_grad_hook
 from lowband.engine.parallel.deferred import Deferred, Deferring
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Plan
-from lowband.engine.passes.engine import Engine
 from lowband.engine.passes.nested import differentiable
+from lowband.engine.passes.passes import Passes
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
@@ -36,7 +36,7 @@ class Executor:
 
     def __init__(
         self,
-        engine: Engine,
+        passes: Passes,
         plan: Plan,
         mail: Mail,
         modules: Mapping[int, Sequence[nn.Module]],
@@ -45,16 +45,16 @@ class Executor:
         micro_batches: Sequence[tuple[Any, Any]],
     ) -> None:
         """modules: by stage, in order; micro_batches: input and target, of which ranks between use neither"""
-        self._engine, self._plan, self._mail, self._modules = engine, plan, mail, modules
+        self._passes, self._plan, self._mail, self._modules = passes, plan, mail, modules
         self._deferring, self._loss, self._micro_batches = deferring, loss, micro_batches
         self._trains = torch.is_grad_enabled()
         self._actions = [each for each in plan.actions if self._trains or each.kind == "forward"]
-        self._root = engine.units_of.get(engine.module, [])
+        self._root = passes.units_of.get(passes.module, [])
         self._units = {
-            stage: [unit for module in of_it for unit in engine.units_of.get(module, ())]
+            stage: [unit for module in of_it for unit in passes.units_of.get(module, ())]
             for stage, of_it in modules.items()
         }
-        self._leaves = {id(leaf) for unit in engine.units for leaf in unit.leaves}
+        self._leaves = {id(leaf) for unit in passes.units for leaf in unit.leaves}
         self._fresh: set[Unit] = set()  # gathered by a forward, before its end
         self._running: Sequence[nn.Module] = ()  # modules of the stage that computes
         self._inputs: dict[Place, tuple[torch.Tensor, ...]] = {}
@@ -65,8 +65,8 @@ class Executor:
 
     def run(self) -> list[torch.Tensor]:
         """The losses, detached, where the last stage is; elsewhere none."""
-        engine, do = (
-            self._engine,
+        passes, do = (
+            self._passes,
             {
                 "forward": self._forward,
                 "backward": self._backward,
@@ -74,11 +74,11 @@ class Executor:
                 "weight": self._weight,
             },
         )
-        with engine.breadth_first(self):
+        with passes.led_by(self):
             if self._trains:
-                engine.forward_order = [module for of_it in self._modules.values() for module in of_it]
-                engine.begin_backward()
-            engine.gather(self._root, backward=False)
+                passes.forward_order = [module for of_it in self._modules.values() for module in of_it]
+                passes.begin_backward()
+            passes.gather(self._root, backward=False)
             for k, action in enumerate(self._actions):
                 self._mail.post(action)
                 following = next(iter(self._actions[k + 1 : k + 2]), None)
@@ -97,7 +97,7 @@ class Executor:
             for unit in self._root:
                 unit.drop()
             if self._trains:
-                engine.end_backward()
+                passes.end_backward()
         return self._losses
 
     # ---- actions
@@ -165,7 +165,7 @@ class Executor:
     def _reduce(self, stage: int) -> None:
         """The gradients of a stage are complete; those of the root when the step ends."""
         for unit in reversed(self._units[stage]):
-            self._engine.ready(unit)
+            self._passes.ready(unit)
 
     # ---- weights
 
@@ -173,18 +173,18 @@ class Executor:
         """Start the first gather of the next action if it is of another stage."""
         if following.stage != stage and following.kind != "weight":
             modules, is_forward = self._modules[following.stage], following.kind == "forward"
-            self._engine.prefetch(modules[0 if is_forward else -1], backward=not is_forward)
+            self._passes.prefetch(modules[0 if is_forward else -1], backward=not is_forward)
 
     def before_forward(self, owner: nn.Module, _inputs: Any) -> None:
         """The engine's hook, before a module of the chain computes."""
-        units = self._engine.units_of.get(owner, [])
+        units = self._passes.units_of.get(owner, [])
         self._fresh.update(unit for unit in units if unit.state is not UnitState.GATHERED)
-        self._engine.gather(units, backward=False)
-        self._engine.prefetch(self._beside(owner, 1), backward=False)
+        self._passes.gather(units, backward=False)
+        self._passes.prefetch(self._beside(owner, 1), backward=False)
 
     def after_forward(self, owner: nn.Module, output: Any) -> Any:
         """The engine's hook, after it has computed."""
-        for unit in self._engine.units_of.get(owner, []):
+        for unit in self._passes.units_of.get(owner, []):
             if unit in self._fresh:
                 unit.keep_secondary()
                 self._fresh.discard(unit)
@@ -194,8 +194,8 @@ class Executor:
         return None
 
     def _before_backward(self, owner: nn.Module) -> None:
-        self._engine.gather(self._engine.units_of.get(owner, []), backward=True)
-        self._engine.prefetch(self._beside(owner, -1), backward=True)
+        self._passes.gather(self._passes.units_of.get(owner, []), backward=True)
+        self._passes.prefetch(self._beside(owner, -1), backward=True)
 
     def _beside(self, owner: nn.Module, distance: int) -> nn.Module | None:
         """The module before or after one in the stage that computes."""

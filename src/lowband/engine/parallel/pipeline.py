@@ -171,7 +171,7 @@ class Pipeline(nn.Module):
         with self._cause():
             self._check_inputs(micro_batches)
             ours = self._plan, self._mail, self._stages, self._deferring, self._loss
-            executor = Executor(self._lowband, *ours, micro_batches)
+            executor = Executor(self._lowband.passes, *ours, micro_batches)
             self.ends = executor.ends
             losses = executor.run()
         if (alike := self._alike_along_tensor) is not None:

@@ -4,7 +4,7 @@
 rank whose data do not reach all of a unit's parameters, as with experts that tokens choose, that is never so,
 and its gradients are reduced at the backward's end. If the others reduced its bucket before, ranks would wait
 for each other. So a bucket that is ready waits for those before it, in an order that is the same on all ranks
-(`Engine.begin_backward`).
+(`Passes.begin_backward`).
 """
 
 import weakref

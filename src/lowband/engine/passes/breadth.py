@@ -33,9 +33,9 @@ from torch import nn
 
 from lowband.engine.passes.attributes import Attributes
 from lowband.engine.passes.coroutine import Coroutine
-from lowband.engine.passes.engine import Engine
 from lowband.engine.passes.forward_pass import Pass
 from lowband.engine.passes.nested import replaced, requiring_grad
+from lowband.engine.passes.passes import Passes
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 
@@ -92,28 +92,28 @@ class Breadth(Generic[T]):
     """The accumulation of one step, or of a part of it under `no_sync`."""
 
     def __init__(
-        self, engine: Engine, micro_batches: Sequence[T], loss_of: Callable[[T], torch.Tensor]
+        self, passes: Passes, micro_batches: Sequence[T], loss_of: Callable[[T], torch.Tensor]
     ) -> None:
         """See `lowband.accumulate`."""
-        self._engine = engine
+        self._passes = passes
         self._micro_batches = [_MicroBatch(partial(loss_of, each)) for each in micro_batches]
         self._running: _MicroBatch | None = None
         self._pass = Pass(trains=True)  # of the first micro-batch, as an example of all
         self._owners: list[nn.Module] = []  # of the units that all micro-batches have passed
         self._before_units: set[Any] = set()  # nodes of the first micro-batch's graph before the first unit
-        self._modules = list(engine.module.modules())
+        self._modules = list(passes.module.modules())
 
     def run(self) -> list[torch.Tensor]:
         """All forward and backward passes; returns the losses."""
-        with self._engine.breadth_first(self):
+        with self._passes.led_by(self):
             try:
                 while self._through_next_unit():
                     pass
-                self._engine.forward_order = self._pass.begun
-                self._engine.begin_backward()
+                self._passes.forward_order = self._pass.begun
+                self._passes.begin_backward()
                 losses = self._at_loss()
                 self._backward()
-                self._engine.end_backward()
+                self._passes.end_backward()
                 return losses
             finally:
                 for each in self._micro_batches:
@@ -131,7 +131,7 @@ class Breadth(Generic[T]):
         for each in others:
             if not self._resume(each) or each.passed is not owner:
                 raise _refusal(self._name(owner), "not every micro-batch goes through it at the same place")
-        for unit in self._engine.units_of[owner]:
+        for unit in self._passes.units_of[owner]:
             unit.keep_secondary()
             unit.drop()
         self._owners.append(owner)
@@ -154,25 +154,25 @@ class Breadth(Generic[T]):
 
     def before_forward(self, owner: nn.Module, inputs: Any) -> None:
         """The engine's hook, inside of a micro-batch's forward: check the chain, gather the unit."""
-        engine, micro_batch = self._engine, self._running
+        passes, micro_batch = self._passes, self._running
         assert micro_batch is not None
-        if owner is engine.module:
+        if owner is passes.module:
             if micro_batch.has_begun:
                 raise _refusal(type(owner).__name__, "loss_of calls the module more than once")
             micro_batch.has_begun = True
         else:
             self._check_chain(owner, requiring_grad(inputs), micro_batch)
             micro_batch.inside = owner
-        engine.gather(engine.units_of.get(owner, []), backward=False)
+        passes.gather(passes.units_of.get(owner, []), backward=False)
         if micro_batch is self._micro_batches[0]:
             self._pass.begun.append(owner)
-            engine.prefetch(self._pass.after(owner, engine.forward_order), backward=False)
+            passes.prefetch(self._pass.after(owner, passes.forward_order), backward=False)
 
     def after_forward(self, owner: nn.Module, output: Any) -> Any:
         """The engine's hook: cut the graph behind a unit, and wait until all micro-batches have got here."""
         micro_batch = self._running
         assert micro_batch is not None
-        if owner is self._engine.module:
+        if owner is self._passes.module:
             return None
         cut = _Cut()
         output = cut.through(output)
@@ -184,7 +184,7 @@ class Breadth(Generic[T]):
         return output
 
     def _check_chain(self, owner: nn.Module, inputs: list[torch.Tensor], micro_batch: _MicroBatch) -> None:
-        units, name = self._engine.units_of[owner], self._name(owner)
+        units, name = self._passes.units_of[owner], self._name(owner)
         if micro_batch.inside is not None:
             raise _refusal(name, f"it runs inside of unit '{self._name(micro_batch.inside)}'")
         if not torch.is_grad_enabled() and (inputs or any(unit.requires_grad for unit in units)):
@@ -198,16 +198,16 @@ class Breadth(Generic[T]):
             raise _refusal(name, "it takes a tensor with a gradient that is not an earlier unit's output")
 
     def _name(self, owner: nn.Module) -> str:
-        return self._engine.units_of[owner][0].name
+        return self._passes.units_of[owner][0].name
 
     # ---- forward and backward
 
     def _at_loss(self) -> list[torch.Tensor]:
         """Compute what follows the last unit, and its backward; returns the losses, detached."""
-        engine, losses = self._engine, []
+        passes, losses = self._passes, []
         last = self._owners[-1] if self._owners else None
-        kept = [*engine.units_of.get(engine.module, []), *(engine.units_of[last] if last else [])]
-        engine.prefetch(last, backward=True)
+        kept = [*passes.units_of.get(passes.module, []), *(passes.units_of[last] if last else [])]
+        passes.prefetch(last, backward=True)
         for i, each in enumerate(self._micro_batches):
             if i and self._resume(each):
                 assert each.passed is not None
@@ -220,8 +220,8 @@ class Breadth(Generic[T]):
             losses.append(loss.detach())
             loss.backward()
             del loss
-            self._sum_grads(engine.units)  # the loss may use side outputs that no attribute holds
-            for unit in engine.units:
+            self._sum_grads(passes.units)  # the loss may use side outputs that no attribute holds
+            for unit in passes.units:
                 if unit not in kept:
                     unit.drop()
         return losses
@@ -243,14 +243,14 @@ class Breadth(Generic[T]):
 
     def _backward(self) -> None:
         """Backward through every unit, and through what comes before the first."""
-        engine = self._engine
-        root = engine.units_of.get(engine.module, [])
+        passes = self._passes
+        root = passes.units_of.get(passes.module, [])
         left = [i for i, _ in enumerate(self._owners) if any(m.cuts[i].leaves for m in self._micro_batches)]
         while left:
             i = left.pop()
-            units = engine.units_of[self._owners[i]]
-            engine.gather(units, backward=True)
-            engine.prefetch(self._owners[left[-1]] if left else None, backward=True)
+            units = passes.units_of[self._owners[i]]
+            passes.gather(units, backward=True)
+            passes.prefetch(self._owners[left[-1]] if left else None, backward=True)
             for each in self._micro_batches:
                 each.cuts[i].backward()
                 self._sum_grads([*units, *root])
@@ -258,7 +258,7 @@ class Breadth(Generic[T]):
             for unit in units:
                 unit.drop()
                 if is_over:
-                    engine.ready(unit)
+                    passes.ready(unit)
 
     def _sum_grads(self, units: list[Unit]) -> None:
         if len(self._micro_batches) > 1:

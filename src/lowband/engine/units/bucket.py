@@ -90,7 +90,7 @@ class Bucket:
             self._filling = unit.master.new_empty(self._numel, dtype=self._dtype)
         start, stop = self._ranges[unit]
         part, taken = self._filling[start:stop], unit.grads.take(self._dtype)
-        if unit in self._filled:  # see passes.engine, [Note: late gradients]
+        if unit in self._filled:  # see passes.hooks, [Note: late gradients]
             taken.add_to(part, unit.layout)
         else:
             taken.move_to(part, unit.layout)

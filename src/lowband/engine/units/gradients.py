@@ -95,7 +95,7 @@ class Gradients:
                 self._refuse_sparse(leaf)
             is_first = leaf in self._missing
             self._missing.discard(leaf)
-            # See passes.engine, [Note: late gradients].
+            # See passes.hooks, [Note: late gradients].
             if is_first and not self._missing and self._arrived_in == {self._ready_in}:
                 ready()
 

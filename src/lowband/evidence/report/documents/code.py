@@ -4,6 +4,7 @@ Each is a function of the folder of derived tables and of the folder that holds 
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,15 @@ from lowband.evidence.claims.claim import Claim, Query, Reported, read_claims
 from lowband.evidence.claims.experiments import Experiment, read_experiments
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.badges import badges, contribution_table, one_line
-from lowband.evidence.report.claim_views import by_kind, claims_markdown, headlines, minutes, read_graded
+from lowband.evidence.report.claim_views import (
+    by_kind,
+    by_origin,
+    by_paper,
+    headlines,
+    minutes,
+    read_graded,
+    tried,
+)
 from lowband.evidence.report.documents.parallel import (
     parallel_groups,
     parallel_places,
@@ -25,7 +34,6 @@ from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import disk
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_source
-from lowband.predict.search.ratios import condition
 from lowband.spec.batch_script import batch_script
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
@@ -60,8 +68,18 @@ def _counterpart(cell: Has | Lacks) -> str:
 
 
 def claims(tables: Path, _root: Path) -> list[str]:
-    """Every claim, graded on the shipped results."""
-    return claims_markdown(read_graded(tables / "claims.csv"))
+    """The claims of papers that were tried, and all that do not simply hold; the others by name."""
+    graded = read_graded(tables / "claims.csv")
+    holds = (graded["kind"] == "artifact") & (graded["verdict"] == "met")
+    shown = tried(graded[~holds]).drop(columns="kind")
+    lines = [*markdown(by_paper(graded)), "", *markdown(shown), "", "About this artifact itself, met:", ""]
+    for origin, group in by_origin(graded[holds]).items():
+        lines.append(f"- {origin} ({len(group)}): {'; '.join(group['short'])}.")
+    lines += ["", "Not run, and why:", ""]
+    others = graded[graded["verdict"] == "not run"]
+    for why, group in others.groupby(others["why"].str.split(";").str[0], sort=False):
+        lines.append(f"- {why} ({len(group)}): {'; '.join(group['short'])}.")
+    return lines
 
 
 def verdict(tables: Path, root: Path) -> list[str]:
@@ -134,9 +152,11 @@ _SOFTMAX = {
     "gain": "{gain_percent:.0f} %", "torch.softmax (ns per value)": "{ns_torch:.2f}",
 }  # fmt: skip
 
+_SIZES_KIB = (16, 1024, 32768)  # in the caches; beside these all sizes that lie outside
+
 
 def softmax(tables: Path, root: Path) -> list[str]:
-    """By machine and size, for every instruction set measured: two-pass, and the others relative to it."""
+    """By machine, instruction set and some sizes: two-pass, and the others relative to it."""
     table = read_table(tables / "softmax.csv")
     setup = read_source("softmax_setup", root / "results/reference/softmax", root)
     table["ns"] = 1e9 * table["time_s"] / table["elements"]
@@ -152,7 +172,8 @@ def softmax(tables: Path, root: Path) -> list[str]:
             at_size = at_size.merge(others, on=["isa", "elements"], suffixes=("", f"_{name}"))
         torch = rows[rows["algorithm"] == TORCH]
         at_size = at_size.merge(torch, on="elements", suffixes=("", "_torch"))
-        lines += [title, "", *markdown(filled(at_size, _SOFTMAX)), ""]
+        shown = at_size[at_size["kib"].isin(_SIZES_KIB) | (at_size["regime"] == "out of cache")]
+        lines += [title, "", *markdown(filled(shown, _SOFTMAX)), ""]
     return lines[:-1]
 
 
@@ -185,46 +206,43 @@ def _suite(config: Config, suite: str) -> dict[str, str]:
 
 
 def rehearsed(_tables: Path, root: Path) -> list[str]:
-    """The ratios that the suite frontier can decide, and those whose outcome is foreseen."""
+    """The ratios of the suite frontier, over all engines, and how many of these can decide each."""
+    found = pd.DataFrame(asdict(row) for row in suite_ratios(Config(root), "frontier"))
     rows = [
         {
-            "claim": f"`{row.claim}`",
-            "ratio": f"{row.scheme} / {row.over}",
-            "the paper's": f"{row.wanted:g}",
-            "passes": f"{row.accumulation}",
-            "engine": condition(row),
-            "links as published": f"{row.published:.2f}",
-            "as the paper's stack": f"{row.attained:.2f}",
-            "interval": f"{row.low:.2f} to {row.high:.2f}",
-            "node-hours of both": f"{row.node_hours:.1f} to {row.slow_node_hours:.1f}",
-            "can decide": f"no: foreseen {row.foreseen}" if row.foreseen else "yes",
+            "claim": f"`{claim}`",
+            "ratio": f"{scheme} / {over}",
+            "the paper's": f"{group['wanted'].iloc[0]:g}",
+            "passes": f"{passes}",
+            "links as published": f"{group['published'].min():.2f} to {group['published'].max():.2f}",
+            "as the paper's stack": f"{group['attained'].min():.2f} to {group['attained'].max():.2f}",
+            "interval": f"{group['low'].min():.2f} to {group['high'].max():.2f}",
+            "node-hours of both": f"{group['node_hours'].min():.1f} to {group['slow_node_hours'].max():.1f}",
+            "can decide": f"{(group['foreseen'] == '').sum()} of {len(group)}",
         }
-        for row in suite_ratios(Config(root), "frontier")
+        for (claim, scheme, over, passes), group in found.groupby(
+            ["claim", "scheme", "over", "accumulation"], sort=False
+        )
     ]
     return markdown(pd.DataFrame(rows))
 
 
-SITES = ("frontier", "perlmutter", "lumi")  # those with a suite for a first job
-
-
 def first_jobs(_tables: Path, root: Path) -> list[str]:
-    """Of each site: the command that writes its first job's script, and what the script asks of Slurm."""
-    config, lines = Config(root), []
-    for site in SITES:
-        [spec] = config.runs([f"{site}-first"])
-        folder = Path("results/first/runs") / spec.run_id
-        variables = {ACCOUNT: "abc123"}
-        script = batch_script(config.job(site), spec, folder / "spec.json", Path("python"), variables)
-        lines += [
-            "```",
-            f"$ {ACCOUNT}=abc123 lowband spec --suite {site}-first --sbatch --out results/first/runs",
-            f"{folder}/job.sbatch",
-            f"$ grep -e '^#SBATCH' -e '^exec' {folder}/job.sbatch",
-            *(line for line in script.splitlines() if line.startswith(("#SBATCH", "exec"))),
-            "```",
-            "",
-        ]
-    return lines[:-1]
+    """The command that writes Frontier's first job's script, and what the script asks of Slurm."""
+    config = Config(root)
+    [spec] = config.runs(["frontier-first"])
+    folder = Path("results/first/runs") / spec.run_id
+    script = batch_script(
+        config.job("frontier"), spec, folder / "spec.json", Path("python"), {ACCOUNT: "abc123"}
+    )
+    return [
+        "```",
+        f"$ {ACCOUNT}=abc123 lowband spec --suite frontier-first --sbatch --out results/first/runs",
+        f"{folder}/job.sbatch",
+        f"$ grep -e '^#SBATCH' -e '^exec' {folder}/job.sbatch",
+        *(line for line in script.splitlines() if line.startswith(("#SBATCH", "exec"))),
+        "```",
+    ]
 
 
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {

@@ -120,7 +120,7 @@ FIGURES: dict[str, Entry] = {
     ),
     "box_hops": Entry(
         "box",
-        "Step time on flat rings and with level-by-level collectives, with and without overlap. Bars: "
+        "Step time on flat rings and hops, with and without overlap. Bars: "
         "measured, with the range of repeats; lines: predicted, nothing fitted. 2 nodes (16 ranks) of the "
         "scale model whose links have the rates that the paper's stack reached, one pass of 2,048 tokens per "
         "rank and step. Shipped measurements." + _READING,

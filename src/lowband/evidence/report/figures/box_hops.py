@@ -1,4 +1,4 @@
-"""Step time on flat rings and level by level, with and without overlap."""
+"""Step time on flat rings and hop by hop, with and without overlap."""
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from lowband.evidence.report.figures.style import (
 )
 
 SUITE = "box-hops"
-LABELS = {"flat": "flat rings", "hops": "level by level"}
+LABELS = {"flat": "flat rings", "hops": "hop by hop"}
 COLUMNS = [
     "suite", "scheme", "ranks", "overlap", "collectives", "repeats", "step_time_s", "step_time_min_s",
     "step_time_max_s", "predicted_step_time_s", "over_flat",

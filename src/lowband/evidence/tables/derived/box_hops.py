@@ -1,4 +1,4 @@
-"""Flat rings and level-by-level collectives in the scale model: points as in box.py, of one suite.
+"""Flat rings and hops in the scale model: points as in box.py, of one suite.
 
 between_nodes_bytes  that a rank sends over the outermost level, counted
 """
