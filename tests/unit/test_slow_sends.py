@@ -1,7 +1,7 @@
 """Lists for slow sends: legal, in their memory, never longer than published ones, shorter where they can."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lowband
@@ -20,6 +20,7 @@ TIMES = st.sampled_from([0.2, 0.5, 1.0, 1.7])
     st.integers(1, 5), st.integers(1, 9), TIMES, TIMES, TIMES, st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]),
     st.sampled_from([None, 1, 1.5, 2, 3.5, 20]),
 )  # fmt: skip
+@example(ranks=4, micro_batches=6, forward=0.2, input_=1.7, weight=1.0, send=0.1, memory=3.5)
 def test_lists_are_legal_and_within_memory(ranks, micro_batches, forward, input_, weight, send, memory):
     times = Seconds(forward, input_, weight, send)
     found = search(ranks, micro_batches, times, memory)

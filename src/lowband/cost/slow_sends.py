@@ -61,7 +61,9 @@ def search(ranks: int, micro_batches: int, seconds: Seconds, memory: float | Non
         player = Player(lists(name, ranks, micro_batches, chunks), micro_batches, part, most)
         habits = [Habits(*each) for each in product(FILLS, WAITS, PAYS, SHARES)]
         for wanted, habit in product(player.sources(), habits):
-            best = player.play(wanted, habit, best.step_s * (1 - 1e-9)) or best
+            if shorter := player.play(wanted, habit, best.step_s * (1 - 1e-9)):
+                # Played with waits on purpose; the lists alone may end sooner.
+                best = Found(shorter.lists, shorter.name, float(timeline(shorter.lists, *part).step_s))
     return best
 
 
