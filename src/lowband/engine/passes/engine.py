@@ -74,7 +74,7 @@ class Engine:
         self.collectives = Collectives(scheme, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
-        unit_of: dict[int, Unit] = {}  # see SavedLeaves
+        unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
         self.units_of: dict[nn.Module, list[Unit]] = {}
         collectives = {scheme: self.collectives}
         names = {parameter: name for name, parameter in module.named_parameters()}

@@ -57,7 +57,7 @@ class Hooks:
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
         self._arrived_in = -1  # autograd's graph task in which the last gradient arrived
         for unit in passes.units:
-            unit.grads.watch(partial(self._gradient_arrives, unit), partial(passes.ready, unit))
+            unit.grads.watch(self._gradient_arrives, partial(passes.ready, unit))
         module = self._module
         for owner in (*(owner for owner in self._units_of if owner is not module), module):
             self._hook(owner)
@@ -111,7 +111,7 @@ class Hooks:
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
         """Drop frozen units when their inputs have gradients, because their parameters have none."""
         frozen = [unit for unit in units if not unit.requires_grad]
-        tensors = differentiable(inputs) if frozen else []
+        tensors = differentiable(inputs)
 
         def over(_: object) -> None:
             for unit in frozen:
@@ -119,7 +119,7 @@ class Hooks:
                     unit.drop()
 
         # torch.autograd.grad refuses to look for leaves; then they are dropped at the backward's end.
-        if tensors and not any(tensor.is_leaf for tensor in tensors):
+        if frozen and tensors and not any(tensor.is_leaf for tensor in tensors):
             register_multi_grad_hook(tensors, over, mode="all")
 
     def _cast(self, value: Any) -> Any:
@@ -216,9 +216,7 @@ class Hooks:
             self._passes.gather([unit], backward=True)
         self._backward.in_use.add(unit)
 
-    def _gradient_arrives(self, unit: Unit) -> None:
-        if unit.is_whole:  # a side output's backward has asked nothing before
-            unit.check_version(unit.gathered_version)
+    def _gradient_arrives(self) -> None:
         task = torch._C._current_graph_task_id()
         if task != self._arrived_in:  # as seldom as possible, because each parameter comes by here
             self._passes.leave_broken_backward()

@@ -5,9 +5,6 @@ view of one, a saved-tensor hook keeps the unit and the place in it; when autogr
 asks first, the unit is gathered. Other tensors reach the hooks that were open outside of the module or of the
 unit (activation checkpointing, `save_on_cpu`), because torch itself calls only the innermost pair.
 
-Where no unit is gathered there are no such hooks, because every call takes time: a graph may refer to weights
-that are held all the time, and autograd itself refuses those that have changed (`Unit.start_gather`).
-
 Hooks opened inside of a unit's forward hide these. What they keep of a leaf stays valid, because a buffer is
 filled before anybody sees it and never again; but it keeps the buffer alive, or is a copy.
 """
@@ -57,7 +54,7 @@ class SavedLeaves:
     """The saved-tensor hooks of one engine's forwards."""
 
     def __init__(self, unit_of: Mapping[int, Unit], before_use: Callable[[Unit, int], None]) -> None:
-        """unit_of:    units that are gathered, by the storage of their weights, which they keep up to date
+        """unit_of:    units by the storage of their gathered weights, which they keep up to date
         before_use: called before saved weights are used, with their unit and version; gathers the unit
         """
         self.unit_of, self.before_use = unit_of, before_use
@@ -65,8 +62,6 @@ class SavedLeaves:
 
     def enter(self, owner: nn.Module) -> None:
         """From here to `leave(owner)`, in this thread, leaves are saved by name."""
-        if not self.unit_of:
-            return
         pushed, state = None, torch._C._autograd
         top = state._top_saved_tensors_default_hooks(True)
         innermost = getattr(top[0], "__self__", None) if top is not None else None

@@ -22,7 +22,6 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.autograd.graph import increment_version
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives.collectives import Collectives
@@ -60,7 +59,7 @@ class Unit:
 
         names:   the parameters' names in the sharded module
         initial: the parameters' values
-        unit_of: where a unit that is gathered is found by its weights' storage, see passes.saved_leaves
+        unit_of: where each unit is found by the storage of its gathered weights, see passes.saved_leaves
         """
         self.name, self.slots = name, slots
         self.collectives, self.scheme, self.meter = collectives, collectives.scheme, collectives.meter
@@ -155,14 +154,13 @@ class Unit:
         data, ranges = self.flat.data, self.layout.ranges()
         values = [data[start:stop].view(p.shape) for p, (start, stop) in zip(originals, ranges, strict=True)]
         self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
-        # By `.data`, so that each has its own version counter, as a plain module's parameters have.
-        self.leaves = [nn.Parameter(value.data, self.requires_grad) for value in values]
+        self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
         for leaf in self.leaves:
             mark_leaf(leaf, self.name)
         self._seen_as = [seen_as(original) for original in originals]
         self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
+        self._unit_of[self.flat.untyped_storage()._cdata] = self
         if not self.is_whole:
-            self._unit_of[self.flat.untyped_storage()._cdata] = self
             self.meter.hold("start", self.flat)
             self.meter.release("start", self.flat.nbytes)
             self.flat.untyped_storage().resize_(0)
@@ -318,8 +316,6 @@ class Unit:
 
     def _refresh_whole(self, stale: bool) -> None:
         self._check_copy(stale)
-        if stale:  # autograd then refuses graphs that have saved the weights as they were
-            increment_version(self.leaves)
         if stale and self.weights is not None:
             levels = self.collectives.inwards(self.scheme.weights, self.scheme.optim)
             self._gathering = self.collectives.submit(self.name, levels, self._refresh)
