@@ -66,6 +66,13 @@ def test_a_number_is_finite(number: str) -> None:
         Rate.parse({"x": float(number)}, "file")
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: {c: 1,\n  c: 2}\n", "a: 1\na: 2\n"])
+def test_a_key_is_given_once(text: str) -> None:
+    """PyYAML keeps the last in silence: of two schemes of one name one would be lost."""
+    with pytest.raises(UserError, match=r"^here:\d: key '[ac]' is given twice \(allowed: once\)$"):
+        parse_yaml(text, "here")
+
+
 def test_aliases_are_read_up_to_the_limit() -> None:
     tens = "&a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"
     assert parse_yaml(f"[{tens}, *a, {{b: *a}}]", "file") == [[1] * 10, [1] * 10, {"b": [1] * 10}]

@@ -82,7 +82,7 @@ def parse_yaml(text: str, where: str | Path) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _check_size(node, where)
+        _check_nodes(node, where)
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
@@ -108,8 +108,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def _check_size(root: yaml.Node, where: str | Path) -> None:
-    """Raises UserError for a value that contains itself, and for more values than MOST_VALUES."""
+def _check_nodes(root: yaml.Node, where: str | Path) -> None:
+    """Raises UserError for a value that contains itself, equal keys, and more values than MOST_VALUES."""
     sizes: dict[int, int] = {}  # by id, of the nodes whose parts are all counted
     around: set[int] = set()  # ids of the nodes that the present one is part of
     ahead: list[tuple[yaml.Node, bool]] = [(root, False)]
@@ -124,7 +124,21 @@ def _check_size(root: yaml.Node, where: str | Path) -> None:
             raise UserError("a value contains itself", where=f"{where}:{node.start_mark.line + 1}")
         elif id(node) not in sizes:
             around.add(id(node))
+            _check_keys(node, where)
             ahead += [(node, True), *((part, False) for part in _parts(node))]
+
+
+def _check_keys(node: yaml.Node, where: str | Path) -> None:
+    """YAML forbids equal keys; PyYAML would keep the last in silence."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[tuple[str, str]] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in seen:
+                line = key.start_mark.line + 1
+                raise UserError(f"key '{key.value}' is given twice", where=f"{where}:{line}", allowed="once")
+            seen.add((key.tag, key.value))
 
 
 def _parts(node: yaml.Node) -> list[yaml.Node]:
