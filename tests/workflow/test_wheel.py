@@ -1,4 +1,4 @@
-"""A wheel in an environment of its own: what is built in, what needs no torch, the README's eight lines."""
+"""A wheel in an environment of its own: what is built in, what needs no torch, the README's six lines."""
 
 import os
 import re
@@ -134,7 +134,7 @@ def test_doctor(installed: Installed) -> None:
     assert re.search(r"^papermill +missing .*lowband\[report\]", done.stdout, re.MULTILINE)
 
 
-def test_the_readme_s_eight_lines(installed: Installed) -> None:
+def test_the_readme_s_six_lines(installed: Installed) -> None:
     [example] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     first, *lines, last = example.strip().splitlines()
     program = installed.folder / "train.py"
