@@ -180,9 +180,6 @@ class RunSpec(RunOptions):
         if self.scheme.sync is not None:
             what = f"scheme '{self.scheme.name}': replicas that meet seldom have no stages"
             raise UserError(what, where=where, allowed="schemes without sync")
-        if self.model.tied_head and not SCHEDULES[self.schedule].in_a_vee:
-            what = f"the head of model '{self.model.name}' is its embedding, which lies on another rank"
-            raise UserError(what, where=where, allowed="tied_head false; zb-v or dualpipe-v")
 
     def _check_tensor(self) -> None:
         if self.model.vocab % self.tensor:
