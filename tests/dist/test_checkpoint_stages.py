@@ -54,9 +54,7 @@ def mean_loss(model: torch.nn.Module, mine: torch.Tensor, copies: int) -> float:
     return float(torch.stack(everyones).sum()) / copies
 
 
-def trained(
-    folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: ModelSpec = MODEL
-) -> Found:
+def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: ModelSpec = MODEL) -> Found:
     """Losses from step `first` on, and this rank's weights at the end; the state is saved after step 0."""
     model, topology, each = made(axes, schedule, spec)
     data = topology.along("data")

@@ -1,4 +1,4 @@
-"""Parameters that stages on several ranks share: one process's gradients, bytes of a closed form, one entry."""
+"""Parameters that stages on several ranks share: gradients of one process, a closed form, one entry."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,16 +9,17 @@ import pytest
 import torch
 from modules import HIER3
 from reference import sum_over
-from staged import CLIP, STEPS, B, D, Layer, S, Trained, batches, loss_of, on_axes, train
+from staged import CLIP, STEPS, D, Layer, Trained, batches, loss_of, on_axes, train
 from torch import nn
 
 import lowband
+from lowband.engine.api import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
-from lowband.spec.schedules import SCHEDULES, lists
+from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
 
 WIDE = pytest.mark.wide
@@ -154,7 +155,9 @@ class Case(NamedTuple):
     @property
     def error(self) -> float:
         """A rank that uses the weight in several stages sums it in an order of its own."""
-        used = [self.rank_of[place] for place in (0, sum(self.layers) // 2, -1)[:: 1 if self.users == 3 else 2]]
+        used = [
+            self.rank_of[place] for place in (0, sum(self.layers) // 2, -1)[:: 1 if self.users == 3 else 2]
+        ]
         return 0 if len(set(used)) == len(used) else 1e-6
 
     @property
@@ -216,3 +219,152 @@ def test_bytes_are_those_of_a_closed_form(case: Case) -> None:
     of_weight = case.users * (case.users - 1) * (padded(V * D, case.data) + 2 * case.data)
     of_norm = 0 if case.users == 2 else 2 * 2 * (padded(D, case.data) + 2 * case.data)
     assert sent == STEPS * 4 * (of_weight + of_norm)
+
+
+# ---- what else a program may do
+
+
+def pipe_of(scheme: str, micro_batches: int, users: int = 2, **options: Any) -> tuple[lowband.Pipeline, int]:
+    """On two ranks along pipeline; and this rank's place along data."""
+    topology = lowband.Topology({"package": 1, "node": 1}, Axes(pipeline=2))
+    made = chain(2, users), loss_of, scheme, topology, micro_batches
+    fp32 = {"compute_dtype": torch.float32, **options}
+    return lowband.Pipeline(*made, **fp32), topology.along("data").place
+
+
+def accumulated() -> tuple[dict[str, torch.Tensor], int]:
+    """Gradients of two steps, of which the first one is not reduced; and bytes of the exchange."""
+    pipe, _ = pipe_of("zero2", 2)
+    with lowband.no_sync(pipe):
+        pipe.step(batches(0, 0, 2))
+    pipe.step(batches(1, 0, 2))
+    sent = sum(row.bytes for row in engine_of(pipe).ledger.take() if row.collective == "tied_reduce")
+    grads = {
+        name: p.grad.as_subclass(torch.Tensor)[: p.shard_of.stop].view(p.shard_of.shape)
+        for name, p in pipe.named_parameters()
+    }
+    return grads, sent
+
+
+def accumulated_alone() -> dict[str, torch.Tensor]:
+    model = nn.Sequential(*chain(2))
+    for step in range(2):
+        for tokens, targets in batches(step, 0, 2):
+            loss_of(model(tokens), targets).backward()
+    return {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def test_accumulation_over_steps_exchanges_once() -> None:
+    found = on_ranks(2, accumulated)
+    [expected] = on_ranks(1, accumulated_alone)
+    assert [sent for _, sent in found] == [4 * (padded(V * D, 1) + 2)] * 2
+    grads = {**found[0][0], **found[1][0]}
+    assert grads.keys() == expected.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def replicas_and_wires(scheme: str) -> tuple[bool, dict[str, torch.Tensor]]:
+    """Whether copies are equal after some steps, and this rank's state."""
+    pipe, data = pipe_of(scheme, 2, users=3)
+    train(pipe, data, 2, steps=5)
+    return lowband.full_state_dict(pipe)
+
+
+@pytest.mark.parametrize("scheme", ["zeropp", "local-sgd", pytest.param("diloco", marks=WIDE)])
+def test_copies_stay_equal_on_quantized_wires_and_between_replicas(scheme: str) -> None:
+    first, _, second, _ = on_ranks(4, replicas_and_wires, scheme)
+    assert torch.equal(first["0.weight"], second["3.out.weight"])
+    assert torch.equal(first["0.weight"], second["2.weight"])
+    assert torch.equal(first["1.norm.weight"], second["2.norm.weight"])
+
+
+def differing(how: str) -> str:
+    torch.set_num_threads(1)
+    if how == "values":
+        topology = lowband.Topology({}, Axes(pipeline=2))
+        modules = chain(2)
+        with torch.no_grad():
+            modules[0].weight[3, 3] += topology.rank * 1e-6
+        options = {"compute_dtype": torch.float32}
+        pipe = lowband.Pipeline(modules, loss_of, "zero3", topology, 2, **options)
+    else:  # the head's name is no embedding's
+        pipe, _ = pipe_of("zero3", 2)
+    named = dict(pipe.named_parameters())
+    decayed = [p for name, p in named.items() if name.startswith("0.")]
+    others = [p for name, p in named.items() if not name.startswith("0.")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
+    optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=0.1)
+    with pytest.raises(UserError) as error:
+        for step in range(2):
+            pipe.step(batches(step, 0, 2))
+            assert how == "options"
+            optimizer.step()
+            optimizer.zero_grad()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("how", ["values", "options"])
+def test_copies_that_part_are_refused(how: str) -> None:
+    for text in on_ranks(2, differing, how):
+        assert text.startswith(
+            "pipeline 0: the copies of '0.weight' on ranks [0, 1] of the axis differ (allo"
+        )
+
+
+# ---- cut along tensor, too
+
+
+def on_three_axes(schedule: str, layers: list[int]) -> Trained:
+    topology = lowband.Topology({"node": 2}, Axes(tensor=2, pipeline=2))
+    torch.manual_seed(1)
+    inner = [Layer() for _ in range(4)]
+    embed = nn.Embedding(34, D)  # rows that two ranks divide
+    head = nn.Linear(D, 34, bias=False)
+    head.weight = embed.weight
+    modules = nn.ModuleList([embed, *inner, head, nn.CrossEntropyLoss()]).double()
+    plan = {
+        "0": lowband.Vocabulary(), "*.up": lowband.Column(), "*.down": lowband.Row(),
+        "5": lowband.Vocabulary(), "6": lowband.Vocabulary(),
+    }  # fmt: skip
+    *cut, loss = lowband.parallelize(modules, plan, topology)
+    pipe = lowband.Pipeline(
+        cut, lambda x, y: loss(x.flatten(0, 1), y.flatten()), "zero3", topology, 3, schedule,
+        layers=layers, compute_dtype=torch.float64,
+    )  # fmt: skip
+    return train(pipe, topology.along("data").place, 3)
+
+
+def alone_in_fp64() -> tuple[list[float], dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    inner = [Layer() for _ in range(4)]
+    embed = nn.Embedding(34, D)
+    head = nn.Linear(D, 34, bias=False)
+    head.weight = embed.weight
+    model = nn.Sequential(embed, *inner, head).double()
+    parameters = list(model.parameters())
+    optimizer, norms = torch.optim.AdamW(parameters, lr=1e-2), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for data in range(2):
+            for tokens, targets in batches(step, data, 3):
+                (loss_of(model(tokens), targets) / 2).backward()
+        norms.append(float(torch.stack([p.grad.norm() for p in parameters]).norm()))
+        for p in parameters:
+            p.grad *= CLIP / norms[-1]
+        optimizer.step()
+    return norms, dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "layers"), [("1f1b", [2, 4]), pytest.param("zb-h1", [1, 5], marks=WIDE)]
+)
+def test_stages_that_are_cut_along_tensor(schedule: str, layers: list[int]) -> None:
+    found = on_ranks(8, on_three_axes, schedule, layers)
+    [(norms, expected)] = on_ranks(1, alone_in_fp64)
+    assert {tuple(one.norms) for one in found} == {tuple(found[0].norms)}
+    assert found[0].norms == pytest.approx(norms, rel=1e-6)
+    state = {key: value for one in found for key, value in one.state.items()}
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(state[key], value.float(), rtol=1e-5, atol=1e-6)
