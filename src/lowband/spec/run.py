@@ -99,8 +99,8 @@ class RunSpec(RunOptions):
 
     @property
     def is_in_stages(self) -> bool:
-        """Whether the model is cut into stages. On fake tensors it is not: those count the data axis."""
-        return self.pipeline > 1 and self.device != "fake"
+        """Whether the model is cut into stages."""
+        return self.pipeline > 1
 
     @property
     def lists(self) -> Lists:
@@ -167,7 +167,13 @@ class RunSpec(RunOptions):
     def _check_pipeline(self) -> None:
         where = f"pipeline {self.pipeline}"
         if not self.is_in_stages:
+            if self.schedule != "1f1b" or self.chunks:
+                what = f"schedule {self.schedule}, chunks {self.chunks}"
+                raise UserError(what, where=where, allowed="pipeline 2 or more, or neither")
             return
+        if self.device == "fake":
+            what = "device fake plays one rank for all, and stages differ"
+            raise UserError(what, where=where, allowed="pipeline 1")
         check_numbers(self.schedule, self.pipeline, self.accumulation, self.chunks_each)
         if self.order != "depth" or self.collectives != "hops":
             raise UserError(
