@@ -103,7 +103,7 @@ def test_wrong_axes_are_refused_in_one_line(wrong: dict[str, object], text: str)
     with pytest.raises(UserError) as error:
         Axes(**wrong)
     assert str(error.value).startswith(text)
-    with pytest.raises(UserError, match="^Scheme: key 'grads' is missing$"):
+    with pytest.raises(UserError, match=r"^Scheme: key 'grads' is missing$"):
         Scheme(name="mine", weights="self", optim="world")
 
 
