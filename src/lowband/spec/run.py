@@ -10,7 +10,7 @@ from lowband.spec.context import Layout, check_context, ways_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
-from lowband.spec.peers import Engine, peer_arguments
+from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG, Engine, peer_arguments
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import SCHEDULES, Name, check_numbers, lists
 from lowband.spec.scheme import Scheme
@@ -129,14 +129,14 @@ class RunSpec(RunOptions):
             not self.overlap,
             self.collectives != "hops",
             self.order == "breadth",
-            self.has_other_axes,
+            self.has_other_axes and self.engine != "fsdp2",
             self.context > 1,
         )
         if self.engine != "lowband" and any(only_ours):
             raise ValueError(
                 f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
                 "be turned off, its collectives are its own, it accumulates depth-first, and its only axis "
-                "is data"
+                "is data (of fsdp2 also tensor and pipeline)"
             )
         if self.steps % self.scheme.period:
             raise ValueError(
@@ -244,6 +244,21 @@ class RunSpec(RunOptions):
         peer_arguments(self.engine, self.scheme, self.levels)
         if self.engine in ("ddp", "powersgd") and self.compute_dtype != "fp32":
             raise UserError("no counterpart: it keeps no fp32 master weights", where="bf16 under DDP")
+        if self.has_other_axes:
+            self._check_torchs_axes()
+
+    def _check_torchs_axes(self) -> None:
+        where = f"tensor {self.tensor}, pipeline {self.pipeline} under FSDP2"
+        if self.model.tied_head:
+            raise UserError("no counterpart: a tied head is not cut", where=where, allowed="tied_head false")
+        if self.sequence_parallel:
+            what = "no counterpart: sequence parallelism is not set up"
+            raise UserError(what, where=where, allowed="sequence_parallel false")
+        if self.is_in_stages and self.schedule not in TORCH_SCHEDULES:
+            what = f"no counterpart: torch has no schedule {self.schedule}"
+            if self.schedule in TORCH_WRONG:
+                what = f"no counterpart: torch's {self.schedule} under FSDP2 loses gradients"
+            raise UserError(what, where=where, allowed=TORCH_SCHEDULES)
 
     @property
     def levels(self) -> Levels:
