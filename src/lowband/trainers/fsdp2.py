@@ -7,9 +7,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.transport.everyone import speaks_for_all
 from lowband.model.gpt import GPT
 from lowband.spec.run import RunSpec
-from lowband.trainers.torch_axes import Mesh, clip_over_axes, cut_along_tensor, whole_state
+from lowband.trainers.torch_axes import Mesh, clip_over_axes, cut_along_tensor, whole_tensors
 from lowband.trainers.trainer import Trainer, adamw
 
 
@@ -19,7 +20,7 @@ class Fsdp2(Trainer):
     def __init__(self, model: GPT, spec: RunSpec) -> None:
         """Raises UserError for a scheme without a counterpart in FSDP2."""
         mesh = Mesh(spec, model.embed.weight.device)
-        self._tensor, self._names = spec.tensor, list(model.state_dict())
+        self._tensor = spec.tensor
         if mesh.tensor is not None:
             cut_along_tensor(model, mesh.tensor)
         policy = MixedPrecisionPolicy(
@@ -48,4 +49,5 @@ class Fsdp2(Trainer):
         return full
 
     def full_state(self) -> dict[str, torch.Tensor]:
-        return whole_state(self.model.state_dict().items(), self._names, self._tensor)
+        full = whole_tensors(self.model.state_dict().items(), self._tensor)
+        return full if speaks_for_all() else {}

@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.model.gpt import GPT
 from lowband.spec.peers import peer_arguments
 from lowband.spec.run import RunSpec
@@ -21,6 +20,7 @@ class Mesh:
     data:    of one dimension, or of two: replicate and shard
     tensor:  None without ranks along it
     reshard: FSDP2's `reshard_after_forward`
+    is_first_of_stage: whether this rank is the first that has its part of the model
     """
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
@@ -36,6 +36,7 @@ class Mesh:
         self.pipeline, self.data = whole["pipeline"], whole[names]
         self.tensor: DeviceMesh | None = whole["tensor"] if spec.tensor > 1 else None
         self.reshard: bool | int = arguments["reshard_after_forward"]
+        self.is_first_of_stage = not any(whole.get_coordinate()[1:])  # type: ignore[index]
 
 
 def cut_along_tensor(model: GPT, mesh: DeviceMesh) -> None:
@@ -66,16 +67,13 @@ def _apart(rows: torch.Tensor, ranks: int) -> torch.Tensor:
     return rows.unflatten(0, (ranks, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
-def whole_state(
-    named: Iterable[tuple[str, torch.Tensor]], names: Iterable[str], ranks: int
-) -> dict[str, torch.Tensor]:
-    """The whole model's state on rank 0; elsewhere {}. named: this rank's; names: all of them, in order"""
-    mine = {}
+def whole_tensors(named: Iterable[tuple[str, torch.Tensor]], ranks: int) -> dict[str, torch.Tensor]:
+    """This rank's part of the model, undivided. ranks: along tensor. All ranks that have it must call this"""
+    found = {}
     for name, value in named:
         full = value.full_tensor() if isinstance(value, DTensor) else value
-        mine[name] = (_apart(full, ranks) if ".qkv." in name and ranks > 1 else full).cpu()
-    found = {name: value for of_rank in everyones(mine) for name, value in of_rank.items()}
-    return {name: found[name] for name in names} if speaks_for_all() else {}
+        found[name] = (_apart(full, ranks) if ".qkv." in name and ranks > 1 else full).cpu()
+    return found
 
 
 @torch.no_grad()

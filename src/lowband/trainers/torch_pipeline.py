@@ -10,12 +10,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG
 from lowband.spec.run import RunSpec
 from lowband.spec.stages import stage_modules
-from lowband.trainers.torch_axes import Mesh, clip_over_axes, cut_along_tensor, whole_state
+from lowband.trainers.torch_axes import Mesh, clip_over_axes, cut_along_tensor, whole_tensors
 from lowband.trainers.trainer import Batch, Trainer, adamw
 
 
@@ -47,6 +48,7 @@ class TorchPipeline(Trainer):
         device = model.embed.weight.device
         mesh = Mesh(spec, device)
         self._names, self._tensor = list(model.state_dict()), spec.tensor
+        self._is_first_of_stage = mesh.is_first_of_stage
         if mesh.tensor is not None:
             cut_along_tensor(model, mesh.tensor)
         policy = MixedPrecisionPolicy(
@@ -95,4 +97,7 @@ class TorchPipeline(Trainer):
 
     def full_state(self) -> dict[str, torch.Tensor]:
         mine = [named for part in self._parts for named in part.named_state()]
-        return whole_state(mine, self._names, self._tensor)
+        full = whole_tensors(mine, self._tensor)
+        of_stages = everyones(full if self._is_first_of_stage else {})
+        found = {name: value for of_stage in of_stages for name, value in of_stage.items()}
+        return {name: found[name] for name in self._names} if speaks_for_all() else {}
