@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_peers import BOUND, MODEL, run
 
 from lowband.spec.records import Outcome, RunFolder
 from lowband.spec.run import RunSpec
+from lowband.trainers.torch_axes import _apart, _together
 
 # Rows and heads that two tensor ranks divide, layers that four stages divide.
 EVEN = MODEL.model_copy(
@@ -101,3 +103,10 @@ def test_torchs_split_backward_loses_gradients_under_fsdp2(
     [ours, *_], [theirs, *_] = (RunFolder(tmp_path / each.run_id).read_steps() for each in (spec, twin))
     assert theirs.loss == pytest.approx(ours.loss, abs=BOUND)
     assert theirs.grad_norm < 0.7 * ours.grad_norm
+
+
+def test_a_checksums_weights_are_in_the_models_order() -> None:
+    rows = torch.arange(24).view(12, 2)  # of queries, keys, values: four each
+    cut = _together(rows, 2)
+    assert cut[:, 0].tolist() == [0, 2, 8, 10, 16, 18, 4, 6, 12, 14, 20, 22]
+    assert torch.equal(_apart(cut, 2), rows)

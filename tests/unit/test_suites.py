@@ -148,7 +148,7 @@ def test_the_axes_of_a_run(root: Path) -> None:
             "pipeline 3: device fake plays one rank for all, and stages differ .allowed: pipeline 1",
         ),
         ({"tensor": 1, "pipeline": 2, "order": "breadth"}, "order breadth, collectives hops"),
-        ({"tensor": 1, "pipeline": 2, "engine": "fsdp2"}, "its only axis is data"),
+        ({"tensor": 1, "pipeline": 3, "ranks": 3, "engine": "deepspeed"}, "its only axis is data"),
         ({"tensor": 1, "pipeline": 3, "ranks": 12, "context": 2}, "stages do not divide the tokens"),
         (
             {"tensor": 1, "pipeline": 2, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 32},
