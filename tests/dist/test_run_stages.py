@@ -36,6 +36,14 @@ CASES = [
     ({"ranks": 4, "pipeline": 2, "scheme": "hpz", "schedule": "zb-v", "recompute": "full"}, 0),
     ({"ranks": 4, "pipeline": 2, "scheme": "zero1", "schedule": "zb-v", "model": TIED}, 1e-6),
     ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero3", "sequence_parallel": True}, 0),
+    ({"ranks": 4, "pipeline": 4, "scheme": "zero3", "model": TIED}, 1e-6),
+    ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero1", "model": TIED, "schedule": "zb-h1"}, 1e-6),
+    pytest.param(
+        {"ranks": 4, "pipeline": 2, "scheme": "hsdp", "model": TIED, "schedule": "breadth", "chunks": 2},
+        1e-6,
+        marks=WIDE,
+    ),
+    pytest.param({"ranks": 8, "pipeline": 4, "scheme": "ddp", "model": TIED}, 1e-6, marks=WIDE),
     pytest.param({"ranks": 4, "pipeline": 4, "scheme": "zero1", "schedule": "zb-h1"}, 0, marks=WIDE),
     pytest.param(
         {"ranks": 8, "pipeline": 2, "scheme": "hier3-exact", "chunks": 2, "schedule": "breadth"},

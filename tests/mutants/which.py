@@ -79,6 +79,7 @@ _ENGINE = {
     "parallel/deferred": _dist("pipeline_modules", "pipeline"),
     "parallel/executor": _dist("pipeline_modules", "pipeline"),
     "parallel/mail": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
+    "parallel/tied": _dist("tied_stages"),
     "parallel/pipeline": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
     "parallel/plan": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
     "passes/attributes": _dist("side_losses"),
@@ -133,6 +134,7 @@ _ENGINE = {
     "units/parts": _dist("tensor_parts", "alike"),
     "units/seen_as": _dist("torch_cut"),
     "units/slice_of": _dist("tensor", "tensor_shard"),
+    "units/tied_to": _dist("tied_stages", "checkpoint_stages"),
     "units/states": _dist("engine_states", "library_steps"),
     "units/unit": [*_dist("unit_placements", "deferred", "dropped"), *EVERY_STEP, *_dist("idioms")],
 }

@@ -99,7 +99,7 @@ class Logical:
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
         size = engine.axis.levels.size(engine.collectives.scheme.level("replica"))
-        place = engine.axis.place
+        place, own = engine.axis.place, names_of(engine, is_first=True)
         pieces = {f"model.{name}": piece for name, piece in parameters.items()}
         numbers: dict[str, Number] = {}
         for name, shard in shards.items():
@@ -108,7 +108,7 @@ class Logical:
                 if isinstance(value, Number):
                     numbers[full] = value
                 else:
-                    is_first = place % size == 0 and is_first_of_tensor(engine)
+                    is_first = place % size == 0 and is_first_of_tensor(engine) and name in own
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
         for name, buffer in buffers(module).items():
             pieces[name] = _whole(buffer, writes=engine.is_first)
@@ -155,6 +155,12 @@ def seen_by(manifest: Manifest, replica: int) -> Manifest:
 def seen_as(name: str, manifest: Manifest, replica: int) -> str:
     """The name in the manifest of what a replica sees under the first one's name."""
     return of_replica(name, replica) if STEPS in manifest.tensors else name
+
+
+def names_of(engine: Engine, is_first: bool = False) -> set[str]:
+    """Names in the whole model of a rank's parameters. is_first: but for those that an earlier stage has"""
+    units = (unit for unit in engine.units if not is_first or unit.tied is None or unit.tied.is_first)
+    return {shard.shard_of.name for unit in units for shard in unit.shards}  # type: ignore[attr-defined]
 
 
 def is_first_of_tensor(engine: Engine) -> bool:
@@ -209,6 +215,7 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of
             writes = is_in_first and (whole.slice_of is not None or is_first_of_tensor(engine))
+            writes = writes and (unit.tied is None or unit.tied.is_first)
             local = shard.detach().as_subclass(torch.Tensor)[
                 : whole.stop - whole.start
             ]  # without the padding behind

@@ -35,6 +35,7 @@ from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.engine.units.states import UnitState
+from lowband.engine.units.tied_to import tied_to
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
@@ -68,6 +69,7 @@ class Unit:
 
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
+        self.tied = tied_to(originals[0])  # then it is the unit's only one
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
         self._hold_shards(originals, names)
         self._take_values(originals, names, initial)
