@@ -51,6 +51,10 @@ _ENGINE = {
         *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners"),
         *EVERY_STEP,
     ],
+    "collectives/hops": [
+        *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners", "context"),
+        *EVERY_STEP,
+    ],
     "collectives/parts": [*_dist("joined", "buckets", "wires"), *EVERY_STEP],
     "collectives/ring": _dist("flat_collectives", "flat", "flat_breadth"),
     "collectives/wire": [*_dist("wires"), f"{UNIT}block_quant.py", *_COUNTED],
@@ -130,6 +134,11 @@ _ENGINE = {
     "units/shard_parameter": [*_dist("outside", "dropped", "unit_placements", "idioms"), *EVERY_STEP],
     "units/shard_sums": _dist("optimizers"),
     "units/state_dict": _dist("foreign_tools", "idioms", "safetensors", "library"),
+    "units/leaves": [
+        *_dist("unit_placements", "deferred", "dropped", "misuse", "torch_cut"),
+        *EVERY_STEP,
+        *_dist("idioms"),
+    ],
     "units/parts": _dist("tensor_parts", "alike"),
     "units/seen_as": _dist("torch_cut"),
     "units/slice_of": _dist("tensor", "tensor_shard"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from lowband.engine.units.unit import Slot
+from lowband.engine.units.leaves import Slot
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
 
