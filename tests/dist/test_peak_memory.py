@@ -10,7 +10,7 @@ from lowband.run import clock
 from lowband.run import training_loop as loop
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 from lowband.trainers.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from lowband.run import train as module
 from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
-from lowband.spec.records import Outcome, RunFolder, StepRecord
+from lowband.spec.records import Outcome, StepRecord
+from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
 STEPS = {"steps": 10, "checkpoint_every": 5}

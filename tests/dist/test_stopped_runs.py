@@ -24,7 +24,8 @@ from lowband.engine.passes import whole as whole_state
 from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec import records
-from lowband.spec.records import Outcome, RunFolder, Sent
+from lowband.spec.records import Outcome, Sent
+from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
 STEPS, EVERY = 6, 2

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from lowband.run.environment import code_version
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "box"))

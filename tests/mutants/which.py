@@ -198,6 +198,9 @@ _TESTS = {
     "spec/records": [
         f"{UNIT}{of}.py" for of in ("records", "report_collect", "report_status", "report_points")
     ],
+    "spec/run_folder": [
+        f"{UNIT}{of}.py" for of in ("records", "report_status", "report_collect")
+    ],
     "spec/run": [f"{UNIT}{of}.py" for of in ("suites", "report_points", "report_collect", "job")],
     "spec/scheme": [
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from lowband.run.environment import code_version, describe, host
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 from tests.campaign_rows import read, write
 from tests.dist.started import ROOT
 from tests.twice.cases import CASES, COMMANDS, LONGEST_S

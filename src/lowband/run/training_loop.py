@@ -24,8 +24,9 @@ from lowband.run.clock import StepClock, StepTimes, peak_memory_bytes, peak_rese
 from lowband.run.count_calls import Outside
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.spec.activations import CONTEXT, PIPELINE, TENSOR
-from lowband.spec.records import Outcome, RunFolder, Sent, Slowest, StateBytes, StepRecord, mean
+from lowband.spec.records import Outcome, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.step import NORM_GATHER, STEP
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Batch, Trainer
