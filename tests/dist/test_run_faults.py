@@ -90,7 +90,7 @@ def test_a_run_stopped_after_its_last_checkpoint_comes_to_its_end(tmp_path: Path
     folder, path = RunFolder(tmp_path), spec_file(tmp_path, **STEPS)
 
     def prepare() -> None:
-        loop._outcome = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        loop.outcome_of = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(begun(path, prepare), path)[0] == 1
     assert Outcome.read_json(folder.outcome).status == "error"

@@ -89,7 +89,7 @@ IN_CHECKPOINTS = [
 AT_THE_END = [
     Kill(Collectives, "gather", 2, counts=lambda *_, **named: named.get("name") == "state_dict"),
     *both(whole_state, "sha256"),
-    *both(loop, "_outcome"),
+    *both(loop, "outcome_of"),
     Kill(Path, "hardlink_to", counts=lambda path, _: path.name == "outcome.json"),
     Kill(records, "create_whole", is_after=True),
 ]
