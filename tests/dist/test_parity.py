@@ -17,6 +17,7 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
 
 QUANTIZED = [name for name in SCHEMES if CONFIG.scheme(name).is_quantized]
@@ -79,6 +80,22 @@ def sharded(ranks: int, cases: Sequence[Case] = ONCE, **inner: int) -> dict[Case
     return on_ranks(ranks, train_all, cases, inner or INNER, time_limit_s=400)[0]
 
 
+def train_reference(
+    scheme: Scheme,
+    levels: Levels,
+    steps: int,
+    accumulation: int = 1,
+    spec: ModelSpec = SPEC,
+    part=part_of_batch,
+) -> Trained:
+    """The same by one process in plain torch, with the scheme's order of sums."""
+    return reference.train(
+        GPT(spec, seed=7), lambda model, *batch: model(*batch),
+        lambda step, micro, rank: part(step, micro, rank, levels.world, accumulation),
+        scheme, levels, steps, accumulation, CLIP, optimizer_of,
+    )  # fmt: skip
+
+
 def train_references(cases: Sequence[Case], ranks: int, inner: dict[str, int]) -> dict[Case, Trained]:
     """Of a scheme only the order of sums matters: one reference for each grads level."""
     by_order: dict[tuple[Levels, str, int], Trained] = {}  # levels, grads level, accumulation
@@ -88,17 +105,7 @@ def train_references(cases: Sequence[Case], ranks: int, inner: dict[str, int]) -
         levels = Levels.fit(levels_of(name, inner), ranks)
         order = (levels, scheme.grads, accumulation)
         if order not in by_order:
-            by_order[order] = reference.train(
-                GPT(SPEC, seed=7),
-                lambda model, inputs, targets: model(inputs, targets),
-                lambda step, micro, rank, n=accumulation: part_of_batch(step, micro, rank, ranks, n),
-                scheme,
-                levels,
-                STEPS,
-                accumulation,
-                CLIP,
-                optimizer_of,
-            )
+            by_order[order] = train_reference(scheme, levels, STEPS, accumulation)
         found[name, accumulation] = by_order[order]
     return found
 

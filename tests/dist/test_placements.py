@@ -3,10 +3,9 @@
 from itertools import combinations_with_replacement
 
 import pytest
-import reference
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
+from test_parity import CLIP, SPEC, optimizer_of, part_of_batch, train_reference
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -67,17 +66,7 @@ def train_references(schemes: list[Scheme], inner: dict[str, int], spec: ModelSp
     found = {}
     for scheme in schemes:
         if scheme.grads not in found:
-            found[scheme.grads] = reference.train(
-                GPT(spec, seed=7),
-                lambda model, inputs, targets: model(inputs, targets),
-                lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
-                scheme,
-                Levels.fit(inner, ranks),
-                STEPS,
-                1,
-                CLIP,
-                optimizer_of,
-            )[2]
+            found[scheme.grads] = train_reference(scheme, Levels.fit(inner, ranks), STEPS, spec=spec)[2]
     return found
 
 
