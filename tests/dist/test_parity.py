@@ -1,6 +1,6 @@
 """Every scheme without sync trains exactly as a single process does, on 1, 2, 4 and 8 ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -44,6 +44,24 @@ Trained = tuple[list[float], list[float], dict[str, torch.Tensor]]  # losses, gr
 ONCE, TWICE = (tuple((name, accumulation) for name in SCHEMES) for accumulation in (1, 2))
 
 
+def stepped(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, accumulation: int = 1
+) -> Iterator[tuple[torch.Tensor, float]]:
+    """Train a sharded model on this rank's part of the batches; of each step, its loss and gradient norm."""
+    for step in range(steps):
+        total = torch.zeros(())
+        for micro in range(accumulation):
+            engine_of(model).sync = micro == accumulation - 1
+            arguments = part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
+            loss = model(*arguments) / accumulation
+            loss.backward()
+            total += loss.detach()
+        norm = float(lowband.clip_grad_norm_(model, CLIP))
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total, norm
+
+
 def train_sharded(
     scheme_name: str, accumulation: int, topology: lowband.Topology, pattern: Pattern = "hops"
 ) -> Trained:
@@ -53,17 +71,8 @@ def train_sharded(
     )
     optimizer = optimizer_of(model.parameters())
     losses, norms = [], []
-    for step in range(STEPS):
-        total = torch.zeros(())
-        for micro in range(accumulation):
-            engine_of(model).sync = micro == accumulation - 1
-            arguments = part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
-            loss = model(*arguments) / accumulation
-            loss.backward()
-            total += loss.detach()
-        norms.append(float(lowband.clip_grad_norm_(model, CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
+    for total, norm in stepped(model, optimizer, STEPS, accumulation):
+        norms.append(norm)
         dist.all_reduce(total)
         losses.append(total.item() / dist.get_world_size())
     return losses, norms, lowband.full_state_dict(model)

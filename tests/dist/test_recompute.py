@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from named import CONFIG, SCHEMES, levels_of
-from test_parity import CLIP, QUANTIZED, SPEC, optimizer_of, part_of_batch
+from test_parity import QUANTIZED, SPEC, optimizer_of, stepped
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -89,16 +89,8 @@ def train(scheme: str, recompute: str) -> list[float]:
     model = GPT(SPEC, seed=7, recompute=recompute)  # type: ignore[arg-type]
     topology = lowband.Topology(levels_of(scheme))
     lowband.shard(model, CONFIG.scheme(scheme), topology, Block, torch.float32)
-    optimizer = optimizer_of(model.parameters())
-    found = []
-    for step in range(2):
-        arguments = part_of_batch(step, 0, topology.rank, topology.levels.world, 1)
-        loss = model(*arguments)
-        loss.backward()
-        found += [loss.item(), float(lowband.clip_grad_norm_(model, CLIP))]
-        optimizer.step()
-        optimizer.zero_grad()
-    return found
+    steps = stepped(model, optimizer_of(model.parameters()), 2)
+    return [value for loss, norm in steps for value in (loss.item(), norm)]
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
