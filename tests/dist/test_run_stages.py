@@ -11,8 +11,9 @@ from lowband.cost.contents import step_bytes
 from lowband.cost.stages import stages_states
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 MODEL = ModelSpec(
     name="small", layers=4, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"

@@ -26,8 +26,9 @@ from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.tables.points import COLUMNS, identity
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
-from lowband.spec.records import RunFolder, Sent
+from lowband.spec.records import Sent
 from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.yaml_model import Strict
 
 REFERENCE = ROOT / "results" / "reference"

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from lowband.engine.checkpoint.logical_tensors import buffers, names_of, state_of
+from lowband.engine.checkpoint.logical_tensors import buffers, names_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest
+from lowband.engine.checkpoint.names import state_of
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.meeting import Meeting
 from lowband.errors import UserError

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from lowband.engine.units.leaves import Slot
 from lowband.engine.units.tied_to import tied_to
-from lowband.engine.units.unit import Slot
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
 

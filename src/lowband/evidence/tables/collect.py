@@ -34,8 +34,9 @@ from lowband.spec.axes import Axes
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import writing_whole
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder
+from lowband.spec.records import CONTROL, Environment, Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.step_columns import NO_STEPS, Columns, floats, read_columns
 from lowband.spec.step_columns import sent_bytes as sent_in
 
