@@ -455,10 +455,6 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
         ({"axes": Ways(pipeline=2, schedule="zb-v")}, "schedule 'zb-v' with 1 chunks"),
         ({"axes": Ways(pipeline=2, chunks=2, schedule="zb-h1")}, "schedule 'zb-h1' with 2 chunks"),
         (
-            {"axes": Ways(pipeline=2, schedule="zb-h1"), "recompute": "full"},
-            "schedule 'zb-h1' with recompute 'full'",
-        ),
-        (
             {"axes": Ways(pipeline=8, chunks=2)},
             "8 layers cannot be divided over 16 stages",
         ),

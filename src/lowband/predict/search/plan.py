@@ -117,7 +117,7 @@ def plan(
     for job in jobs(*tried):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
-            peak = peak_bytes(memory_items(job), np.asarray(job.passes) > 1)
+            peak = peak_bytes(memory_items(job), job.keeps_grads)
             shorts[placed] = np.maximum(0.0, peak - room)
         short = shorts[placed]
         time = step_time(job).total if np.any(short == 0) else np.inf
