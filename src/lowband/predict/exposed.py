@@ -53,12 +53,19 @@ class Passes:
         turns = self._turns(gathers=bool(gathers))
         busy, head = turns * self.backward, turns * self.head
         exposed = join(head, g, self.overlap) - head
-        exposed = exposed + (self._blocks - 1) * (join(busy, g + r, self.overlap) - busy) + r + r_root
+        last = self._last if reductions else 1
+        hidden = self._blocks - last
+        exposed = exposed + hidden * (join(busy, g + r, self.overlap) - busy) + last * r + r_root
         return self._attributed(exposed * times, [*gathers, *reductions])
 
     @property
     def _blocks(self) -> int:
         return self.job.model.layers // self.job.axes.pipeline
+
+    @property
+    def _last(self) -> int:
+        """Blocks that are reduced when a step's last backward has ended: in stages, all of the last stage."""
+        return self.job.model.layers // self.job.axes.stages if self.job.is_in_stages else 1
 
     def _turns(self, gathers: bool) -> Num:
         """Micro-batches behind which a unit's collectives run; in stages, only one behind which it is

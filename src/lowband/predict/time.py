@@ -14,7 +14,8 @@ computation; and
 
 The first micro-batch's forward also gathers updated weights; the last one's backward also reduces to the
 optimizer level and over replicas. In a pipeline a stage's units are gathered whenever the schedule's list
-comes to it, each behind one micro-batch, and reduced once a step, behind the last one (cost/stages.py).
+comes to it, each behind one micro-batch, and reduced once a step: those of the stage that ends last behind
+nothing, the others behind the last micro-batch (cost/stages.py).
 Time beyond a pass's computation is exposed communication, attributed to collectives in proportion to their
 time in the lane (exposed.py).
 
