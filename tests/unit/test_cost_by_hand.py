@@ -527,7 +527,7 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
 
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
-    best = ("world", None, "world", "world", "native", "native", "native", "native", 2, "depth", "none", 1, 1)
+    best = ("world", None, "world", "world", "native", "native", "native", "native", 2, "none", 1, 1, "1f1b", 1)
 
     def with_(place: int, value: object) -> tuple[object, ...]:
         return (*best[:place], value, *best[place + 1 :])
@@ -536,13 +536,13 @@ def test_what_other_choices_cost() -> None:
         candidate(best, 1.0),
         candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
         candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(10, "full")[:12], 2), 0.1),  # differs in two
+        candidate((*with_(9, "full")[:13], 2), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
     assert lines[8] == "micro_batch 2: 4 does not fit: 2 GiB short"
-    assert lines[9] == "order depth: no other value was possible here"
-    assert lines[10] == "recompute none: no other value was possible here"
+    assert lines[9] == "recompute none: no other value was possible here"
+    assert lines[12] == "schedule 1f1b: no other value was possible here"
     assert len(lines) == len(best)
 
 
