@@ -527,7 +527,8 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
 
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
-    best = ("world", None, "world", "world", "native", "native", "native", "native", 2, "none", 1, 1, "1f1b", 1)
+    wires = ("native", "native", "native", "native")
+    best = ("world", None, "world", "world", *wires, 2, "none", 1, 1, "1f1b", 1)
 
     def with_(place: int, value: object) -> tuple[object, ...]:
         return (*best[:place], value, *best[place + 1 :])
