@@ -1,4 +1,4 @@
-"""Runs along the pipeline axis: the bits of the same run without one, and the bytes of closed forms."""
+"""Runs along the pipeline axis: the bits of the same run without one; bytes sent and held as closed forms."""
 
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ CASES = [
         0,
         marks=WIDE,
     ),
+    pytest.param(
+        {"ranks": 4, "pipeline": 2, "scheme": "zero3", "chunks": 2, "schedule": "interleaved"}, 0, marks=WIDE
+    ),
+    pytest.param({"ranks": 4, "pipeline": 2, "scheme": "zero2", "schedule": "dualpipe-v"}, 0, marks=WIDE),
     pytest.param(
         {"ranks": 8, "pipeline": 2, "tensor": 2, "scheme": "zero3", "schedule": "zb-v"}, 0, marks=WIDE
     ),

@@ -90,4 +90,5 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/validation/low_communication.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/pipelines.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/simgrid_job.py": OWN + "the job that contention.py has just written",
+    "evidence/validation/strong_scaling.py": OWN + "published numbers, whose sums `lowband verify` checks",
 }  # fmt: skip

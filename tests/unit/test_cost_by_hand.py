@@ -455,10 +455,6 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
         ({"axes": Ways(pipeline=2, schedule="zb-v")}, "schedule 'zb-v' with 1 chunks"),
         ({"axes": Ways(pipeline=2, chunks=2, schedule="zb-h1")}, "schedule 'zb-h1' with 2 chunks"),
         (
-            {"axes": Ways(pipeline=2, schedule="zb-h1"), "recompute": "full"},
-            "schedule 'zb-h1' with recompute 'full'",
-        ),
-        (
             {"axes": Ways(pipeline=8, chunks=2)},
             "8 layers cannot be divided over 16 stages",
         ),
@@ -531,7 +527,8 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
 
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
-    best = ("world", None, "world", "world", "native", "native", "native", "native", 2, "depth", "none", 1, 1)
+    wires = ("native", "native", "native", "native")
+    best = ("world", None, "world", "world", *wires, 2, "none", 1, 1, "1f1b", 1)
 
     def with_(place: int, value: object) -> tuple[object, ...]:
         return (*best[:place], value, *best[place + 1 :])
@@ -540,13 +537,13 @@ def test_what_other_choices_cost() -> None:
         candidate(best, 1.0),
         candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
         candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(10, "full")[:12], 2), 0.1),  # differs in two
+        candidate((*with_(9, "full")[:13], 2), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
     assert lines[8] == "micro_batch 2: 4 does not fit: 2 GiB short"
-    assert lines[9] == "order depth: no other value was possible here"
-    assert lines[10] == "recompute none: no other value was possible here"
+    assert lines[9] == "recompute none: no other value was possible here"
+    assert lines[12] == "schedule 1f1b: no other value was possible here"
     assert len(lines) == len(best)
 
 

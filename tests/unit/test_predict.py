@@ -44,9 +44,12 @@ def job(
 
 
 def test_what_suites_cannot_say_is_not_written(tmp_path: Path) -> None:
-    best = Candidate((), job(recompute="none", axes=Ways(tensor=2)), 1, 4, 1.0, 0.0)
-    with pytest.raises(UserError, match="tp 2"):
-        write(best, "found", Config(tmp_path))
+    one = job(recompute="none", axes=Ways(pipeline=2))
+    one = replace(one, model=one.model.model_copy(update={"name": "tied", "tied_head": True}))
+    with pytest.raises(
+        UserError, match="the head of model 'tied' is its embedding, which lies on another rank"
+    ):
+        write(Candidate((), one, 1, 4, 1.0, 0.0), "found", Config(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -282,18 +285,17 @@ def test_the_planner_equals_brute_force() -> None:
 def test_each_row_of_a_plan_is_what_is_predicted_in_its_order(stack: Stack) -> None:
     model = Config(ROOT).model("gpt-1m")
     found = plan(FRONTIER, stack, model, 16, 128, 64, [Ways()], recompute=["full"])
-    schedules = {"depth": "1f1b", "breadth": "breadth-first"}
     orders = set()
     for one in found.ranked:
         knobs = dict(zip(KNOBS, one.knobs, strict=True))
         direct = Workload(
             FRONTIER, stack, model, one.job.scheme, 16, knobs["micro_batch"], 128, 4 // knobs["micro_batch"],
-            axes=Ways(schedule=schedules[knobs["order"]]),
+            axes=Ways(schedule=knobs["schedule"]),
         )  # fmt: skip
         p = predict(direct, interval=False)
         assert one.step_time_s == pytest.approx(float(p.step_time_s), rel=1e-12)
         assert p.peak_memory_bytes == predict(one.job, interval=False).peak_memory_bytes
-        orders.add((knobs["order"], one.accumulation))
+        orders.add((one.job.order, one.accumulation))
     assert orders == {("depth", 1), ("depth", 2), ("depth", 4), ("breadth", 2), ("breadth", 4)}
 
 

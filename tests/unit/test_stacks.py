@@ -53,7 +53,7 @@ def test_a_fitted_constant_without_bounds_is_refused() -> None:
         Fact.model_validate(fitted)
     with pytest.raises(ValueError, match="has bounds if it was fitted"):
         Fact.model_validate({"value": 0.5, "source": "measured", "bounds": BOUNDS})
-    with pytest.raises(ValueError, match="low < high"):
+    with pytest.raises(UserError, match="low < high"):
         Bounds(low=1, high=1, source="made up")
     assert Fact.model_validate({**fitted, "bounds": BOUNDS}).place == "inside"
 

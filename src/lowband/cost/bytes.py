@@ -59,7 +59,7 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
         parts = [cut_shape(name, shape, plan, axes.tensor) for name, shape in shapes.items()]
         return UnitLayout.of(parts, levels.world).numel
 
-    head = ("head.weight", "final_norm.weight", "final_norm.bias") if axes.pipeline > 1 else ()
+    head = () if axes.has_both_ends else ("head.weight", "final_norm.weight", "final_norm.bias")
     root = numel({name: shape for name, shape in model.root_shapes().items() if name not in head})
     return [root, *[numel(model.block_shapes())] * (model.layers // axes.pipeline)]
 

@@ -5,19 +5,30 @@ gradients once, after it has summed them over the micro-batches. Per micro-batch
 the rank that has the next stage, and the gradient of its input back: X each, see cost/contents.py. A head
 that is the embedding stays gathered for the whole step, as a root; if it lies on another rank, both have it,
 and exchange their shards of its gradient once a step.
+
+So a rank holds a stage's gathered weights whole, and beside them the first unit of the stage that is next in
+its list; and the sums of gradients of all stages that are between their first backward and their last.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from functools import cache
+from itertools import groupby, pairwise
+
+import numpy as np
 
 from lowband.cost.bytes import sent_bytes
-from lowband.cost.memory import state_bytes
+from lowband.cost.memory import GRAD_BYTES, state_bytes
+from lowband.cost.numbers import Num
 from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT, TIED_REDUCE
+from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
-from lowband.spec.stages import stage_modules, visits
+from lowband.spec.schedule import Action
+from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.stages import stage_modules, summing, visits
 from lowband.spec.tensor import cut_shape, gpt_plan
 from lowband.spec.wire import DTYPE_BYTES
 
@@ -31,10 +42,13 @@ class Part:
 
     units:   elements of each, padding included, the root's first: 0 if there is none
     gathers: of each, how often it is gathered for a forward, and for a backward
+    gathered, summed: elements of those that are gathered, and whose gradients are summed, at the most
     """
 
     units: tuple[int, ...]
     gathers: tuple[tuple[int, int], ...]
+    gathered: int
+    summed: int
 
 
 def parts(spec: RunSpec) -> list[Part]:
@@ -44,14 +58,28 @@ def parts(spec: RunSpec) -> list[Part]:
     for of_rank in spec.lists:
         often = visits(of_rank)
         root = ["embed.weight"] if spec.model.tied_head and {0, spec.stages - 1} & often.keys() else []
-        units, gathers = [_numel(spec, root)], [(1, 0)]
+        whole, units, gathers = _numel(spec, root), dict[int, list[int]](), [(1, 0)]
         for stage, times in sorted(often.items()):
-            for module in modules[stage]:
-                if names := [name for name in _names(spec, module) if name not in root]:
-                    units.append(_numel(spec, names))
-                    gathers.append(times)
-        found.append(Part(tuple(units), tuple(gathers)))
+            named = [[n for n in _names(spec, module) if n not in root] for module in modules[stage]]
+            units[stage] = [_numel(spec, names) for names in named]
+            gathers += [times for names in named if names]
+        numels = [numel for of_stage in units.values() for numel in of_stage if numel]
+        gathered = whole + _most_gathered(of_rank, units)
+        summed = whole + max(sum(sum(units[stage]) for stage in at_once) for at_once in summing(of_rank))
+        found.append(Part((whole, *numels), tuple(gathers), gathered, summed))
     return found
+
+
+def _most_gathered(actions: Sequence[Action], units: Mapping[int, Sequence[int]]) -> int:
+    """Elements, at the end of a visit to a stage. units: of each stage, by module"""
+    most, ahead = 0, 0
+    for stage, of_visit in groupby(reversed(actions), key=lambda action: action.stage):
+        kinds = [action.kind for action in of_visit]
+        here = sum(units[stage]) if set(kinds) != {"weight"} else 0
+        most = max(most, here + ahead)
+        first = kinds[-1]  # of the visit, whose first gather starts in the one before
+        ahead = 0 if first == "weight" else units[stage][0 if first == "forward" else -1]
+    return most
 
 
 def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
@@ -76,22 +104,64 @@ def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
 
 
 def stages_states(spec: RunSpec) -> dict[str, int]:
-    """Peak bytes of each state that lasts, on the rank that holds most of it."""
+    """Peak bytes of each state, on the rank that holds most of it; without those of collectives' buffers."""
+    gathers = bool(spec.levels.hops(SELF, spec.scheme.weights))
     of_places = [
-        state_bytes(
-            part.units,
-            spec.scheme,
-            spec.levels,
-            spec.compute_dtype,
-            spec.reduce_dtype,
-            spec.accumulation,
-            "gloo",
-            order="breadth",
-        )
+        {
+            **_lasting(spec, part),
+            "gathered": DTYPE_BYTES[spec.compute_dtype] * part.gathered if gathers else 0,
+            "sums": GRAD_BYTES * part.summed if spec.accumulation > 1 else 0,
+        }
         for part in parts(spec)
     ]
-    kinds = ("weights", "secondary", "grads", "optim")
-    return {kind: max(of_place[kind] for of_place in of_places) for kind in kinds}
+    return {kind: max(of_place[kind] for of_place in of_places) for kind in of_places[0]}
+
+
+def _lasting(spec: RunSpec, part: Part) -> dict[str, int]:
+    states = state_bytes(
+        part.units,
+        spec.scheme,
+        spec.levels,
+        spec.compute_dtype,
+        spec.reduce_dtype,
+        spec.accumulation,
+        "gloo",
+        order="breadth",
+    )
+    return {kind: states[kind] for kind in ("weights", "secondary", "grads", "optim")}
+
+
+def gathers(name: Name, ranks: int, micro_batches: Num, chunks: int) -> tuple[Num, Num]:
+    """How often a step of a named schedule gathers a unit of the first rank, for forwards and for backwards,
+    in the mean over its stages. With one stage it stays gathered.
+
+    micro_batches: may be an array, of whole numbers
+    """
+    if chunks == 1:
+        return 1, 0
+    many, places = np.unique(micro_batches, return_inverse=True)
+    found = np.array([_counted(name, ranks, int(each), chunks) for each in many])[places] / chunks
+    forward, backward = (found[..., i].reshape(np.shape(micro_batches)) for i in (0, 1))
+    return forward, backward
+
+
+@cache
+def _counted(name: Name, ranks: int, micro_batches: int, chunks: int) -> tuple[int, int]:
+    """Visits to all of the first rank's stages. In the steady part of a list every further round of
+    micro-batches, one per rank, adds as many as the last one, if the rounds are alike."""
+    if micro_batches > 4 * ranks and (name != "interleaved" or micro_batches % ranks == 0):
+        at = 3 * ranks + 1 + (micro_batches - 1) % ranks
+        here, before = (_counted(name, ranks, each, chunks) for each in (at, at - ranks))
+        further = (micro_batches - at) // ranks
+        return here[0] + further * (here[0] - before[0]), here[1] + further * (here[1] - before[1])
+    times = visits(SCHEDULES[name].of_rank(0, ranks, micro_batches, chunks)).values()
+    return sum(forward for forward, _ in times), sum(backward for _, backward in times)
+
+
+@cache
+def most_summed(name: Name, ranks: int, chunks: int) -> int:
+    """Stages of the first rank whose gradients are summed at once, where micro-batches fill the pipeline."""
+    return max(map(len, summing(SCHEDULES[name].of_rank(0, ranks, 2 * ranks, chunks))))
 
 
 def _messages(spec: RunSpec) -> Counter[Key]:

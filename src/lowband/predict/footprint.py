@@ -1,6 +1,6 @@
 """Memory of one rank, item by item: states, gathered units, activations, logits, framework."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 
@@ -8,12 +8,13 @@ import numpy as np
 
 from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.bytes import stage_numels
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, state_bytes
+from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num
+from lowband.cost.stages import most_summed
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.model import ModelSpec
-from lowband.spec.schedule import peak
+from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
@@ -32,17 +33,20 @@ def memory_items(job: Workload) -> dict[str, Num]:
 
     With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
     keeps activations of all micro-batches (breadth-first), or of as many as its schedule has in flight at
-    most: p (1F1B, ZB-H1, ZB-V), p + (p - 1) / v (interleaved) ...
+    most: p (1F1B, ZB-H1, ZB-V), p + (p - 1) / v (interleaved) ... Where backwards are split and a block is
+    recomputed, it has its activations from the input part to the weight part: of the rank that has most.
     """
     levels, axes = job.levels, job.axes
     numels = stage_numels(job.model, levels, axes)
     once, more = (
         state_bytes(
             numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
-            job.collectives or "hops", job.order,
+            job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
         )
         for n in (1, 2)
     )  # fmt: skip
+    if job.is_in_stages:
+        once, more = (_of_stages(job, numels, items, n) for n, items in enumerate((once, more), start=1))
     items: dict[str, Num] = {
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
@@ -51,10 +55,17 @@ def memory_items(job: Workload) -> dict[str, Num]:
         _value(job.stack.gathered_inputs, 0),
     )  # fmt: skip
     tokens = job.micro_batch * job.seq_len
-    most = _most_in_flight(axes.row, axes.pipeline, axes.chunks)
-    in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
     blocks = job.model.layers // axes.pipeline
-    items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
+    if SCHEDULES[axes.row].splits and job.recompute != "none":
+        in_blocks: Num = 0.0
+        for held, late in _most_held(axes.row, axes.pipeline, axes.chunks):
+            of_rank = np.minimum(job.accumulation, held) * kept.block
+            in_blocks = np.maximum(in_blocks, of_rank + np.minimum(job.accumulation, late) * kept.working)
+        items["activations"] = tokens * blocks * in_blocks
+    else:
+        most, _ = _most_held(axes.row, axes.pipeline, axes.chunks)[0]
+        in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
+        items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
     items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
     items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, numels)
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
@@ -78,10 +89,28 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     return weights + np.maximum(masters + items["start"], in_step)
 
 
+def _of_stages(
+    job: Workload, numels: Sequence[int], items: Mapping[str, int], accumulation: int
+) -> dict[str, int]:
+    """The states of a pipeline's rank, where those of a stage's units are together (cost/stages.py): gathered
+    with the next stage's first unit, and summed over micro-batches until the stage's last backward."""
+    axes, (root, block, *_) = job.axes, numels
+    stage = root + block * (job.model.layers // axes.stages)
+    found = {kind: size for kind, size in items.items() if kind != "sums"}
+    if items["gathered"]:
+        found["gathered"] = DTYPE_BYTES[job.compute_dtype] * (stage + (block if axes.chunks > 1 else 0))
+    if accumulation > 1:
+        summed = root + (stage - root) * most_summed(axes.row, axes.pipeline, axes.chunks)
+        found["grads"] = max(items["grads"], GRAD_BYTES * summed)
+    return found
+
+
 @cache
-def _most_in_flight(name: Name, ranks: int, chunks: int) -> float:
-    """Micro-batches whose activations the first rank holds at most, once they fill the pipeline."""
-    return peak([SCHEDULES[name].of_rank(0, ranks, 2 * ranks, chunks)])[0] / chunks
+def _most_held(name: Name, ranks: int, chunks: int) -> list[tuple[float, float]]:
+    """By rank, the micro-batches whose activations it holds at most, once they fill the pipeline, and those
+    whose weight parts wait."""
+    filled = [SCHEDULES[name].of_rank(rank, ranks, 2 * ranks, chunks) for rank in range(ranks)]
+    return [(held / chunks, late / chunks) for held, late in zip(peak(filled), owed(filled), strict=True)]
 
 
 @cache

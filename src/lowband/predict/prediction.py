@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from lowband.cost.activations import Recompute
 from lowband.cost.flops import hardware_flops_per_token, model_flops_per_token
 from lowband.cost.numbers import Num
@@ -66,7 +64,7 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
     step = step_time(job)
     fast, slow = step_interval(job, step.total) if interval else (step.total, step.total)
     items = memory_items(job)
-    peak = peak_bytes(items, np.asarray(job.passes) > 1)
+    peak = peak_bytes(items, job.keeps_grads)
     memory_gib = job.machine.device.memory_gib
     return Prediction(
         **vars(_speed(job, step.total)),

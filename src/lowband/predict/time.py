@@ -13,8 +13,11 @@ computation; and
     join(x, y) = max(x, y) + (1 - overlap) min(x, y)      overlap 1: perfect
 
 The first micro-batch's forward also gathers updated weights; the last one's backward also reduces to the
-optimizer level and over replicas. Time beyond a pass's computation is exposed communication, attributed to
-collectives in proportion to their time in the lane.
+optimizer level and over replicas. In a pipeline a stage's units are gathered whenever the schedule's list
+comes to it, each behind one micro-batch, and reduced once a step: those of the stage that ends last behind
+nothing, the others behind the last micro-batch (cost/stages.py).
+Time beyond a pass's computation is exposed communication, attributed to collectives in proportion to their
+time in the lane (exposed.py).
 
 Replicas that meet seldom (spec.sync) exchange each fragment of the weights every H steps, x seconds, behind
 d = min(delay, H / fragments) steps of c seconds each without it: of what is exposed, join(d c, x) - d c, a
@@ -33,7 +36,6 @@ All computation takes as long as on the slowest of the ranks (cost/stragglers.py
 middle device's is the item `straggler`.
 """
 
-from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +47,11 @@ from lowband.cost.compute import Computer, Work, work
 from lowband.cost.numbers import Num, join
 from lowband.cost.stragglers import slower
 from lowband.cost.timeline import idle_passes, idle_s
+from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.schedules import SCHEDULES
-from lowband.spec.step import ANCHOR_GATHER, STEP
+from lowband.spec.step import ANCHOR_GATHER, BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
@@ -57,8 +60,6 @@ ITEMS = (
 )  # fmt: skip
 
 COMPUTED = ("forward", "recompute", "backward", "optimizer")
-
-Lane = dict[str, Num]  # collective -> seconds in the lane, for one unit
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     overlap = share(job.stack.overlap, case)
     root, block = _lanes(job, network, computer)
     blocks, micro_batches = job.model.layers // job.axes.pipeline, job.accumulation
-    turns = micro_batches if job.order == "breadth" else 1  # micro-batches that a gathered unit computes
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
@@ -96,31 +96,9 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
 
-    def forward(every: Collection[str], times: Num) -> None:
-        gathers = _names("forward", "weights", every)
-        g, g_root = _sum(block, gathers), _sum(root, gathers)
-        busy = turns * forward_s
-        exposed = g_root + g + (blocks - 1) * (join(busy, g, overlap) - busy)
-        _attribute(
-            add,
-            exposed * times,
-            {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in gathers},
-        )
-
-    def backward(every: Collection[str], times: Num) -> None:
-        gathers, reductions = (_names("backward", what, every) for what in ("weights", "gradients"))
-        g, r, r_root = _sum(block, gathers), _sum(block, reductions), _sum(root, reductions)
-        busy, head = turns * backward_s, turns * w.head_backward
-        exposed = join(head, g, overlap) - head
-        exposed = exposed + (blocks - 1) * (join(busy, g + r, overlap) - busy) + r + r_root
-        lane = {name: blocks * block.get(name, 0.0) + root.get(name, 0.0) for name in (*gathers, *reductions)}
-        _attribute(add, exposed * times, lane)
-
-    # The first forward of a step gathers updated weights; the last backward reduces to the optimizer level.
-    forward(("pass", "step"), 1)
-    backward(("pass", "step"), 1)
-    forward(("pass",), job.passes - 1)
-    backward(("pass",), job.passes - 1)
+    passes = Passes(job, root, block, forward_s, backward_s, w.head_backward, overlap)
+    for name, time in passes.exposed():
+        add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
@@ -135,11 +113,13 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
                 job, blocks * (forward_s + backward_s), blocks * forward_s, blocks * w.weight, exchange
             ),
         )
-    for name, time in _meeting(job, root, block, _sum(items, items), overlap).items():
+    for name, time in _meeting(job, root, block, total(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
-    lane = {r.name: times[r.every] * (root.get(r.name, 0.0) + blocks * block.get(r.name, 0.0)) for r in STEP}
-    return StepTime(_sum(items, items), items, lane)
+    often = {r.name: times[r.every] for r in STEP}
+    often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), job.gathers, strict=True))
+    lane = {name: n * (root.get(name, 0.0) + blocks * block.get(name, 0.0)) for name, n in often.items()}
+    return StepTime(total(items, items), items, lane)
 
 
 def _bubble_s(job: Workload, pass_s: Num, forward_s: Num, weight_s: Num, exchange_s: Num) -> Num:
@@ -255,26 +235,6 @@ def _lane(
         + computer.quantize_s(sum(hop.quantized_values for hop in hops))
         for name, hops in parts.items()
     }
-
-
-def _names(during: str, carries: str, every: Collection[str]) -> list[str]:
-    """Names of a pass's collectives, in order."""
-    return [r.name for r in STEP if (r.during, r.carries) == (during, carries) and r.every in every]
-
-
-def _sum(lane: Lane, names: Iterable[str]) -> Num:
-    total: Num = 0.0
-    for name in names:
-        total = total + lane.get(name, 0.0)
-    return total
-
-
-def _attribute(add: Callable[[str, Num], None], exposed: Num, lane: Lane) -> None:
-    """Attribute exposed seconds to the collectives in proportion to their time in the lane."""
-    whole = _sum(lane, lane)
-    for name, time in lane.items():
-        if np.any(time):
-            add(f"exposed_{name}", exposed * (time / whole))
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:

@@ -9,13 +9,14 @@ import numpy as np
 
 from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
+from lowband.cost.stages import gathers
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
-from lowband.spec.schedules import SCHEDULES, check_numbers
+from lowband.spec.schedules import check_numbers
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
@@ -57,11 +58,6 @@ class Workload:
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         levels = self.levels
-        if SCHEDULES[self.axes.row].splits and self.recompute != "none":
-            raise UserError(
-                f"schedule '{self.axes.schedule}' with recompute '{self.recompute}'",
-                allowed="recompute 'none': weight parts that wait need the activations",
-            )
         try:
             self.scheme.check(levels)
         except UserError as error:
@@ -84,9 +80,25 @@ class Workload:
         return "breadth" if self.axes.schedule == "breadth-first" else "depth"
 
     @property
+    def is_in_stages(self) -> bool:
+        return self.axes.pipeline > 1
+
+    @property
     def passes(self) -> Num:
-        """How often a step gathers and reduces each unit."""
-        return passes(self.accumulation, self.order)
+        """How often a step reduces each unit. In stages gradients are summed over the micro-batches first."""
+        return 1 if self.is_in_stages else passes(self.accumulation, self.order)
+
+    @property
+    def gathers(self) -> tuple[Num, Num]:
+        """How often a step gathers each unit, for forwards and for backwards."""
+        if not self.is_in_stages:
+            return self.passes, self.passes
+        return gathers(self.axes.row, self.axes.pipeline, self.accumulation, self.axes.chunks)
+
+    @property
+    def keeps_grads(self) -> Any:
+        """Whether gradients are in memory while further micro-batches compute."""
+        return np.asarray(self.accumulation if self.is_in_stages else self.passes) > 1
 
     @property
     def tokens(self) -> Num:

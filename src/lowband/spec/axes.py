@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_se
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
-from lowband.spec.schedules import Name
+from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
@@ -63,6 +63,11 @@ class Axes(Strict):
     def stages(self) -> int:
         """Parts of a model, one after the other, on all ranks along pipeline."""
         return self.pipeline
+
+    @property
+    def has_both_ends(self) -> bool:
+        """Whether the first rank along pipeline has the last stage, too."""
+        return self.pipeline == 1
 
     def check(self, model: ModelSpec) -> None:
         """Raises UserError if the model cannot be divided so."""
@@ -122,6 +127,10 @@ class Ways(Axes):
         if self.schedule == "1f1b":
             return "1f1b" if self.chunks == 1 else "interleaved"
         return "breadth" if self.schedule == "breadth-first" else self.schedule
+
+    @property
+    def has_both_ends(self) -> bool:
+        return self.pipeline == 1 or SCHEDULES[self.row].in_a_vee
 
     @property
     def outside(self) -> int:

@@ -144,3 +144,15 @@ def peak(lists: Lists) -> list[int]:
             most = max(most, held)
         found.append(most)
     return found
+
+
+def owed(lists: Lists) -> list[int]:
+    """Weight parts that wait at the fullest moment, by rank; an input part that is computed counts."""
+    found = []
+    for of_rank in lists:
+        waiting = most = 0
+        for action in of_rank:
+            waiting += (action.kind == "input") - (action.kind == "weight")
+            most = max(most, waiting)
+        found.append(most)
+    return found

@@ -1,4 +1,6 @@
-"""Which modules of our GPT lie on which stage of a pipeline, and how often a list comes to each of them."""
+"""Which modules of our GPT lie on which stage of a pipeline; how often a list comes to each stage, and which
+stages have sums of gradients when.
+"""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -31,3 +33,14 @@ def visits(actions: Sequence[Action]) -> dict[int, tuple[int, int]]:
         first = next((action.kind for action in of_visit if action.kind != "weight"), None)
         found[stage] = forwards + (first == "forward"), backwards + (first in ("backward", "input"))
     return found
+
+
+def summing(actions: Sequence[Action]) -> list[set[int]]:
+    """By action of a rank's list, the stages whose gradients are being summed.
+
+    They are from a stage's first backward until its last weights have their gradients, when they are reduced
+    (engine.parallel.executor).
+    """
+    first = {a.stage: k for k, a in reversed([*enumerate(actions)]) if "input" in a.parts}
+    last = {a.stage: k for k, a in enumerate(actions) if "weight" in a.parts}
+    return [{s for s in first if first[s] <= k <= last[s]} for k in range(len(actions))]

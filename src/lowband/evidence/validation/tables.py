@@ -11,6 +11,7 @@ from lowband.evidence.validation.frontier_pareto import pareto
 from lowband.evidence.validation.frontier_readings import reading_costs, readings
 from lowband.evidence.validation.low_communication import low_communication
 from lowband.evidence.validation.pipelines import pipelines
+from lowband.evidence.validation.strong_scaling import strong_scaling
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
@@ -19,7 +20,7 @@ from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
-    "pareto", "low_communication", "pipelines", "wan_steps", "constants",
+    "pareto", "low_communication", "pipelines", "strong_scaling", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -37,6 +38,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(pareto(config), out / "pareto.csv")
     write_csv(low_communication(config), out / "low_communication.csv")
     write_csv(pipelines(config), out / "pipelines.csv")
+    write_csv(strong_scaling(config), out / "strong_scaling.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
 

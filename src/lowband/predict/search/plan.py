@@ -1,4 +1,4 @@
-"""The search of `lowband plan`: placement x wires x micro-batch x order x recomputation x axes, what fits.
+"""The search of `lowband plan`: placement x wires x micro-batch x recomputation x axes x schedule, what fits.
 
 It covers these choices only:
 
@@ -7,9 +7,13 @@ It covers these choices only:
                 level; a collective that sends nothing, or has one rank, keeps its native wire
     batches     every micro-batch (of those given) that divides a data-parallel group's share of the global
                 batch; the rest is accumulation
-    order       of accumulation: depth, and breadth where a step has several micro-batches
     recompute   none, full (or the one given)
     axes        those given (or every power of two to the node's size, and to 16 stages) that divide the model
+    schedule    on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
+                where a step has several micro-batches; on several every schedule that is predicted, with
+                every power of two of stages a rank, to 8, that the model and the schedule allow
+
+Left out, as `left_out` says: ranks along context, which are not predicted; what our engine does not train.
 """
 
 import itertools
@@ -17,10 +21,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.bytes import transfers
@@ -33,6 +36,7 @@ from lowband.spec.axes import SHORT, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.schedules import SCHEDULES
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
 from lowband.spec.step import STEP, Schedule
@@ -40,8 +44,10 @@ from lowband.spec.wire import Wire
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
-MOST_STAGES = 16
-MEMORY_KNOBS = ("weights", "secondary", "grads", "optim", "order", "recompute", "tensor", "pipeline")
+MOST_STAGES, MOST_CHUNKS = 16, 8
+MEMORY_KNOBS = (
+    "weights", "secondary", "grads", "optim", "recompute", "tensor", "pipeline", "schedule", "chunks",
+)  # fmt: skip
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
 
@@ -63,10 +69,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """ranked: the candidates that fit, fastest first; candidates: all of them, by their knobs."""
+    """ranked: the candidates that fit, fastest first; candidates: all of them, by their knobs.
+
+    left_out: what was not tried, and why, in one line
+    """
 
     ranked: list[Candidate]
     candidates: dict[tuple[object, ...], Candidate]
+    left_out: str = ""
 
     def reasons(self, best: Candidate) -> list[str]:
         """Per knob, a line with the cost of its next best value, all else equal."""
@@ -105,7 +115,7 @@ def plan(
 ) -> Plan:
     """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
-    axes:          to try, in each order that the search has; None: all of `axes_to_try`
+    axes:          to try, in each schedule that the search has; None: all of `axes_to_try`
     micro_batches: to try; None: every one that is possible
     exact:         whether all wires are native
     """
@@ -117,7 +127,7 @@ def plan(
     for job in jobs(*tried):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
-            peak = peak_bytes(memory_items(job), np.asarray(job.passes) > 1)
+            peak = peak_bytes(memory_items(job), job.keeps_grads)
             shorts[placed] = np.maximum(0.0, peak - room)
         short = shorts[placed]
         time = step_time(job).total if np.any(short == 0) else np.inf
@@ -134,7 +144,7 @@ def plan(
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
         raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
-    return Plan(ranked, found)
+    return Plan(ranked, found, left_out(model, possible))
 
 
 def axes_to_try(
@@ -151,6 +161,12 @@ def _possible(machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Way
     for one in axes:
         try:
             mesh_of(machine, model, ranks, one)
+            if not any(_in_orders(model, one)):
+                raise UserError(
+                    f"no schedule has first and last stage of {model.layers} layers on one of "
+                    f"{one.pipeline} ranks, as a head needs that is the embedding",
+                    where=f"model '{model.name}'",
+                )
             possible.append(one)
         except UserError as error:
             refused.append(error)
@@ -173,7 +189,7 @@ def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserErr
 
 
 def _knobs(job: Workload, names: Sequence[str], micro_batch: int = 0) -> tuple[object, ...]:
-    values = vars(job.scheme) | vars(job) | vars(job.axes) | {"micro_batch": micro_batch, "order": job.order}
+    values = vars(job.scheme) | vars(job) | vars(job.axes) | {"micro_batch": micro_batch}
     return tuple(values[name] for name in names)
 
 
@@ -196,18 +212,39 @@ def jobs(
             continue
         # As floats: a step of a trillion parameters has more FLOPs than 64 bits can count.
         batches = np.array([b for b in micro_batches or _divisors(share) if share % b == 0], dtype=float)
-        in_order: dict[Schedule, NDArray[Any]] = {"1f1b": batches, "breadth-first": batches[batches < share]}
-        for schedule, several in in_order.items():
+        for way in _in_orders(model, one):
+            several = batches[batches < share] if way.schedule == "breadth-first" else batches
             if not several.size:
                 continue
             base = Workload(
                 machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
-                micro_batch=several, seq_len=seq_len, accumulation=share // several,
-                axes=one.model_copy(update={"schedule": schedule}),
+                micro_batch=several, seq_len=seq_len, accumulation=share // several, axes=way,
             )  # fmt: skip
             for scheme in schemes(base.levels, exact):
                 for each in recompute:
                     yield replace(base, scheme=scheme, recompute=each)
+
+
+def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
+    """These degrees in every schedule of the search."""
+    for schedule in get_args(Schedule):
+        for chunks in _powers(MOST_CHUNKS):
+            way = axes.model_copy(update={"schedule": schedule, "chunks": chunks})
+            row = SCHEDULES[way.row]
+            if axes.pipeline == 1 and (schedule not in ("1f1b", "breadth-first") or chunks > 1):
+                continue
+            if chunks < row.chunks[0] or (row.chunks[1] is not None and chunks > row.chunks[1]):
+                continue
+            if model.layers % way.stages == 0 and not (model.tied_head and not way.has_both_ends):
+                yield way
+
+
+def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
+    """What a search over these axes does not try, and why, in one line."""
+    found = ["ranks along context, whose exchanges are not predicted"]
+    if model.tied_head and any(one.pipeline > 1 for one in axes):
+        found.append("schedules whose first and last stage are on two ranks, as the head is the embedding")
+    return "not tried: " + "; ".join(found)
 
 
 @cache  # the same for every placement

@@ -11,6 +11,7 @@ from lowband.predict.prediction import predict
 from lowband.predict.search.choice import MODEL_ERROR, chosen, lossy_wires
 from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan
 from lowband.predict.show.render import fits, record, text
+from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT
 from lowband.spec.config import Config
 from lowband.spec.files import create_whole
@@ -36,7 +37,7 @@ def report(plan: Plan) -> str:
     if len(rows) > SHOWN:
         lines.append(f"   and {len(rows) - SHOWN} more: --csv")
     lines += ["", text(record(best.job, predict(best.job))), "", "why, one choice changed at a time:"]
-    return "\n".join([*lines, *(f"  {line}" for line in plan.reasons(best))])
+    return "\n".join([*lines, *(f"  {line}" for line in plan.reasons(best)), "", plan.left_out])
 
 
 def records(plan: Plan) -> list[dict[str, Any]]:
@@ -54,6 +55,7 @@ def _record(rank: int, c: Candidate) -> dict[str, Any]:
     return {
         "rank": rank, **{key: row[key] for key in shown}, "step_time_fast_s": fast, "step_time_slow_s": slow,
         **{SHORT.get(knob, knob): value for knob, value in zip(KNOBS, c.knobs, strict=True)},
+        "order": c.job.order,
         "lossy_wires": lossy_wires(c),
     }  # fmt: skip
 
@@ -62,9 +64,12 @@ def _line(c: Candidate) -> str:
     job, s = c.job, c.job.scheme
     secondary = f"/{s.secondary}" if s.secondary else ""
     wires = ", ".join(f"{w} {s.wire(w)}" for w in WIRES if s.wire(w) != "native") or "all native"
+    order = f"order {job.order}"
+    if job.is_in_stages:
+        order = f"schedule {job.axes.row}" + (f" x {job.axes.chunks}" if job.axes.chunks > 1 else "")
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
-        f"micro-batch {c.micro_batch} x {c.accumulation}, order {job.order}, "
+        f"micro-batch {c.micro_batch} x {c.accumulation}, {order}, "
         f"recompute {job.recompute}, tp {job.axes.tensor}, pp {job.axes.pipeline}"
     )
 
@@ -87,25 +92,23 @@ def _why(c: Candidate) -> str:
 def write(best: Candidate, name: str, config: Config) -> list[Path]:
     """Write the scheme and the suite `name` into files of their own, and the model if config/ lacks it.
 
-    Raises UserError, before anything is written, if a name is taken, for what a suite cannot run (tensor and
-    pipeline parallelism, models that are no plain GPT), and for a machine that is no cluster of config.
+    Raises UserError, before anything is written, if a name is taken, for what a suite cannot run (models that
+    are no plain GPT), and for a machine that is no cluster of config.
     """
     job = best.job
-    tp, pp = job.axes.tensor, job.axes.pipeline
-    if tp * pp > 1:
-        raise UserError(f"tp {tp}, pp {pp}: the engine runs tp 1, pp 1", allowed="--tp 1 --pp 1")
     if job.machine.name not in config.clusters:
         raise UserError(f"no cluster '{job.machine.name}' for a suite", where=config.clusters_folder)
     keys = ("weights", "secondary", "grads", "optim", *WIRES)
     entry = {key: getattr(job.scheme, key) for key in keys}
     entry = {key: value for key, value in entry.items() if value not in (None, "native")}
+    ways = _ways(job)
     entry["known_as"] = (
         f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}, "
-        f"stack {job.stack.name}, order {job.order}"
+        f"stack {job.stack.name}, {', '.join(f'{key} {value}' for key, value in ways.items())}"
     )
     fixed = {
         "model": job.model.name, "scheme": name, "ranks": job.ranks, "micro_batch": best.micro_batch,
-        "accumulation": best.accumulation, "order": job.order, "seq_len": job.seq_len,
+        "accumulation": best.accumulation, **ways, "seq_len": job.seq_len,
         "recompute": job.recompute, "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
     }  # fmt: skip
@@ -126,6 +129,15 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     for path, data in files.items():
         create_whole(path, _yaml(data))
     return list(files)
+
+
+def _ways(job: Workload) -> dict[str, Any]:
+    """The axes, and the order of micro-batches, as a run's options."""
+    axes = job.axes
+    tensor = {"tensor": axes.tensor, "sequence_parallel": axes.sequence_parallel} if axes.tensor > 1 else {}
+    if not job.is_in_stages:
+        return {**tensor, "order": job.order}
+    return {**tensor, "pipeline": axes.pipeline, "schedule": axes.row, "chunks": axes.chunks}
 
 
 def _yaml(data: object) -> str:

@@ -211,6 +211,14 @@ FIGURES: dict[str, Entry] = {
         "nodes and with ten times slower ones. Bands: 80 % intervals, as wide as for a "
         "machine without fitted runs. What does not fit the memory is left out." + _READING,
     ),
+    "strong_scaling": Entry(
+        "strong_scaling",
+        "Predicted strong scaling of two models of arXiv 2312.12705 on Frontier, with tensor and pipeline "
+        "degrees and the batch of the first author's scripts, by schedule: TFLOPS per GCD over those on the "
+        "fewest GCDs. Ranks along data grow, so that each pipeline has fewer micro-batches to fill it. "
+        "Dotted: what the paper prints, without the batch and the GCDs that it is of. What does not fit the "
+        "memory is left out: split schedules, which keep what is recomputed. Predicted, not measured.",
+    ),
     "pareto": Entry(
         "pareto",
         "Predicted TFLOPS per GCD of the 20B model on 384 GCDs of Frontier against peak memory per GCD: "

@@ -1,0 +1,160 @@
+"""`lowband plan` over data, tensor and pipeline: every schedule, only what fits, and a suite that runs it."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from lowband.__main__ import main
+from lowband.errors import UserError
+from lowband.predict.footprint import GIB
+from lowband.predict.prediction import predict
+from lowband.predict.request import setting
+from lowband.predict.search.plan import KNOBS, RECOMPUTE, Plan, axes_to_try, plan, schemes
+from lowband.predict.workload import Workload, workload_of
+from lowband.spec.axes import Ways
+from lowband.spec.config import Config
+from lowband.spec.machine import Machine
+from lowband.spec.model import ModelSpec
+from lowband.spec.stack import OURS
+from lowband.spec.step import Schedule
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
+MODEL = ModelSpec(
+    name="small", layers=8, hidden=64, heads=4, vocab=512, seq_len=64, tied_head=False, source="none"
+)
+TIED = MODEL.model_copy(update={"tied_head": True})
+RANKS, BATCH = 8, 16
+KIBIBYTES = 3000  # a rank's memory: some of the choices fit
+
+
+@cache
+def machine(kibibytes: float) -> Machine:
+    found, _ = setting(CONFIG, "frontier", "ours")
+    device = {"memory_gib": kibibytes * 1024 / GIB, "framework_gib": None}
+    return found.model_copy(update={"device": found.device.model_copy(update=device)})
+
+
+@cache
+def planned(model: ModelSpec, kibibytes: float) -> Plan:
+    axes = axes_to_try(machine(kibibytes), [1, 2], [1, 2, 4])
+    return plan(machine(kibibytes), OURS, model, RANKS, 64, BATCH, axes, [1, 2], exact=True)
+
+
+def brute_force() -> dict[tuple[object, ...], tuple[float, float]]:
+    """Seconds and bytes, by knobs, of every point that `predict` takes."""
+    found = {}
+    for tensor, pipeline, schedule, chunks, recompute, micro in product(
+        (1, 2), (1, 2, 4), get_args(Schedule), (1, 2, 4, 8), RECOMPUTE, (1, 2)
+    ):
+        data = RANKS // tensor // pipeline
+        if BATCH % (data * micro) or (
+            pipeline == 1 and (chunks > 1 or schedule not in ("1f1b", "breadth-first"))
+        ):
+            continue
+        if schedule == "breadth-first" and data * micro == BATCH:
+            continue  # one micro-batch has no order
+        axes = Ways.of_options(tensor, pipeline, chunks, schedule)
+        try:
+            job = Workload(
+                machine(KIBIBYTES), OURS, MODEL, CONFIG.scheme("ddp"), RANKS, micro, 64,
+                BATCH // data // micro, recompute=recompute, axes=axes,
+            )  # fmt: skip
+        except UserError:
+            continue
+        for scheme in schemes(job.levels, exact=True):
+            one = predict(replace(job, scheme=scheme), interval=False)
+            values = vars(scheme) | vars(job) | vars(axes)
+            knobs = tuple(values[knob] for knob in KNOBS)
+            found[knobs] = float(one.step_time_s), float(one.peak_memory_bytes)
+    return found
+
+
+def test_a_plan_over_axes_is_brute_force() -> None:
+    found, expected = planned(MODEL, KIBIBYTES), brute_force()
+    assert found.candidates.keys() == expected.keys()
+    fitting = {knobs for knobs, (_, peak) in expected.items() if peak <= KIBIBYTES * 1024}
+    assert 0 < len(fitting) < len(expected)
+    assert {one.knobs for one in found.ranked} == fitting
+    for one in found.ranked:
+        seconds, peak = expected[one.knobs]
+        assert one.step_time_s == pytest.approx(seconds, rel=1e-12)
+        assert peak == pytest.approx(float(predict(one.job, interval=False).peak_memory_bytes), rel=1e-12)
+    assert found.ranked[0].step_time_s == min(one.step_time_s for one in found.ranked)
+    in_stages = {(one.job.axes.schedule, one.job.axes.chunks) for one in found.ranked if one.job.is_in_stages}
+    assert {schedule for schedule, _ in in_stages} == set(get_args(Schedule))
+    assert {("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("breadth-first", 4)} <= in_stages
+
+
+def test_a_stage_is_in_memory_whole() -> None:
+    """Sharding weights and gradients inside a stage saves no memory in a step, but the optimizer's."""
+    scheme = {name: CONFIG.scheme(name) for name in ("zero1", "zero3")}
+    peaks = {}
+    for name, placed in scheme.items():
+        job = Workload(
+            machine(KIBIBYTES), OURS, MODEL, placed, RANKS, 1, 64, 8, axes=Ways(pipeline=4), recompute="none"
+        )
+        items = predict(job, interval=False).memory_bytes
+        peaks[name] = float(items["weights"] + items["gathered"]), float(items["grads"])
+    assert peaks["zero3"] == peaks["zero1"]
+
+
+def test_a_head_that_is_the_embedding_limits_the_schedules() -> None:
+    found = planned(TIED, KIBIBYTES)
+    schedules = {one.job.axes.schedule for one in found.candidates.values() if one.job.is_in_stages}
+    assert schedules == {"zb-v", "dualpipe-v"}
+    assert found.left_out == (
+        "not tried: ranks along context, whose exchanges are not predicted; schedules whose first and last "
+        "stage are on two ranks, as the head is the embedding"
+    )
+    assert planned(MODEL, KIBIBYTES).left_out == (
+        "not tried: ranks along context, whose exchanges are not predicted"
+    )
+
+
+def test_a_pipeline_without_a_schedule_is_refused() -> None:
+    with pytest.raises(UserError, match="no schedule has first and last stage of 8 layers on one of 8 ranks"):
+        plan(machine(KIBIBYTES), OURS, TIED, RANKS, 64, BATCH, axes_to_try(machine(KIBIBYTES), [1], [8]))
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_the_suite_that_it_writes_is_the_plan(
+    tensor: int, pipeline: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, root = tmp_path / "small.yaml", tmp_path / "root"
+    root.mkdir()
+    model.write_text(yaml.safe_dump(MODEL.model_dump(exclude={"name"})))
+    options = ["--cluster", "frontier", "--stack", "ours", "--model", str(model), "--gpus", "8", "--exact"]
+    axes = ["--tp", str(tensor), "--pp", str(pipeline), "--micro-batch", "1", "--global-batch", "32"]
+    assert main(["plan", *options, *axes, "--write", "found", "--root", str(root)]) == 0
+    assert "not tried: ranks along context" in capsys.readouterr().out
+    [run] = Config(root).runs(["found"])
+    assert (run.tensor, run.pipeline, run.is_in_stages) == (tensor, pipeline, pipeline > 1)
+    found, _ = setting(CONFIG, "frontier", "ours")
+    best = plan(
+        found, setting(CONFIG, "frontier", "ours")[1], MODEL, 8, 64, 32,
+        axes_to_try(found, [tensor], [pipeline]), [1], exact=True,
+    ).ranked[0]  # fmt: skip
+    job = replace(workload_of(run), machine=found, stack=best.job.stack, collectives=None)
+    again = predict(job, interval=False)
+    assert float(again.step_time_s) == pytest.approx(best.step_time_s, rel=1e-12)
+    expected = predict(best.job, interval=False).peak_memory_bytes
+    assert float(again.peak_memory_bytes) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_what_the_engine_does_not_cut_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vocabulary that tensor ranks do not divide can be predicted; a run refuses it, in one line."""
+    model, root = tmp_path / "odd.yaml", tmp_path / "root"
+    root.mkdir()
+    model.write_text(yaml.safe_dump(MODEL.model_dump(exclude={"name"}) | {"vocab": 511}))
+    options = ["--cluster", "frontier", "--model", str(model), "--gpus", "8", "--tp", "2", "--pp", "1"]
+    assert main(["plan", *options, "--write", "found", "--root", str(root)]) == 2
+    assert "511 rows of the vocabulary cannot be divided over tensor 2" in capsys.readouterr().err
+    assert not list(root.iterdir())
