@@ -159,6 +159,7 @@ class Unit:
             mark_leaf(leaf, self.name)
         self._seen_as = [seen_as(original) for original in originals]
         self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
+        self._is_put = False  # whether the module has them
         self._unit_of[self.flat.untyped_storage()._cdata] = self
         if not self.is_whole:
             self.meter.hold("start", self.flat)
@@ -181,6 +182,7 @@ class Unit:
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See [Note: shards]."""
         self._put(self.shards, instead_of=self._shown)
+        self._is_put = False
         self._shown = self.leaves  # DTensors would keep the gathered buffer
 
     def put_leaves(self) -> None:
@@ -188,6 +190,7 @@ class Unit:
         if any(self._seen_as):
             self.put_shards()
             self._shown = [shown(leaf, how) for leaf, how in zip(self.leaves, self._seen_as, strict=True)]
+        self._is_put = True
         self._put(self._shown, instead_of=self.shards)
 
     def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
@@ -282,10 +285,10 @@ class Unit:
         """Register the shards again, and free the unit's buffer unless it is held all the time."""
         if self._gathering is not None:  # prefetched but not used
             self.finish_gather()
-        self.put_shards()
-        if self.state is UnitState.GATHERED:
-            versions = [leaf._version for leaf in self.leaves]
-            is_changed = not self.is_whole and versions != self._leaf_versions
+        if self._is_put:
+            self.put_shards()
+        if not self.is_whole and self.state is UnitState.GATHERED:
+            is_changed = [leaf._version for leaf in self.leaves] != self._leaf_versions
             self._free()
             if is_changed:
                 raise UserError(
