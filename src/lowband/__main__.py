@@ -12,6 +12,7 @@ from lowband.commands import (
     advise,
     benchmarks,
     box,
+    check_context,
     doctor,
     gpu,
     kernels,
@@ -33,6 +34,7 @@ MODULES = (
     advise,
     predict,
     schedules,
+    check_context,
     benchmarks,
     kernels,
     gpu,
@@ -40,8 +42,9 @@ MODULES = (
 )  # the order of --help
 # The verbs of somebody with a model and a machine, in the order of --help. The others keep this repository.
 USERS = (
-    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "schedules", "spec", "preflight",
-    "train", "status", "curves", "box", "import-log", "bench-comm", "bench-kernel", "bench-softmax",
+    "doctor", "advise", "advise-page", "predict", "plan", "rehearse", "schedules", "check-context", "spec",
+    "preflight", "train", "status", "curves", "box", "import-log", "bench-comm", "bench-kernel",
+    "bench-softmax",
 )  # fmt: skip
 
 

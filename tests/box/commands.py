@@ -28,7 +28,7 @@ purpose: jobs that end badly
 cluster: small-box
 repeats: 5
 fixed:
-  {model: gpt-200k, scheme: zero3, ranks: 2, micro_batch: 2, seq_len: 32, steps: 24, warmup_steps: 1,
+  {model: gpt-200k, scheme: zero3, ranks: 2, micro_batch: 2, seq_len: 32, steps: 12, warmup_steps: 1,
   checkpoint_every: 2, time_limit_s: 600}
 """
 

@@ -62,14 +62,27 @@ def wait_for(condition, what: str) -> None:
         time.sleep(0.2)
 
 
-def kill_a_rank(run: str) -> None:
+def ranks(run: str) -> list[psutil.Process]:
     """The ranks of a node are children of its launcher and have its command line."""
     mine = [
         p for p in psutil.process_iter(["cmdline"]) if f"{RUNS / run}/spec.json" in (p.info["cmdline"] or [])
     ]
     pids = {p.pid for p in mine}
-    rank = next(p for p in mine if p.ppid() in pids and "srun" not in p.info["cmdline"][0])
-    rank.kill()
+    return [p for p in mine if p.ppid() in pids and "srun" not in p.info["cmdline"][0]]
+
+
+def hold(runs: list[str]) -> None:
+    """Stop each of these once it trains, so that none has ended before the last one trains."""
+    to_come = set(runs)
+
+    def are_held() -> bool:
+        for run in filter(trains, list(to_come)):
+            for rank in ranks(run):
+                rank.suspend()
+            to_come.discard(run)
+        return not to_come
+
+    wait_for(are_held, f"{len(runs)} jobs to train")
 
 
 def kill_a_node(node: str) -> None:
@@ -103,16 +116,19 @@ def main() -> None:
         first = subprocess.Popen(WORKFLOW, stdout=file, stderr=subprocess.STDOUT)
     wait_for(lambda: RUNS.exists() and len(jobs()) == 4, "four jobs")
     running = sorted(jobs())
-    wait_for(lambda: all(trains(run) for run in running), "all four to train")
-    time.sleep(chance.uniform(0, 5))
+    hold(running)
     failed, cancelled, timed_out, lost = chance.sample(running, 4)
     now = jobs()
+    for run in (failed, cancelled, lost):  # the one that runs out of time hangs
+        for rank in ranks(run):
+            rank.resume()
+    time.sleep(chance.uniform(0, 5))
     ids = [now[run][0] for run in running]
     steps = {run: RunFolder(RUNS / run).count_steps() for run in running}
     minutes, seconds = squeue("%M", ids)[now[timed_out][0]].split(":")
     used_s = 60 * int(minutes) + int(seconds)
     started = time.monotonic()
-    kill_a_rank(failed)
+    ranks(failed)[0].kill()
     subprocess.run(["scancel", now[cancelled][0]], check=True, timeout=300)
     limit = ["scontrol", "update", f"JobId={now[timed_out][0]}", "TimeLimit=1"]
     subprocess.run(limit, check=True, timeout=300)

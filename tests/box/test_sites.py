@@ -25,7 +25,7 @@ def test_a_sites_script_trains_on_two_nodes(site: str, tree: Path) -> None:
     quiet = (ROOT / "slurm" / "frontier-box" / "env.sh").read_text()
     (box / "env.sh").write_text(MODULE + (ROOT / "slurm" / site / "env.sh").read_text() + quiet)
     suite = SUITE.replace("small-box", box.name).replace("repeats: 5", "repeats: 1")
-    suite = suite.replace("ranks: 2", "ranks: 4").replace("steps: 24", "steps: 2")
+    suite = suite.replace("ranks: 2", "ranks: 4").replace("steps: 12", "steps: 2")
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
     shutil.rmtree(tree / "slurm" / "small-box")
 

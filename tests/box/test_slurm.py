@@ -47,7 +47,7 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     suite = (
         SUITE.replace("repeats: 5", "repeats: 1")
         .replace("ranks: 2", "ranks: 4")
-        .replace("steps: 24", "steps: 3")
+        .replace("steps: 12", "steps: 3")
     )
     (tree / "config" / "suites" / "faults.yaml").write_text(suite.replace("scheme: zero3", "scheme: hsdp2"))
     schemes = tree / "config" / "schemes.yaml"
@@ -79,7 +79,7 @@ def test_nodes_of_one_rank_train(tree: Path) -> None:
     """Snakemake's executor refuses jobs of one task a node, and is told of two."""
     thin = MACHINE.replace("{name: package, size: 2,", "{name: node, size: 1,")
     (tree / "slurm" / "small-box" / "machine.yaml").write_text(thin)
-    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 3")
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 12", "steps: 3")
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
     workflow = [
         sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
@@ -96,7 +96,7 @@ def test_nodes_of_one_rank_train(tree: Path) -> None:
 def test_runs_that_share_a_job_continue_where_one_failed(tree: Path) -> None:
     """Two runs in one Slurm job, a job step each; the second job starts the one that failed, and no other."""
     (tree / "slurm" / "small-box" / "job.yaml").write_text("tasks: node\njob_of: nodes\ncpus_per_rank: 1\n")
-    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 3")
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 12", "steps: 3")
     suite = suite.replace("checkpoint_every: 2, ", "") + "axes: {text: [stdlib, text.txt], seed: [1]}\n"
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
     (tree / "text.txt").write_text("too short")
@@ -121,7 +121,7 @@ def test_runs_that_share_a_job_continue_where_one_failed(tree: Path) -> None:
 
 
 def test_a_run_with_other_links_than_the_box_is_refused(tree: Path) -> None:
-    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 24", "steps: 2, outer_link: 0.5")
+    suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 12", "steps: 2, outer_link: 0.5")
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
     assert lowband("spec", "--suite", "faults", "--out", "runs", cwd=tree).returncode == 0
     [spec] = (tree / "runs").glob("*/spec.json")

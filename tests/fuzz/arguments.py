@@ -79,6 +79,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-compile": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
     "bench-pipeline": ("--out out",),
+    "check-context": ("context.py --ranks 2 --tolerance 1e-9",),
     "bench-schedules": ("--forward 0.1 --send 0.5 --out out",),
     "bench-products": ("--out out --root .",),
     "bench-kernel": ("--out out --device cpu --only block_quant --limit-s 1", "--out out --compile sm_80"),
@@ -143,6 +144,7 @@ def _prepare(sound_run: Path, verb: str, root: Path) -> None:
         put(root, f"config/{name}.yaml", sound(f"config/{name}.yaml"))
     put(root, "ds.json", DEEPSPEED)
     put(root, "hf.json", LLAMA)
+    put(root, "context.py", sound("examples/context.py"))
     put(root, "train.log", sound("tests/fixtures/foreign/torchtitan.log"))
     one = root / "results" / "local" / "runs" / "one"
     one.mkdir(parents=True)

@@ -32,6 +32,12 @@ def rows(name: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, 
     return code, {first: last for first, *_, last in words}
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of torch takes half a minute and more beside enough other work."""
+    monkeypatch.setattr(site, "LIMIT_S", 600)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own for login shells."""

@@ -1,0 +1,84 @@
+"""`lowband check-context`: the example is right in every way, and what users get wrong is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lowband.__main__ import main
+
+RIGHT = Path(__file__).parents[2] / "examples" / "context.py"
+POSITIONS = ("self.context.places(x)", "torch.arange(x.shape[1])")
+LOST = ("self.context.attention(q, k, v)", "self.context.attention(q, k, v if len(v) == 3 else v.detach())")
+NORM = ("x = x + self.position(places)", "x = x + self.position(places) - x.mean(1, keepdim=True)")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], str]:
+    code = main(["check-context", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    text = RIGHT.read_text()
+    assert old in text
+    file = folder / "mine.py"
+    file.write_text(text.replace(old, new))
+    return file
+
+
+def test_the_example_is_right_in_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = told(capsys, RIGHT, "--tolerance", "1e-12")
+    assert code == 0
+    assert len(lines) == 1 + 8 + 1
+    assert lines[-1] == "8 of 8 ways give what one process gives, on 4 ranks"
+
+
+def test_heads_that_three_ranks_cannot_divide_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = told(capsys, RIGHT, "--ranks", 3)
+    assert code == 0
+    assert [line for line in lines if "refused: context_attention heads: 4 heads with 2 of keys" in line]
+    assert lines[-1] == "4 of 4 ways give what one process gives, on 3 ranks"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (POSITIONS, "wrong outputs: most of token"),
+        (NORM, "wrong outputs: most of token"),
+        (LOST, "wrong gradients: most of kv.weight"),
+    ],
+    ids=["positions", "a mean over tokens", "lost gradients"],
+)
+def test_what_is_wrong_is_named(
+    fault: tuple[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, _ = told(capsys, changed(tmp_path, *fault), "--ranks", 2)
+    assert code == 1
+    assert lines[-1] == "0 of 6 ways give what one process gives, on 2 ranks"
+    assert all(said in line for line in lines[1:-1]), lines
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("def inputs()", "def batch()", "does not define inputs (allowed: make(context) and inputs())"),
+        ("return Attention(context)", "return 3", "make(context) returns int (allowed: a torch.nn.Module)"),
+        ("return torch.randn(2, 30, WIDTH)", "return 3", "inputs() gives no batch"),
+        ("return out", "return out.sum()", "the module returns [] (allowed: a tensor [2, 30, ...]"),
+        ("return out", "return out.nothing", "AttributeError: 'Tensor' object has no attribute 'nothing'"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_checked(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, err = told(capsys, changed(tmp_path, old, new), "--ranks", 2)
+    assert (code, lines) == (2, [])
+    assert said in err.splitlines()[-1]
+
+
+def test_words_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such file" in told(capsys, tmp_path / "none.py")[2]
+    shutil.copy(RIGHT, tmp_path / "mine.py")
+    assert "1 ranks (allowed: 2 to 64" in told(capsys, tmp_path / "mine.py", "--ranks", 1)[2]
+    assert "'2' (allowed: a number between 0 and 1)" in told(capsys, RIGHT, "--tolerance", 2)[2]
