@@ -126,7 +126,9 @@ class Hooks:
 
     def _cast_inputs(self, args: Any, kwargs: Any) -> Any:
         """Positional and keyword arguments with all tensors cast; most of them are in no container."""
-        cast = [self._cast(arg) if isinstance(arg, torch.Tensor) else tree_map(self._cast, arg) for arg in args]
+        cast = [
+            self._cast(arg) if isinstance(arg, torch.Tensor) else tree_map(self._cast, arg) for arg in args
+        ]
         return tuple(cast), tree_map(self._cast, kwargs) if kwargs else kwargs
 
     def _cast(self, value: Any) -> Any:

@@ -3,9 +3,10 @@
 Within a backward pass the gradient is reduced to the grads level; at an accumulation boundary the sum is
 reduced further to the optimizer's level, where it is averaged over the replica (without sync, all ranks).
 
-[Note: kept] A bucket of several units that is reduced in place ends as its optimizer's gradients. Once these are
-set to None the next backward fills their memory again, unless somebody still has a view of it. Freed, it would
-go to activations, and a heap of fragments has no place for another as large: DDP keeps its buckets, too.
+[Note: kept] A bucket of several units that is reduced in place ends as its optimizer's gradients. Once these
+are set to None the next backward fills their memory again, unless somebody still has a view of it. Freed, it
+would go to activations, and a heap of fragments has no place for another as large.
+DDP keeps its buckets, too.
 """
 
 from collections.abc import Sequence
@@ -109,6 +110,13 @@ class Bucket:
             return kept
         return self.units[0].master.new_empty(self._numel, dtype=self._dtype)
 
+    def _can_keep(self, reduced: torch.Tensor) -> bool:
+        """Not what torch.func's transforms have wrapped, which is gone with them."""
+        is_alike = reduced.numel() == self._numel and reduced.dtype == self._dtype
+        return (
+            len(self.units) > 1 and is_alike and not torch._C._functorch.is_functorch_wrapped_tensor(reduced)
+        )
+
     def wait_reduce(self) -> None:
         """Wait for the reduction. Raises, once, the error that it raised."""
         if self._reducing is not None:
@@ -186,8 +194,7 @@ class Bucket:
         boundary, self._boundary = self._boundary, None
         if all(unit.grads.are_unset for unit in self.units):
             self._handed_bytes = boundary.nbytes
-            if len(self.units) > 1 and len(boundary) == self._numel and boundary.dtype == self._dtype:
-                self._kept = boundary
+            self._kept = boundary if self._can_keep(boundary) else None
         else:  # gradients accumulate without no_sync
             self._meter.release("grads", boundary.nbytes)
         parts = boundary.split([unit.master.numel() for unit in self.units])
