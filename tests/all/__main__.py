@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lowband.run.environment import code_version
 from tests import campaign_rows
 from tests.all.parts import CAMPAIGNS, TESTS, Campaign
 from tests.junit import counted
@@ -30,8 +29,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "parts.csv"
-    found, is_dirty = code_version()
-    commit = found + ("-dirty" if is_dirty else "")
+    commit = campaign_rows.commit()
     rows = {row["part"]: row for row in campaign_rows.read(file)}
     for part in options.only or [*TESTS, *CAMPAIGNS]:
         if rows.get(part, {}).get("commit") == commit:

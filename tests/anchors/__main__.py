@@ -14,15 +14,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lowband.box import links
-from lowband.run.environment import code_version, describe, host
 from tests.anchors import checkpoints
 from tests.anchors.running import Failed
 from tests.anchors.systems import SYSTEMS
 from tests.anchors.trial import ATTEMPTS, FAULTS, Row, trial
-from tests.campaign_rows import read, write
+from tests.campaign_rows import commit, read, write, write_environment
 
 Case = tuple[str, str, int, int]  # system, fault, ranks, repeat
 
@@ -35,9 +32,7 @@ def main() -> int:
         "--out", type=Path, required=True, help="folder of anchor_<what>.csv, told/, env.json"
     )
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
-    (options.out / "env.json").write_text(environment.to_json())
+    write_environment(options.out)
     if options.what == "faults":
         _faults(options.out, options.repeats)
     else:
@@ -114,8 +109,7 @@ def _checkpoints(out: Path, repeats: int) -> None:
 
 
 def _with_commit(row: Any) -> dict[str, Any]:
-    commit, is_dirty = code_version()
-    return row._asdict() | {"commit": commit + ("-dirty" if is_dirty else "")}
+    return row._asdict() | {"commit": commit()}
 
 
 if __name__ == "__main__":

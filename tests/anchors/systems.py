@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowband.spec.config import Config
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from tests.dist.started import ROOT, TEXT
 from tests.ports import held_port
 

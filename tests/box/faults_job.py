@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 from lowband.box import links
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
+from lowband.spec.run_folder import RunFolder
 
 RUNS = Path("results/faults/runs")
 WORKFLOW = [

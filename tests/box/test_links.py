@@ -9,8 +9,9 @@ from commands import ROOT, lowband
 
 from lowband.cost.tcp import WIRE_BYTES_PER_BYTE
 from lowband.spec.config import Config
-from lowband.spec.records import Environment, Outcome, RunFolder
+from lowband.spec.records import Environment, Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("shaped")
 

@@ -14,7 +14,7 @@ from test_parity import SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowband
-from lowband.engine.collectives import collectives
+from lowband.engine.collectives import hops
 from lowband.engine.transport import lane
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
@@ -102,8 +102,8 @@ def _answer_for_all(device: torch.device, is_late: bool) -> None:
         received.copy_(sent[:1].expand_as(sent))
 
     # `patch` raises where the engine does not have such a name any more.
-    patch.object(collectives, "all_gather", all_gather).start()
-    patch.object(collectives, "reduce_scatter", reduce_scatter).start()
+    patch.object(hops, "all_gather", all_gather).start()
+    patch.object(hops, "reduce_scatter", reduce_scatter).start()
     patch.object(dist, "all_to_all_single", all_to_all_single).start()
 
 

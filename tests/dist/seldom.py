@@ -21,8 +21,9 @@ from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.scheme import Scheme
 
 HIER3 = {"weights": "package", "grads": "node", "optim": "node"}

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from lowband.__main__ import main
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
 from lowband.spec.config import Config
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMOKE = {spec.run_id: spec for spec in Config(ROOT).runs(["smoke"])}

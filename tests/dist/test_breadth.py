@@ -3,10 +3,9 @@
 from functools import cache
 
 import pytest
-import reference
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, TOKENS, optimizer_of
+from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, TOKENS, optimizer_of, train_reference
 
 import lowband
 from lowband.cost.bytes import sent_bytes
@@ -80,29 +79,16 @@ def train_all(cases) -> list[tuple[Trained, bool]]:
     return [train(*case) for case in cases]
 
 
-def train_reference(ranks: int, accumulations: tuple[int, ...]) -> dict[int, Trained]:
+def train_references(ranks: int, accumulations: tuple[int, ...]) -> dict[int, Trained]:
     """Each rank sums its micro-batches before anything is reduced: the order of a scheme that keeps gradients
     on one rank."""
-    scheme = CONFIG.scheme("zero3").model_copy(update={"grads": SELF})
-    return {
-        accumulation: reference.train(
-            GPT(UNTIED, seed=7),
-            lambda model, inputs, targets: model(inputs, targets),
-            lambda step, micro, rank, n=accumulation: part(step, micro, rank, ranks, n),
-            scheme,
-            Levels.fit(INNER, ranks),
-            STEPS,
-            accumulation,
-            CLIP,
-            optimizer_of,
-        )
-        for accumulation in accumulations
-    }
+    scheme, levels = CONFIG.scheme("zero3").model_copy(update={"grads": SELF}), Levels.fit(INNER, ranks)
+    return {n: train_reference(scheme, levels, STEPS, n, UNTIED, part) for n in accumulations}
 
 
 @cache
 def single(ranks: int) -> dict[int, Trained]:
-    return on_ranks(1, train_reference, ranks, (1, 2, 3, 4))[0]
+    return on_ranks(1, train_references, ranks, (1, 2, 3, 4))[0]
 
 
 CASES = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from test_run_stages import MODEL, run
+from test_run_stages import MODEL, TIED, run
 
 import lowband
 from lowband.engine.checkpoint.manifest import Manifest
@@ -17,6 +17,7 @@ from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
 
 STEPS, BATCHES, CLIP = 3, 4, 0.1
@@ -29,12 +30,12 @@ def batches() -> torch.Tensor:
     return torch.randint(256, (STEPS, BATCHES, 2, 17), generator=torch.Generator().manual_seed(1))
 
 
-def made(axes: Axes, schedule: str) -> tuple[torch.nn.Module, lowband.Topology, int]:
+def made(axes: Axes, schedule: str, spec: ModelSpec = MODEL) -> tuple[torch.nn.Module, lowband.Topology, int]:
     """A GPT on the job's ranks, and the micro-batches of each."""
     topology = lowband.Topology({}, lowband.Axes(**axes))
     each = BATCHES // len(topology.along("data").ranks)
     with torch.device("meta"):
-        model = GPT(MODEL)
+        model = GPT(spec)
     of_step = each, schedule, SCHEDULES[schedule].chunks[0]
     options: dict[str, Any] = {"compute_dtype": torch.float32, "seed": 3, "device": "cpu"}
     return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), topology, each
@@ -53,9 +54,9 @@ def mean_loss(model: torch.nn.Module, mine: torch.Tensor, copies: int) -> float:
     return float(torch.stack(everyones).sum()) / copies
 
 
-def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b") -> Found:
+def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: ModelSpec = MODEL) -> Found:
     """Losses from step `first` on, and this rank's weights at the end; the state is saved after step 0."""
-    model, topology, each = made(axes, schedule)
+    model, topology, each = made(axes, schedule, spec)
     data = topology.along("data")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     checkpointer = lowband.Checkpointer(folder)
@@ -117,15 +118,45 @@ def test_one_ranks_checkpoint_is_read_by_stages(tmp_path: Path) -> None:
     assert again[0][0] == pytest.approx(losses[1:], rel=1e-5)
 
 
-def exported(folder: Path) -> None:
-    lowband.save_safetensors(made({"pipeline": 2, "tensor": 2}, "zb-v")[0], folder)
+TIED_CASES = [
+    (4, {"pipeline": 2}, "1f1b", {"pipeline": 4}, "gpipe", 1e-5),
+    (4, {"pipeline": 4}, "1f1b", {}, "1f1b", 1e-5),
+    (4, {"pipeline": 2, "tensor": 2}, "zb-h1", {"pipeline": 2}, "zb-v", 1e-5),
+]
 
 
-def test_safetensors_have_the_whole_model(tmp_path: Path) -> None:
-    on_ranks(4, exported, tmp_path)
+@pytest.mark.parametrize(("ranks", "axes", "schedule", "then", "their_schedule", "error"), TIED_CASES)
+def test_a_head_that_is_the_embedding_is_saved_once(
+    tmp_path: Path, ranks: int, axes: Axes, schedule: str, then: Axes, their_schedule: str, error: float
+) -> None:
+    """Whether stages on two ranks have it or not."""
+    saved = on_ranks(ranks, trained, tmp_path, axes, 0, schedule, TIED)
+    manifest = Manifest.read(next(tmp_path.iterdir()))
+    assert "model.embed.weight" in manifest.firsts
+    assert "model.head.weight" not in manifest.tensors
+    assert sum(group.parameters.count("embed.weight") for group in manifest.groups) == 1
+    again = on_ranks(ranks if then else 1, trained, tmp_path, then, 1, their_schedule, TIED)
+    assert {tuple(losses) for losses, _ in saved} == {tuple(saved[0][0])}
+    assert again[0][0] == pytest.approx(saved[0][0][1:], rel=error, abs=0)
+    before, after = whole(saved), whole(again)
+    assert before.keys() == after.keys() == GPT(TIED).state_dict().keys()
+    assert torch.equal(before["embed.weight"], before["head.weight"])
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=10 * error, atol=2 * error)
+
+
+def exported(folder: Path, schedule: str, spec: ModelSpec) -> None:
+    lowband.save_safetensors(made({"pipeline": 2, "tensor": 2}, schedule, spec)[0], folder)
+
+
+@pytest.mark.parametrize(("schedule", "spec"), [("zb-v", MODEL), ("1f1b", TIED)], ids=["two", "tied"])
+def test_safetensors_have_the_whole_model(tmp_path: Path, schedule: str, spec: ModelSpec) -> None:
+    on_ranks(4, exported, tmp_path, schedule, spec)
     files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     found = {name: value for file in files for name, value in file.items()}
-    expected = GPT(MODEL, seed=3).state_dict()
+    expected = GPT(spec, seed=3).state_dict()
+    if spec.tied_head:
+        expected.pop("head.weight")  # as of a module on one rank: under its first name
     assert found.keys() == expected.keys()
     assert all(torch.equal(expected[name], value) for name, value in found.items())
     again = lowband.Safetensors(tmp_path)

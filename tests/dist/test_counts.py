@@ -4,9 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
 from named import CONFIG, SCHEMES, levels_of
-from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
+from test_parity import SPEC, optimizer_of, stepped
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -25,16 +24,9 @@ def count(scheme_name: str, inner: dict[str, int], dtype: str, accumulation: int
     model = lowband.shard(GPT(SPEC), CONFIG.scheme(scheme_name), lowband.Topology(inner), Block, DTYPE[dtype])
     engine = engine_of(model)
     optimizer = optimizer_of(model.parameters())
-    for step in range(2):
-        engine.ledger.take()
-        for micro in range(accumulation):
-            engine.sync = micro == accumulation - 1
-            model(
-                *part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
-            ).backward()
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+    for step, _ in enumerate(stepped(model, optimizer, 2, accumulation)):
+        if step == 0:
+            engine.ledger.take()
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
     moments = sum(t.nbytes for s in optimizer.state.values() for t in s.values() if t.ndim)
     return sent, dict(engine.meter.peak), moments, [u.layout.numel for u in engine.units]

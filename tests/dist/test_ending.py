@@ -8,7 +8,8 @@ from lowband.run import train
 from lowband.run.ending import failure
 from lowband.run.ranks import is_first_process, job_id
 from lowband.spec.lock import hold
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
+from lowband.spec.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(

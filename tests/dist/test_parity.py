@@ -1,6 +1,6 @@
 """Every scheme without sync trains exactly as a single process does, on 1, 2, 4 and 8 ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
 
 QUANTIZED = [name for name in SCHEMES if CONFIG.scheme(name).is_quantized]
@@ -43,6 +44,24 @@ Trained = tuple[list[float], list[float], dict[str, torch.Tensor]]  # losses, gr
 ONCE, TWICE = (tuple((name, accumulation) for name in SCHEMES) for accumulation in (1, 2))
 
 
+def stepped(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, accumulation: int = 1
+) -> Iterator[tuple[torch.Tensor, float]]:
+    """Train a sharded model on this rank's part of the batches; of each step, its loss and gradient norm."""
+    for step in range(steps):
+        total = torch.zeros(())
+        for micro in range(accumulation):
+            engine_of(model).sync = micro == accumulation - 1
+            arguments = part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
+            loss = model(*arguments) / accumulation
+            loss.backward()
+            total += loss.detach()
+        norm = float(lowband.clip_grad_norm_(model, CLIP))
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total, norm
+
+
 def train_sharded(
     scheme_name: str, accumulation: int, topology: lowband.Topology, pattern: Pattern = "hops"
 ) -> Trained:
@@ -52,17 +71,8 @@ def train_sharded(
     )
     optimizer = optimizer_of(model.parameters())
     losses, norms = [], []
-    for step in range(STEPS):
-        total = torch.zeros(())
-        for micro in range(accumulation):
-            engine_of(model).sync = micro == accumulation - 1
-            arguments = part_of_batch(step, micro, dist.get_rank(), dist.get_world_size(), accumulation)
-            loss = model(*arguments) / accumulation
-            loss.backward()
-            total += loss.detach()
-        norms.append(float(lowband.clip_grad_norm_(model, CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
+    for total, norm in stepped(model, optimizer, STEPS, accumulation):
+        norms.append(norm)
         dist.all_reduce(total)
         losses.append(total.item() / dist.get_world_size())
     return losses, norms, lowband.full_state_dict(model)
@@ -79,6 +89,22 @@ def sharded(ranks: int, cases: Sequence[Case] = ONCE, **inner: int) -> dict[Case
     return on_ranks(ranks, train_all, cases, inner or INNER, time_limit_s=400)[0]
 
 
+def train_reference(
+    scheme: Scheme,
+    levels: Levels,
+    steps: int,
+    accumulation: int = 1,
+    spec: ModelSpec = SPEC,
+    part=part_of_batch,
+) -> Trained:
+    """The same by one process in plain torch, with the scheme's order of sums."""
+    return reference.train(
+        GPT(spec, seed=7), lambda model, *batch: model(*batch),
+        lambda step, micro, rank: part(step, micro, rank, levels.world, accumulation),
+        scheme, levels, steps, accumulation, CLIP, optimizer_of,
+    )  # fmt: skip
+
+
 def train_references(cases: Sequence[Case], ranks: int, inner: dict[str, int]) -> dict[Case, Trained]:
     """Of a scheme only the order of sums matters: one reference for each grads level."""
     by_order: dict[tuple[Levels, str, int], Trained] = {}  # levels, grads level, accumulation
@@ -88,17 +114,7 @@ def train_references(cases: Sequence[Case], ranks: int, inner: dict[str, int]) -
         levels = Levels.fit(levels_of(name, inner), ranks)
         order = (levels, scheme.grads, accumulation)
         if order not in by_order:
-            by_order[order] = reference.train(
-                GPT(SPEC, seed=7),
-                lambda model, inputs, targets: model(inputs, targets),
-                lambda step, micro, rank, n=accumulation: part_of_batch(step, micro, rank, ranks, n),
-                scheme,
-                levels,
-                STEPS,
-                accumulation,
-                CLIP,
-                optimizer_of,
-            )
+            by_order[order] = train_reference(scheme, levels, STEPS, accumulation)
         found[name, accumulation] = by_order[order]
     return found
 

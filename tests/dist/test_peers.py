@@ -14,8 +14,9 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
-from lowband.spec.records import CONTROL, Outcome, RunFolder
+from lowband.spec.records import CONTROL, Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.trainers import deepspeed
 
 ROOT = Path(__file__).parents[2]

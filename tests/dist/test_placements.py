@@ -3,10 +3,8 @@
 from itertools import combinations_with_replacement
 
 import pytest
-import reference
 import torch
-import torch.distributed as dist
-from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
+from test_parity import SPEC, optimizer_of, stepped, train_reference
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -48,13 +46,9 @@ def train_all(schemes: list[Scheme], inner: dict[str, int], spec: ModelSpec):
     results = []
     for scheme in schemes:
         model = lowband.shard(GPT(spec, seed=7), scheme, topology, Block, compute_dtype=torch.float32)
-        optimizer = optimizer_of(model.parameters())
-        for step in range(STEPS):
-            engine_of(model).ledger.take()
-            model(*part_of_batch(step, 0, dist.get_rank(), dist.get_world_size(), 1)).backward()
-            lowband.clip_grad_norm_(model, CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
+        for step, _ in enumerate(stepped(model, optimizer_of(model.parameters()), STEPS)):
+            if step == 0:
+                engine_of(model).ledger.take()
         sent = {(s.level, s.collective, s.wire): s.bytes for s in engine_of(model).ledger.take()}
         units = unit_numels(spec, topology.levels)
         is_closed_form = sent == sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, True)
@@ -67,17 +61,7 @@ def train_references(schemes: list[Scheme], inner: dict[str, int], spec: ModelSp
     found = {}
     for scheme in schemes:
         if scheme.grads not in found:
-            found[scheme.grads] = reference.train(
-                GPT(spec, seed=7),
-                lambda model, inputs, targets: model(inputs, targets),
-                lambda step, micro, rank: part_of_batch(step, micro, rank, ranks, 1),
-                scheme,
-                Levels.fit(inner, ranks),
-                STEPS,
-                1,
-                CLIP,
-                optimizer_of,
-            )[2]
+            found[scheme.grads] = train_reference(scheme, Levels.fit(inner, ranks), STEPS, spec=spec)[2]
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from named import CONFIG, SCHEMES, levels_of
-from test_parity import CLIP, QUANTIZED, SPEC, optimizer_of, part_of_batch
+from test_parity import QUANTIZED, SPEC, optimizer_of, stepped
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,25 +28,30 @@ BATCH = 2
 NORM_STATISTICS = 2 * 2 * 2
 
 
-def kept(recompute: str) -> int:
-    """Bytes of activations that a forward pass over the blocks keeps, parameters left out."""
-    model = GPT(MODEL, recompute=recompute).bfloat16()  # type: ignore[arg-type]
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+def kept_by(model: nn.Module, layer: nn.Module, tokens: int) -> int:
+    """Bytes that autograd keeps of a forward of `layer`, parameters of the model left out."""
+    local = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor  # noqa: E731
+    parameters = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
     held: dict[int, int] = {}
     tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
+        storage = local(tensor).untyped_storage()
         if storage.data_ptr() not in parameters:
             held[storage.data_ptr()] = storage.nbytes()
         tensors.append(tensor)
         return tensor
 
-    x = torch.randn(BATCH, MODEL.seq_len, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(BATCH, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = nn.Sequential(*model.blocks)(x)
-    y.sum().backward()
+        layer(x)
     return sum(held.values())
+
+
+def kept(recompute: str) -> int:
+    """Bytes of activations that a forward pass over the blocks keeps, parameters left out."""
+    model = GPT(MODEL, recompute=recompute).bfloat16()  # type: ignore[arg-type]
+    return kept_by(model, nn.Sequential(*model.blocks), MODEL.seq_len)
 
 
 @pytest.mark.parametrize(("recompute", "statistics"), [("none", NORM_STATISTICS), ("full", 0)])
@@ -68,22 +73,7 @@ def kept_by_a_sharded_sequence() -> int:
         "3": RowwiseParallel(output_layouts=divided),
     }
     parallelize_module(layer, mesh, plan)
-    locals_of = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor  # noqa: E731
-    parameters = {locals_of(p).untyped_storage().data_ptr() for p in layer.parameters()}
-    held: dict[int, int] = {}
-    tensors: list[torch.Tensor] = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = locals_of(tensor).untyped_storage()
-        if storage.data_ptr() not in parameters:
-            held[storage.data_ptr()] = storage.nbytes()
-        tensors.append(tensor)
-        return tensor
-
-    x = torch.randn(BATCH, MODEL.seq_len // ranks, h, dtype=torch.bfloat16, requires_grad=True)
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(x)
-    return sum(held.values())
+    return kept_by(layer, layer, MODEL.seq_len // ranks)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -99,16 +89,8 @@ def train(scheme: str, recompute: str) -> list[float]:
     model = GPT(SPEC, seed=7, recompute=recompute)  # type: ignore[arg-type]
     topology = lowband.Topology(levels_of(scheme))
     lowband.shard(model, CONFIG.scheme(scheme), topology, Block, torch.float32)
-    optimizer = optimizer_of(model.parameters())
-    found = []
-    for step in range(2):
-        arguments = part_of_batch(step, 0, topology.rank, topology.levels.world, 1)
-        loss = model(*arguments)
-        loss.backward()
-        found += [loss.item(), float(lowband.clip_grad_norm_(model, CLIP))]
-        optimizer.step()
-        optimizer.zero_grad()
-    return found
+    steps = stepped(model, optimizer_of(model.parameters()), 2)
+    return [value for loss, norm in steps for value in (loss.item(), norm)]
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -25,8 +25,9 @@ from lowband.run.on_ranks import on_ranks
 from lowband.run.ranks import Rank
 from lowband.run.train import train
 from lowband.spec.config import Config
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
 

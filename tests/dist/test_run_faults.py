@@ -17,7 +17,8 @@ from lowband.run import train as module
 from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
-from lowband.spec.records import Outcome, RunFolder, StepRecord
+from lowband.spec.records import Outcome, StepRecord
+from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
 STEPS = {"steps": 10, "checkpoint_every": 5}
@@ -89,7 +90,7 @@ def test_a_run_stopped_after_its_last_checkpoint_comes_to_its_end(tmp_path: Path
     folder, path = RunFolder(tmp_path), spec_file(tmp_path, **STEPS)
 
     def prepare() -> None:
-        loop._outcome = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        loop.outcome_of = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(begun(path, prepare), path)[0] == 1
     assert Outcome.read_json(folder.outcome).status == "error"

@@ -11,8 +11,9 @@ from lowband.cost.contents import step_bytes
 from lowband.cost.stages import stages_states
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 MODEL = ModelSpec(
     name="small", layers=4, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"
@@ -36,6 +37,14 @@ CASES = [
     ({"ranks": 4, "pipeline": 2, "scheme": "hpz", "schedule": "zb-v", "recompute": "full"}, 0),
     ({"ranks": 4, "pipeline": 2, "scheme": "zero1", "schedule": "zb-v", "model": TIED}, 1e-6),
     ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero3", "sequence_parallel": True}, 0),
+    ({"ranks": 4, "pipeline": 4, "scheme": "zero3", "model": TIED}, 1e-6),
+    ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero1", "model": TIED, "schedule": "zb-h1"}, 1e-6),
+    pytest.param(
+        {"ranks": 4, "pipeline": 2, "scheme": "hsdp", "model": TIED, "schedule": "breadth", "chunks": 2},
+        1e-6,
+        marks=WIDE,
+    ),
+    pytest.param({"ranks": 8, "pipeline": 4, "scheme": "ddp", "model": TIED}, 1e-6, marks=WIDE),
     pytest.param({"ranks": 4, "pipeline": 4, "scheme": "zero1", "schedule": "zb-h1"}, 0, marks=WIDE),
     pytest.param(
         {"ranks": 8, "pipeline": 2, "scheme": "hier3-exact", "chunks": 2, "schedule": "breadth"},

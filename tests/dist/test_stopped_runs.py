@@ -23,8 +23,9 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.passes import whole as whole_state
 from lowband.run import training_loop as loop
 from lowband.run.train import train
-from lowband.spec import records
-from lowband.spec.records import Outcome, RunFolder, Sent
+from lowband.spec import run_folder
+from lowband.spec.records import Outcome, Sent
+from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
 STEPS, EVERY = 6, 2
@@ -88,9 +89,9 @@ IN_CHECKPOINTS = [
 AT_THE_END = [
     Kill(Collectives, "gather", 2, counts=lambda *_, **named: named.get("name") == "state_dict"),
     *both(whole_state, "sha256"),
-    *both(loop, "_outcome"),
+    *both(loop, "outcome_of"),
     Kill(Path, "hardlink_to", counts=lambda path, _: path.name == "outcome.json"),
-    Kill(records, "create_whole", is_after=True),
+    Kill(run_folder, "create_whole", is_after=True),
 ]
 RESTARTS = [
     Kill(RunFolder, "start", is_after=True),

@@ -17,7 +17,8 @@ from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.records import Outcome, RunFolder, StepRecord
+from lowband.spec.records import Outcome, StepRecord
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 

@@ -13,10 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from lowband.box import links
-from lowband.run.environment import code_version, describe, host
+from tests.campaign_rows import commit, write_environment
 from tests.faults.draw import case
 from tests.faults.kinds import KINDS, ON_A_DISK, ON_LINKS
 from tests.faults.table import COLUMNS, read, write
@@ -35,9 +33,7 @@ def main() -> int:
     seeds = [options.seed] if options.cases is None else range(options.cases)
     rows = read(options.out)
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
-        (options.out / "env.json").write_text(environment.to_json())
+        write_environment(options.out)
     done = {int(row["seed"]) for row in rows}
     for seed in seeds:
         if seed in done:
@@ -60,7 +56,7 @@ def possible_kinds() -> list[str]:
 
 
 def _row(result: Result, seconds: float) -> dict[str, object]:
-    case, seen, (commit, is_dirty) = result.case, result.seen, code_version()
+    case, seen = result.case, result.seen
     return {
         "seed": case.seed, "kind": case.kind, "scheme": case.scheme, "ranks": case.ranks, "step": case.step,
         "victim": case.victim, "detected_s": "" if seen.detected_s is None else f"{seen.detected_s:.2f}",
@@ -68,7 +64,7 @@ def _row(result: Result, seconds: float) -> dict[str, object]:
         "printed_again": " / ".join(result.lines_again),
         "resumed_from": "" if result.resumed_from is None else result.resumed_from,
         "same_weights": result.same_weights, "same_steps": result.same_steps, "seconds": f"{seconds:.1f}",
-        "wrong": result.wrong, "commit": commit + ("-dirty" if is_dirty else ""),
+        "wrong": result.wrong, "commit": commit(),
     }  # fmt: skip
 
 

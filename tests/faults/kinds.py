@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from lowband.box.layout import Layout
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from tests.dist.started import begun
 from tests.faults.running import LONGEST_S, Running, files_of_newest_checkpoint, in_rank, until
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from lowband.run.environment import code_version
+from tests.campaign_rows import commit
 from tests.faults.table import read, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
@@ -39,7 +39,6 @@ def main() -> int:
     options = parser.parse_args()
     rows = read(options.out)
     done = {int(str(row["seed"])) for row in rows}
-    options.out.mkdir(parents=True, exist_ok=True)
     for seed in range(FIRST_SEED, FIRST_SEED + options.cases):
         if seed in done:
             continue
@@ -54,10 +53,9 @@ def case(seed: int) -> dict[str, object]:
     draw, start = random.Random(seed), time.monotonic()
     kind = KINDS[(seed - FIRST_SEED) % len(KINDS)]
     victim, rank = draw.randrange(REPLICAS), draw.randrange(RANKS)
-    commit, is_dirty = code_version()
     row: dict[str, object] = {
         "seed": seed, "kind": kind, "scheme": "diloco", "ranks": REPLICAS * RANKS, "exit_code": 1,
-        "victim": RANKS * victim + rank, "commit": commit + ("-dirty" if is_dirty else ""),
+        "victim": RANKS * victim + rank, "commit": commit(),
     }  # fmt: skip
     try:
         row |= observed(draw, kind, victim, rank)

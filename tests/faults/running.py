@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from lowband.spec.config import Config
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from tests.dist.started import ROOT, TEXT, begun, killed, stderr_of
 from tests.faults.draw import EVERY, STEPS, Case
 

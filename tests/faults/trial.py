@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 from tests.faults.draw import Case
 from tests.faults.kinds import KINDS, ON_A_DISK, ON_LINKS, SURVIVED, Seen, TooLate
 from tests.faults.running import Observed, Running

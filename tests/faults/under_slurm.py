@@ -16,8 +16,8 @@ import time
 from functools import cache
 from pathlib import Path
 
-from lowband.run.environment import code_version
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
+from tests.campaign_rows import commit
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "box"))
@@ -44,7 +44,6 @@ def main() -> int:
     options = parser.parse_args()
     rows = read(options.out)
     done = {int(row["seed"]) for row in rows}
-    options.out.mkdir(parents=True, exist_ok=True)
     for turn in range(options.rounds):
         first = FIRST_SEED + len(STATUS) * turn
         if first in done:
@@ -67,7 +66,6 @@ def _round(turn: int, first_seed: int) -> list[dict[str, object]]:
         told = json.loads(done.stdout.splitlines()[-1])
         found = {how: _observed(tree / RUNS / told[how]) for how in STATUS}
         spec = {how: (tree / RUNS / told[how] / "spec.json").read_text() for how in STATUS}
-    commit, is_dirty = code_version()
     rows = []
     for i, how in enumerate(STATUS):
         run, cause = told[how], told["causes"][told[how]]
@@ -91,7 +89,7 @@ def _round(turn: int, first_seed: int) -> list[dict[str, object]]:
             "printed": " / ".join([status, *([cause["cause"]] if cause else [])]), "printed_again": "",
             "resumed_from": resumed, "same_weights": same[0], "same_steps": same[1],
             "seconds": f"{time.monotonic() - start:.1f}", "wrong": "; ".join(wrong),
-            "commit": commit + ("-dirty" if is_dirty else ""),
+            "commit": commit(),
         })  # fmt: skip
     return rows
 

@@ -13,7 +13,7 @@ from lowband.engine.checkpoint.manifest import _sum as checksum
 from lowband.evidence.tables.collect import collect
 from lowband.run.ranks import from_environment, is_first_process, job_id
 from lowband.spec.lock import job_of
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.slurm_task import is_slurm_task
 from tests.fuzz.target import Target, put, run, sound
 

@@ -80,7 +80,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "spec/lock.py": ("lock",),
     "spec/slurm_task.py": ("environment",),
     "spec/plain_data.py": ("schemes.yaml", "spec.json"),
-    "spec/records.py": ("collect: ", "restart: ", "status: "),
+    "spec/run_folder.py": ("collect: ", "restart: ", "status: "),
     "spec/step_columns.py": ("collect: ",),
     "spec/yaml_model.py": ("spec.json",),
     "evidence/tables/collect.py": ("collect: ",),

@@ -9,8 +9,9 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.spec.config import Config
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"steps": 2, "warmup_steps": 1, "seq_len": 40, "attention": "flash2"}

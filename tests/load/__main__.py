@@ -17,10 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from lowband.run.environment import code_version, describe, host
-from tests.campaign_rows import read, write
+from tests.campaign_rows import commit, read, write, write_environment
 from tests.load import made
 
 TABLE = "load.csv"
@@ -80,9 +77,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of load.csv, env.json")
     options = parser.parse_args()
     rows = read(options.out / TABLE)
-    options.out.mkdir(parents=True, exist_ok=True)
-    environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
-    (options.out / "env.json").write_text(environment.to_json())
+    write_environment(options.out)
     done = {(row["part"], int(row["size"])) for row in rows}
     for part in options.parts:
         make, sizes = PARTS[part]
@@ -105,10 +100,9 @@ def measured(part: str, size: int, job: Job) -> dict[str, object]:
     )  # fmt: skip
     if result.returncode:
         sys.exit(f"{' '.join(job.arguments)}: {result.stderr}")
-    commit, is_dirty = code_version()
     return {
         "part": part, "size": size, "input_bytes": job.input_bytes, **json.loads(result.stdout),
-        "commit": commit + ("-dirty" if is_dirty else ""),
+        "commit": commit(),
     }  # fmt: skip
 
 

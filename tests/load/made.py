@@ -6,8 +6,9 @@ from pathlib import Path
 
 from lowband.spec.config import Config
 from lowband.spec.files import write_whole
-from lowband.spec.records import Environment, RunFolder, StepRecord
+from lowband.spec.records import Environment, StepRecord
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from tests.unit.report_runs import ok_outcome
 from tests.workflow.trees import copy_tree
 

@@ -51,6 +51,10 @@ _ENGINE = {
         *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners"),
         *EVERY_STEP,
     ],
+    "collectives/hops": [
+        *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners", "context"),
+        *EVERY_STEP,
+    ],
     "collectives/parts": [*_dist("joined", "buckets", "wires"), *EVERY_STEP],
     "collectives/ring": _dist("flat_collectives", "flat", "flat_breadth"),
     "collectives/wire": [*_dist("wires"), f"{UNIT}block_quant.py", *_COUNTED],
@@ -79,6 +83,7 @@ _ENGINE = {
     "parallel/deferred": _dist("pipeline_modules", "pipeline"),
     "parallel/executor": _dist("pipeline_modules", "pipeline"),
     "parallel/mail": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
+    "parallel/tied": _dist("tied_stages"),
     "parallel/pipeline": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
     "parallel/plan": _dist("pipeline_refused", "pipeline_modules", "pipeline"),
     "passes/attributes": _dist("side_losses"),
@@ -130,9 +135,15 @@ _ENGINE = {
     "units/shard_parameter": [*_dist("outside", "dropped", "unit_placements", "idioms"), *EVERY_STEP],
     "units/shard_sums": _dist("optimizers"),
     "units/state_dict": _dist("foreign_tools", "idioms", "safetensors", "library"),
+    "units/leaves": [
+        *_dist("unit_placements", "deferred", "dropped", "misuse", "torch_cut"),
+        *EVERY_STEP,
+        *_dist("idioms"),
+    ],
     "units/parts": _dist("tensor_parts", "alike"),
     "units/seen_as": _dist("torch_cut"),
     "units/slice_of": _dist("tensor", "tensor_shard"),
+    "units/tied_to": _dist("tied_stages", "checkpoint_stages"),
     "units/states": _dist("engine_states", "library_steps"),
     "units/unit": [*_dist("unit_placements", "deferred", "dropped"), *EVERY_STEP, *_dist("idioms")],
 }
@@ -145,6 +156,7 @@ _CHECKPOINT = {
     ],
     "logical_tensors": _dist("checkpoint_fit", "sync_checkpoint_late", "sync_checkpoint", "checkpoint"),
     "manifest": _dist("checkpoint_fit", "checkpoint_damage", "checkpoint"),
+    "names": _dist("sync_checkpoint_late", "sync_checkpoint", "checkpoint_fit", "checkpoint"),
     "rank_file": [f"{UNIT}rank_file.py", *_dist("checkpoint_writes", "checkpoint_damage")],
     "restore": _dist("checkpoint_fit", "sync_checkpoint_late", "checkpoint"),
 }  # fmt: skip
@@ -188,6 +200,9 @@ _TESTS = {
     "spec/peers": [f"{UNIT}counterparts.py"],
     "spec/records": [
         f"{UNIT}{of}.py" for of in ("records", "report_collect", "report_status", "report_points")
+    ],
+    "spec/run_folder": [
+        f"{UNIT}{of}.py" for of in ("records", "report_status", "report_collect")
     ],
     "spec/run": [f"{UNIT}{of}.py" for of in ("suites", "report_points", "report_collect", "job")],
     "spec/scheme": [

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from lowband.run.environment import code_version, describe, host
 from tests import warm
-from tests.campaign_rows import write
+from tests.campaign_rows import commit, write, write_environment
 from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +38,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=PRETRAINED, help="of the training before")
     parser.add_argument("--out", type=Path, required=True, help="folder of rounds.csv, env.json")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    environment = describe((host(),), torch.device("cpu"), "gloo", {}, "loopback")
-    (options.out / "env.json").write_text(environment.to_json())
-    commit, every = code_version()[0], max(5, options.rounds // 24)
+    write_environment(options.out, "loopback")
+    every = max(5, options.rounds // 24)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, get_context("fork").Pool(1) as pool:
         folder = Path(name)
@@ -52,7 +49,7 @@ def main() -> int:
         for seed in range(options.seeds):
             ours = _one_byte(folder, text, seed, options.rounds, every)
             theirs = pool.apply(_data_parallel, (folder / "weights.pt", text, seed, options.rounds, every))
-            rows += [{**row, "commit": commit} for row in ours + theirs]
+            rows += [{**row, "commit": commit()} for row in ours + theirs]
             write(options.out / "rounds.csv", COLUMNS, rows)
             print(seed, ours[0]["loss"], ours[-1]["loss"], theirs[-1]["loss"], flush=True)
     return 0

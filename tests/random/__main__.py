@@ -7,14 +7,13 @@ python -m tests.random --cases 100 --exact before.json     and after.json at ano
 """
 
 import argparse
-import csv
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from pprint import pprint
 
-from lowband.run.environment import code_version
+from tests import campaign_rows
 from tests.random.cases import Case
 from tests.random.draw import FEATURES, case
 from tests.random.groups import Outcome, outcomes
@@ -59,11 +58,7 @@ def main() -> int:
             print(f"seed {outcome.case.seed}: {outcome.wrong}", flush=True)
     rows.sort(key=lambda row: row["seed"])
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        campaign_rows.write(options.out, COLUMNS, rows)
     if options.exact is not None:
         options.exact.write_text(json.dumps(dict(sorted(exact.items())), indent=1) + "\n", encoding="utf-8")
     failed = sum(row["outcome"] == "failed" for row in rows)
@@ -72,7 +67,7 @@ def main() -> int:
 
 
 def _row(outcome: Outcome) -> dict[str, object]:
-    drawn, (commit, is_dirty) = outcome.case, code_version()
+    drawn = outcome.case
     return {
         "seed": drawn.seed,
         "ranks": drawn.ranks,
@@ -84,7 +79,7 @@ def _row(outcome: Outcome) -> dict[str, object]:
         "largest_difference": f"{outcome.largest:.3g}",
         "seconds": f"{outcome.seconds:.2f}",
         "wrong": outcome.wrong,
-        "commit": commit + ("-dirty" if is_dirty else ""),
+        "commit": campaign_rows.commit(),
     }
 
 

@@ -19,11 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from lowband.run.environment import code_version, describe, host
-from tests.campaign_rows import read, write
+from tests.campaign_rows import commit, read, write, write_environment
 
 SYSTEMS = ("lowband", "torchft")
 REPLICAS, EVERY, EXCHANGES, PATIENCE_S, STEP_S = 3, 10, 16, 20.0, 0.03
@@ -40,12 +38,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "rejoin.csv"
     rows = read(file)
     done = {(row["system"], row["dies_at"], row["seed"]) for row in rows}
-    environment = describe((host(),), torch.device("cpu"), "gloo", {}, "loopback")
-    (options.out / "env.json").write_text(environment.to_json())
+    write_environment(options.out, "loopback")
     for seed in range(options.seeds):
         for dies_at in DIES_AT:
             for system in SYSTEMS:
@@ -81,7 +77,6 @@ def case(system: str, dies_at: int | None, seed: int) -> dict[str, Any]:
         for seen in others
         for earlier, later in zip(*(list(seen["exchanges"].values())[i:] for i in (0, 1)), strict=False)
     ]
-    commit, is_dirty = code_version()
     return {
         "system": system, "dies_at": "" if dies_at is None else dies_at, "seed": seed,
         "loss": statistics.mean(loss for seen in others for loss in seen["losses"][-LAST * EVERY :]),
@@ -91,7 +86,7 @@ def case(system: str, dies_at: int | None, seed: int) -> dict[str, Any]:
         "began_again": found[1]["began"] if dies_at is not None else "",
         "same_weights": len({seen["weights"] for seen in found}) == 1,
         "same_outer": len({seen["outer"] for seen in found}) == 1,
-        "seconds": f"{time.monotonic() - start:.1f}", "commit": commit + ("-dirty" if is_dirty else ""),
+        "seconds": f"{time.monotonic() - start:.1f}", "commit": commit(),
     }  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-from lowband.run.environment import code_version
 from tests import campaign_rows
 from tests.junit import counted
 from tests.shaky.groups import FORMERLY_FRAGILE
@@ -54,7 +53,6 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of rounds.csv")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "rounds.csv"
     rows = campaign_rows.read(file)
     done = {(int(row["round"]), int(row["loops"]), row["group"]) for row in rows}
@@ -96,10 +94,10 @@ def busy(loops: int) -> Iterator[None]:
 
 def tried(arguments: list[str]) -> dict[str, object]:
     """Counts of one pytest, its time and the commit."""
-    start, (commit, is_dirty) = time.monotonic(), code_version()
+    start = time.monotonic()
     return {
         **counted(arguments), "seconds": f"{time.monotonic() - start:.0f}",
-        "commit": commit + ("-dirty" if is_dirty else ""),
+        "commit": campaign_rows.commit(),
     }  # fmt: skip
 
 

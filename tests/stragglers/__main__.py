@@ -16,12 +16,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
 
-import torch
-
 from lowband.box import links
-from lowband.run.environment import code_version, describe, host
 from lowband.spec.records import Outcome, StepRecord
-from tests.campaign_rows import read, write
+from tests.campaign_rows import commit, read, write, write_environment
 from tests.stragglers.draw import Trial, trial
 from tests.stragglers.trial import Running, is_right
 
@@ -46,9 +43,7 @@ def main() -> int:
         return 2
     rows = read(options.out / TABLE) if options.out else []
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
-        (options.out / "env.json").write_text(environment.to_json())
+        write_environment(options.out)
     done = {(int(row["seed"]), row["kind"] != "none") for row in rows}
     seeds = [options.seed] if options.trials is None else range(options.trials)
     left = [trial(*each) for each in product(seeds, (True, False)) if each not in done]
@@ -75,14 +70,13 @@ def main() -> int:
 def _row(run: Running, outcome: Outcome, steps: list[StepRecord]) -> dict[str, object]:
     drawn, is_ok = run.trial, outcome.status == "ok"
     named = " / ".join(map(str, outcome.slow)) if is_ok else f"{outcome.status}: {outcome.cause}"
-    commit, is_dirty = code_version()
     return {
         "seed": drawn.seed, "kind": drawn.kind, "victim": " ".join(map(str, drawn.victim)),
         "level": drawn.level, "factor": drawn.factor, "scheme": drawn.scheme, "ranks": drawn.ranks,
         "node": drawn.node, "named": named,
         "is_right": is_ok and is_right(drawn, outcome.slow),
         "real_share": f"{median(step.real_share or 0.0 for step in steps):.2f}" if steps else "",
-        "seconds": f"{time.monotonic() - run.started:.1f}", "commit": commit + ("-dirty" if is_dirty else ""),
+        "seconds": f"{time.monotonic() - run.started:.1f}", "commit": commit(),
     }  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from lowband.run import training_loop
 from lowband.run.pacing import PacedDevice
 from lowband.run.train import train
 from lowband.spec.config import Config
-from lowband.spec.records import Outcome, RunFolder, Slow, StepRecord
+from lowband.spec.records import Outcome, Slow, StepRecord
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from tests.dist.started import ROOT, TEXT, killed
 from tests.stragglers.draw import Trial, levels
 

@@ -12,11 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
-from lowband.run.environment import code_version, describe, host
-from lowband.spec.records import RunFolder
-from tests.campaign_rows import read, write
+from lowband.spec.run_folder import RunFolder
+from tests.campaign_rows import commit, read, write, write_environment
 from tests.dist.started import ROOT
 from tests.twice.cases import CASES, COMMANDS, LONGEST_S
 from tests.twice.runs import run_folder
@@ -33,9 +30,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder to keep the runs in")
     parser.add_argument("--out", type=Path, required=True, help="folder of twice.csv, env.json")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    environment = describe((host(),), torch.device("cpu"), "gloo", {}, "")
-    (options.out / "env.json").write_text(environment.to_json())
+    write_environment(options.out)
     rows = read(options.out / TABLE)
     done = {(row["what"], row["against"]) for row in rows}
     with tempfile.TemporaryDirectory() as temporary:
@@ -45,11 +40,10 @@ def main() -> int:
             if (name, against) in done or (options.only and name not in options.only):
                 continue
             difference = compare()
-            commit, is_dirty = code_version()
             row = {
                 "what": name, "against": against, "is_promised": promised, "same": not difference,
                 "first_difference": difference, "why": why if difference else "",
-                "commit": commit + ("-dirty" if is_dirty else ""),
+                "commit": commit(),
             }  # fmt: skip
             print(*row.values(), sep=" | ", flush=True)
             rows.append(row)

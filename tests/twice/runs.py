@@ -4,7 +4,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 from tests.dist.started import begun, killed, stderr_of
 from tests.twice.cases import CASES, LONGEST_S, Case
 

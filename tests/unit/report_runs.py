@@ -12,8 +12,9 @@ from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
-from lowband.spec.records import Environment, Outcome, RunFolder, Sent, StateBytes, StepRecord
+from lowband.spec.records import Environment, Outcome, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from test_report_points import BASE, QUICK, other_by
 
 from lowband.model.data import Corpus
 from lowband.run.training_loop import _checkpoints
-from lowband.spec.records import RunFolder
 from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.run_folder import RunFolder
 
 TEXT = Corpus(np.zeros(9, np.uint8), np.zeros(9, np.uint8), 1, {"source": "a", "sha256": "abc"})
 GOES_ON = {"time_limit_s", "peer_timeout_s", "fingerprint", "checkpoint_every", "text"}  # the text's path

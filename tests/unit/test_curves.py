@@ -13,7 +13,8 @@ from lowband.__main__ import main
 from lowband.run.export_curves import export
 from lowband.run.status import POLL_S
 from lowband.spec.lock import hold
-from lowband.spec.records import Outcome, RunFolder, Sent, step_line
+from lowband.spec.records import Outcome, Sent
+from lowband.spec.run_folder import RunFolder, step_line
 
 
 def curves_of(folder: Path) -> dict[str, list[tuple[int, float, float]]]:

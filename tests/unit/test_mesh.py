@@ -12,6 +12,7 @@ from lowband.errors import UserError
 from lowband.spec.axes import Axes
 from lowband.spec.mesh import SELF, WORLD, Digit, Levels, Mesh
 from lowband.spec.partition import shard_range
+from lowband.spec.scheme import Scheme
 
 
 def test_the_example() -> None:
@@ -88,6 +89,22 @@ def test_what_is_stored_of_axes_has_no_axis_of_one_rank() -> None:
     assert Axes().model_dump() == {}
     assert Axes(tensor=2).model_dump() == {"tensor": 2}
     assert Axes.parse(Axes(tensor=2).model_dump(mode="json"), "stored") == Axes(tensor=2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"tensor": 0}, "Axes: tensor: Input should be greater than 0, not 0"),
+        ({"pipeline": "x"}, "Axes: pipeline: Input should be a valid integer, unable to parse"),
+        ({"tensors": 2}, "Axes: unknown key 'tensors' (allowed: context, context_attention, pipeline, sequ"),
+    ],
+)
+def test_wrong_axes_are_refused_in_one_line(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(UserError) as error:
+        Axes(**wrong)
+    assert str(error.value).startswith(text)
+    with pytest.raises(UserError, match=r"^Scheme: key 'grads' is missing$"):
+        Scheme(name="mine", weights="self", optim="world")
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,7 +7,8 @@ import pytest
 from report_runs import smoke_specs, write_run
 
 from lowband.errors import UserError
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
+from lowband.spec.run_folder import RunFolder
 
 CHECKPOINTS = (2, 4)
 

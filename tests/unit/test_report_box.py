@@ -12,7 +12,8 @@ from lowband.evidence.tables.build import builder
 from lowband.evidence.tables.derived import box, box_ratios
 from lowband.evidence.tables.points import same_but
 from lowband.spec.config import Config
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
+from lowband.spec.run_folder import RunFolder
 
 REPORTED = pd.DataFrame(
     {

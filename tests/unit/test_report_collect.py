@@ -13,7 +13,8 @@ from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import TABLES
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
-from lowband.spec.records import Outcome, RunFolder, Sent
+from lowband.spec.records import Outcome, Sent
+from lowband.spec.run_folder import RunFolder
 
 
 def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:

@@ -26,8 +26,9 @@ from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.tables.points import COLUMNS, identity
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
-from lowband.spec.records import RunFolder, Sent
+from lowband.spec.records import Sent
 from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.yaml_model import Strict
 
 REFERENCE = ROOT / "results" / "reference"
@@ -39,9 +40,15 @@ BASE = _FIRST.model_copy(
 )
 
 
-def valid(**changes: Any) -> RunSpec | None:
+def base_of(option: str) -> RunSpec:
+    """BASE; in stages where the option is of them."""
+    in_stages = {"pipeline": 2, "model": BASE.model.model_copy(update={"layers": 4})}
+    return BASE.model_copy(update=in_stages if option in RunSpec.younger else {})
+
+
+def valid(base: RunSpec = BASE, **changes: Any) -> RunSpec | None:
     try:
-        return RunSpec.model_validate({**BASE.model_dump(), **changes})
+        return RunSpec.model_validate({**base.model_dump(), **changes})
     except ValidationError:
         return None
 
@@ -75,10 +82,10 @@ def values(option: str) -> st.SearchStrategy[Any]:
 
 
 def other_by(option: str, data: st.DataObject) -> RunSpec:
-    """A spec that differs from BASE in this option alone."""
-    value = data.draw(values(option))
-    assume(value != getattr(BASE, option))
-    other = valid(run_id="b", **{option: value.model_dump() if isinstance(value, Strict) else value})
+    """A spec that differs from `base_of(option)` in this option alone."""
+    value, base = data.draw(values(option)), base_of(option)
+    assume(value != getattr(base, option))
+    other = valid(base, run_id="b", **{option: value.model_dump() if isinstance(value, Strict) else value})
     assume(other is not None)
     return other
 
@@ -115,11 +122,12 @@ def test_no_table_pools_two_runs_that_differ_in_one_option(option: str, examples
 
 
 def assert_not_pooled(option: str, other: RunSpec) -> None:
+    base = base_of(option)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = [*write(folder, BASE, 1), *write(folder, other, 3)]
+        runs = [*write(folder, base, 1), *write(folder, other, 3)]
         if option != "engine":
-            runs += [*write_twin(folder, BASE, 1), *write_twin(folder, other, 3)]
+            runs += [*write_twin(folder, base, 1), *write_twin(folder, other, 3)]
         collect(runs, folder)
         for table in OF_RUNS:
             write_table(table, folder, root=ROOT)
@@ -165,7 +173,7 @@ def assert_not_pooled(option: str, other: RunSpec) -> None:
 @settings(QUICK, max_examples=20)
 @given(data=st.data())
 def test_specs_that_differ_in_one_option_are_two_points(option: str, data: st.DataObject) -> None:
-    mine, its = identity(BASE), identity(other_by(option, data))
+    mine, its = identity(base_of(option)), identity(other_by(option, data))
     assert {column for column in mine if mine[column] != its[column]} == {"point", COLUMNS[option]}
 
 

@@ -10,7 +10,8 @@ from lowband.__main__ import main
 from lowband.run import status as status_of
 from lowband.run.status import duration, follow, headline, read_status, report, suites_of
 from lowband.spec.lock import hold
-from lowband.spec.records import Outcome, RunFolder, Slow, Slowest
+from lowband.spec.records import Outcome, Slow, Slowest
+from lowband.spec.run_folder import RunFolder
 
 
 @pytest.fixture

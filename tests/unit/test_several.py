@@ -13,7 +13,8 @@ import pytest
 from lowband.run.several import has_ended, run_several
 from lowband.spec.config import Config
 from lowband.spec.files import write_whole
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
+from lowband.spec.run_folder import RunFolder
 
 SPECS = Config(Path(__file__).parents[2]).runs(["smoke"])[:3]
 FOREVER = float("inf")

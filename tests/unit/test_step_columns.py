@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.spec.records import RunFolder, Sent, StepRecord
+from lowband.spec.records import Sent, StepRecord
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.step_columns import floats, read_columns, sent_bytes
 
 FLOATS = [

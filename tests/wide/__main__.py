@@ -13,7 +13,6 @@ from pathlib import Path
 from pprint import pprint
 from typing import Any
 
-from lowband.run.environment import code_version
 from tests import campaign_rows
 from tests.wide.cases import Case
 from tests.wide.draw import case
@@ -39,8 +38,6 @@ def main() -> int:
         print(outcome.outcome, outcome.largest, outcome.said, f"{outcome.seconds:.1f} s", sep=" | ")
         return int(bool(outcome.wrong))
     rows = {int(row["seed"]): row for row in (campaign_rows.read(options.out) if options.out else [])}
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(options.first, options.first + options.cases):
         if seed in rows:
             continue
@@ -57,14 +54,13 @@ def main() -> int:
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    commit, is_dirty = code_version()
     return {name: _text(value) for name, value in asdict(outcome.case).items()} | {
         "outcome": outcome.outcome,
         "largest_difference": "" if outcome.largest is None else f"{outcome.largest:.2g}",
         "said": outcome.said,
         "wrong": outcome.wrong,
         "seconds": f"{outcome.seconds:.2f}",
-        "commit": commit + ("-dirty" if is_dirty else ""),
+        "commit": campaign_rows.commit(),
     }
 
 

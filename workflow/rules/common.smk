@@ -26,7 +26,7 @@ from lowband.evidence.report.shipped import RAW
 from lowband.run.several import has_ended
 from lowband.run.submit import check
 from lowband.spec.config import Config
-from lowband.spec.records import RunFolder
+from lowband.spec.run_folder import RunFolder
 
 
 configfile: "config/config.yaml"

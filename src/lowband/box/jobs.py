@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from lowband.box import slurm, tools
 from lowband.errors import UserError
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 _ENDED = "completed,failed,cancelled,timeout,node_fail"
 # For each job: submission time, start, end, comment.

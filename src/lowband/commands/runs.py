@@ -11,8 +11,8 @@ from lowband.errors import UserError
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config
-    from lowband.spec.records import RunFolder
     from lowband.spec.run import RunSpec
+    from lowband.spec.run_folder import RunFolder
 
 
 def add(commands: Any) -> None:
@@ -101,7 +101,7 @@ def _spec(options: argparse.Namespace) -> None:
     if options.out is None:
         raise UserError("is missing", where="--out", allowed="a folder")
     from lowband.spec.files import write_if_changed
-    from lowband.spec.records import RunFolder
+    from lowband.spec.run_folder import RunFolder
 
     specs = config.runs(options.suite)
     folders = {spec.run_id: RunFolder(options.out / spec.run_id) for spec in specs}
@@ -132,8 +132,8 @@ def _scripts(config: "Config", specs: list["RunSpec"], folders: dict[str, "RunFo
 def _train(options: argparse.Namespace) -> int:
     from lowband.box.network import connect
     from lowband.run.ranks import is_first_process
-    from lowband.spec.records import RunFolder
     from lowband.spec.run import RunSpec
+    from lowband.spec.run_folder import RunFolder
 
     links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may restart us
 

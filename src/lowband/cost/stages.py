@@ -3,7 +3,8 @@
 A rank gathers a stage's units whenever its list comes to the stage (`spec.stages.visits`), and reduces their
 gradients once, after it has summed them over the micro-batches. Per micro-batch it sends a stage's output to
 the rank that has the next stage, and the gradient of its input back: X each, see cost/contents.py. A head
-that is the embedding stays gathered for the whole step, as a root.
+that is the embedding stays gathered for the whole step, as a root; if it lies on another rank, both have it,
+and exchange their shards of its gradient once a step.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from itertools import pairwise
 
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import state_bytes
-from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT
+from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT, TIED_REDUCE
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
 from lowband.spec.stages import stage_modules, visits
@@ -21,6 +22,7 @@ from lowband.spec.tensor import cut_shape, gpt_plan
 from lowband.spec.wire import DTYPE_BYTES
 
 Key = tuple[str, str, str]  # level, collective, wire
+CHECKSUM_BYTES = 8  # of what two ranks have, sent along
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def parts(spec: RunSpec) -> list[Part]:
     found = []
     for of_rank in spec.lists:
         often = visits(of_rank)
-        root = ["embed.weight"] if spec.model.tied_head and {0, spec.stages - 1} <= often.keys() else []
+        root = ["embed.weight"] if spec.model.tied_head and {0, spec.stages - 1} & often.keys() else []
         units, gathers = [_numel(spec, root)], [(1, 0)]
         for stage, times in sorted(often.items()):
             for module in modules[stage]:
@@ -69,6 +71,7 @@ def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
         )
         counts.update({key: Fraction(sent) for key, sent in of_place.items()})
     counts.update(_messages(spec))
+    counts.update(_tied(spec))
     return {key: Fraction(sent) / spec.pipeline for key, sent in counts.items() if sent}
 
 
@@ -93,7 +96,7 @@ def stages_states(spec: RunSpec) -> dict[str, int]:
 
 def _messages(spec: RunSpec) -> Counter[Key]:
     """What one rank of each place sends to other places, together."""
-    place_of = {action.stage: place for place, of_rank in enumerate(spec.lists) for action in of_rank}
+    place_of = _place_of(spec)
     ranks, levels = spec.mesh.group("pipeline", 0), spec.mesh.levels("pipeline")
     tokens = spec.micro_batch * spec.seq_len // (spec.tensor if spec.sequence_parallel else 1)
     x = DTYPE_BYTES[spec.compute_dtype] * tokens * spec.model.hidden
@@ -104,6 +107,22 @@ def _messages(spec: RunSpec) -> Counter[Key]:
             for row in (STAGE_OUTPUT, STAGE_GRAD):
                 counts[levels.common(here, there), row.name, "native"] += x * spec.accumulation
     return counts
+
+
+def _tied(spec: RunSpec) -> Counter[Key]:
+    """The same of the gradient of a head that is the embedding, with a checksum of the weights."""
+    first, last = _place_of(spec)[0], _place_of(spec)[spec.stages - 1]
+    if not spec.model.tied_head or first == last:
+        return Counter()
+    ranks, levels = spec.mesh.group("pipeline", 0), spec.mesh.levels("pipeline")
+    shard = _numel(spec, ["embed.weight"]) // spec.levels.size(spec.scheme.optim)
+    sent = shard * DTYPE_BYTES["fp32"] + CHECKSUM_BYTES
+    return Counter({(levels.common(ranks[first], ranks[last]), TIED_REDUCE.name, "native"): 2 * sent})
+
+
+def _place_of(spec: RunSpec) -> dict[int, int]:
+    """By stage, where it lies along pipeline."""
+    return {action.stage: place for place, of_rank in enumerate(spec.lists) for action in of_rank}
 
 
 def _names(spec: RunSpec, module: str) -> list[str]:

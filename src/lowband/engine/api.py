@@ -144,7 +144,10 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
             for p in unit.shards:
                 if p.grad is not None and p.grad.numel():
                     on_tensor = 1 if p.shard_of.slice_of else engine.tensor_ranks
-                    copied.setdefault(copies * on_tensor, []).append(p.grad.as_subclass(torch.Tensor))
+                    on_stages = 1 if unit.tied is None else len(unit.tied.places)
+                    copied.setdefault(copies * on_tensor * on_stages, []).append(
+                        p.grad.as_subclass(torch.Tensor)
+                    )
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     for copies, part in copied.items():
         if part:

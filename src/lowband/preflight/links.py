@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from lowband.engine.collectives.collectives import all_gather
+from lowband.engine.collectives.hops import all_gather
 from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.gloo import MessageTimes, exchange
 from lowband.engine.transport.meeting import Meeting

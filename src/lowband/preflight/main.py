@@ -31,8 +31,8 @@ from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.ranks import Rank, from_environment, is_first_process
 from lowband.spec.files import naming, write_whole
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 RESULT = "preflight.json"  # in the run's folder
 LEAVE_S = 3.0  # the first process leaves last: srun kills all others when one ends with an error

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.parallel.context import Context
+from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.run.launch import RankFailure
@@ -84,7 +85,7 @@ def check_context(file: Path, ranks: int) -> list[Found]:
         raise UserError("no such file", where=file, allowed="a Python file with make(context) and inputs()")
     try:
         [whole] = on_ranks(1, _whole, file, time_limit_s=LIMIT_S)
-        by_rank = on_ranks(ranks, _compared, file, whole, time_limit_s=LIMIT_S)
+        by_rank = on_ranks(ranks, _compared, file, ranks, whole, time_limit_s=LIMIT_S)
     except RankFailure as failure:
         raise UserError(str(failure).partition("\n")[0], where=file) from None
     return list(by_rank[0])
@@ -154,9 +155,8 @@ def _gradients(module: nn.Module, x: torch.Tensor, factors: torch.Tensor) -> tup
     }
 
 
-def _compared(file: Path, whole: _Whole) -> list[Found]:
+def _compared(file: Path, ranks: int, whole: _Whole) -> list[Found]:
     make, _ = _functions(file)
-    ranks = dist.get_world_size()
     topology, plain = Topology(_inner(ranks), Axes(context=ranks)), _made(make, None)
     plain.load_state_dict(whole.weights)
     found = []
@@ -205,10 +205,8 @@ def _losses(context: Context, whole: _Whole) -> Iterator[tuple[str, torch.Tensor
     """(tokens that count, the whole sequence's factors); those of the others are 0."""
     yield "all tokens", whole.factors
     tokens = whole.inputs.shape[1]
-    for rank in range(dist.get_world_size()):
-        real = _everywhere(
-            [at for at in context.positions(tokens).tolist() if at < tokens and rank == dist.get_rank()]
-        )
+    mine = [at for at in context.positions(tokens).tolist() if at < tokens]
+    for rank, real in enumerate(everyones(mine)):
         if real:
             factors = torch.zeros_like(whole.factors)
             factors[:, real] = whole.factors[:, real]
@@ -224,6 +222,4 @@ def _difference(found: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) 
 
 def _everywhere(mine: list[Any]) -> list[Any]:
     """The entries of all ranks."""
-    of_ranks: list[list[Any]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(of_ranks, mine)
-    return [entry for of_rank in of_ranks for entry in of_rank]
+    return [entry for of_rank in everyones(mine) for entry in of_rank]

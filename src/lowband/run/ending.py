@@ -3,8 +3,9 @@
 import signal
 import sys
 
-from lowband.spec.records import Outcome, RunFolder, Status
+from lowband.spec.records import Outcome, Status
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 # Statuses that one rank can record without the others.
 FAILED: tuple[Status, ...] = ("error", "oom", "timeout")

@@ -8,8 +8,9 @@ from pathlib import Path
 from lowband.errors import UserError
 from lowband.run.curves import Curves, by_level
 from lowband.run.status import POLL_S, run_status
-from lowband.spec.records import RunFolder, StepRecord
+from lowband.spec.records import StepRecord
 from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.run_folder import RunFolder
 
 # A curve's name: the field of a step's record; nothing where the record has null.
 FIELDS = {

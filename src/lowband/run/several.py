@@ -18,8 +18,8 @@ from types import FrameType
 
 from lowband.run.ending import exit_code, report
 from lowband.spec.files import write_whole
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 START_S = 60  # of a run, before its own clock: srun, imports
 

@@ -14,8 +14,8 @@ from lowband.errors import UserError
 from lowband.run import slow
 from lowband.spec.config import Config
 from lowband.spec.lock import is_held
-from lowband.spec.records import RunFolder
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 
 POLL_S = 5.0
 DEFAULT_RESULTS = "local"  # the folder of `make reproduce`

@@ -31,8 +31,9 @@ from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment, is_first_process, job_id
 from lowband.run.training_loop import Diverged, train_rank
 from lowband.spec.lock import hold, job_of
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.trainers import deepspeed
 
 SEEN_S = 5.0  # longest time until a file is visible on another host

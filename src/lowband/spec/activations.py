@@ -40,6 +40,8 @@ STAGE_OUTPUT = Collective(  # of each micro-batch, from a stage to the next one,
     "stage_output", "swap", SELF, WORLD, "activations", "layer", "forward")
 STAGE_GRAD = Collective(  # and its gradient back
     "stage_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
+TIED_REDUCE = Collective(  # gradients of parameters that stages on several ranks share
+    "tied_reduce", "swap", SELF, WORLD, "masters", "step", "backward")
 STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
     "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
 CONTEXT_HEADS = Collective(  # a rank's tokens of all heads become all tokens of its heads
@@ -74,7 +76,7 @@ CONTEXT: Final = (
     CONTEXT_HEADS, CONTEXT_HEADS_GRAD, CONTEXT_GATHER, CONTEXT_GATHER_AGAIN, CONTEXT_SCATTER,
     CONTEXT_RING, CONTEXT_RING_AGAIN, CONTEXT_RING_GRAD, CONTEXT_DOCUMENTS, TOKENS_COUNT,
 )
-PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, STAGES_NORM)
+PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, TIED_REDUCE, STAGES_NORM)
 # fmt: on
 
 

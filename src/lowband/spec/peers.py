@@ -18,6 +18,14 @@ Engine = Literal["lowband", "ddp", "powersgd", "fsdp2", "deepspeed"]
 PEERS = ("ddp", "powersgd", "fsdp2", "deepspeed")
 PEER_NAMES = {"ddp": "DDP", "powersgd": "DDP + PowerSGD", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 
+# Of our schedules, torch's classes in torch.distributed.pipelining, by which it runs stages under FSDP2; and
+# those with a backward in two parts, of which torch 2.13 loses gradients (tests/dist/test_peers_axes.py).
+TORCH_SCHEDULES = {
+    "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
+    "breadth": "ScheduleLoopedBFS",
+}  # fmt: skip
+TORCH_WRONG = {"zb-v": "ScheduleZBVZeroBubble", "dualpipe-v": "ScheduleDualPipeV"}
+
 Arguments = dict[str, Any]
 
 

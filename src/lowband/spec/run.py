@@ -10,7 +10,7 @@ from lowband.spec.context import Layout, check_context, ways_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
-from lowband.spec.peers import Engine, peer_arguments
+from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG, Engine, peer_arguments
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import SCHEDULES, Name, check_numbers, lists
 from lowband.spec.scheme import Scheme
@@ -99,8 +99,8 @@ class RunSpec(RunOptions):
 
     @property
     def is_in_stages(self) -> bool:
-        """Whether the model is cut into stages. On fake tensors it is not: those count the data axis."""
-        return self.pipeline > 1 and self.device != "fake"
+        """Whether the model is cut into stages."""
+        return self.pipeline > 1
 
     @property
     def lists(self) -> Lists:
@@ -129,14 +129,14 @@ class RunSpec(RunOptions):
             not self.overlap,
             self.collectives != "hops",
             self.order == "breadth",
-            self.has_other_axes,
+            self.has_other_axes and self.engine != "fsdp2",
             self.context > 1,
         )
         if self.engine != "lowband" and any(only_ours):
             raise ValueError(
                 f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
                 "be turned off, its collectives are its own, it accumulates depth-first, and its only axis "
-                "is data"
+                "is data (of fsdp2 also tensor and pipeline)"
             )
         if self.steps % self.scheme.period:
             raise ValueError(
@@ -167,7 +167,13 @@ class RunSpec(RunOptions):
     def _check_pipeline(self) -> None:
         where = f"pipeline {self.pipeline}"
         if not self.is_in_stages:
+            if self.schedule != "1f1b" or self.chunks:
+                what = f"schedule {self.schedule}, chunks {self.chunks}"
+                raise UserError(what, where=where, allowed="pipeline 2 or more, or neither")
             return
+        if self.device == "fake":
+            what = "device fake plays one rank for all, and stages differ"
+            raise UserError(what, where=where, allowed="pipeline 1")
         check_numbers(self.schedule, self.pipeline, self.accumulation, self.chunks_each)
         if self.order != "depth" or self.collectives != "hops":
             raise UserError(
@@ -180,9 +186,6 @@ class RunSpec(RunOptions):
         if self.scheme.sync is not None:
             what = f"scheme '{self.scheme.name}': replicas that meet seldom have no stages"
             raise UserError(what, where=where, allowed="schemes without sync")
-        if self.model.tied_head and not SCHEDULES[self.schedule].in_a_vee:
-            what = f"the head of model '{self.model.name}' is its embedding, which lies on another rank"
-            raise UserError(what, where=where, allowed="tied_head false; zb-v or dualpipe-v")
 
     def _check_tensor(self) -> None:
         if self.model.vocab % self.tensor:
@@ -241,6 +244,21 @@ class RunSpec(RunOptions):
         peer_arguments(self.engine, self.scheme, self.levels)
         if self.engine in ("ddp", "powersgd") and self.compute_dtype != "fp32":
             raise UserError("no counterpart: it keeps no fp32 master weights", where="bf16 under DDP")
+        if self.has_other_axes:
+            self._check_torchs_axes()
+
+    def _check_torchs_axes(self) -> None:
+        where = f"tensor {self.tensor}, pipeline {self.pipeline} under FSDP2"
+        if self.model.tied_head:
+            raise UserError("no counterpart: a tied head is not cut", where=where, allowed="tied_head false")
+        if self.sequence_parallel:
+            what = "no counterpart: sequence parallelism is not set up"
+            raise UserError(what, where=where, allowed="sequence_parallel false")
+        if self.is_in_stages and self.schedule not in TORCH_SCHEDULES:
+            what = f"no counterpart: torch has no schedule {self.schedule}"
+            if self.schedule in TORCH_WRONG:
+                what = f"no counterpart: torch's {self.schedule} under FSDP2 loses gradients"
+            raise UserError(what, where=where, allowed=TORCH_SCHEDULES)
 
     @property
     def levels(self) -> Levels:

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from lowband.spec.plain_data import read_text
-from lowband.spec.records import RunFolder, Sent, Slowest, StepRecord, step_line
+from lowband.spec.records import Sent, Slowest, StepRecord
+from lowband.spec.run_folder import RunFolder, step_line
 
 Columns = dict[str, tuple[str, ...]]
 

@@ -3,7 +3,7 @@
 import json
 import reprlib
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,6 +15,18 @@ class Strict(BaseModel):
     """Immutable, keyword-only, unknown keys rejected, numbers finite. Base of everything read from a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # which knows the arguments from the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Raises UserError naming the class and the key at fault."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _as_user_error(error, type(self).__name__, type(self)) from None
+
+        # Not pydantic's way to validate what is read: that names the place.
+        __init__.__pydantic_base_init__ = True
 
     @classmethod
     def parse(cls, data: object, where: str | Path) -> Self:

@@ -8,6 +8,7 @@ from lowband.trainers.ddp import Ddp
 from lowband.trainers.deepspeed import DeepSpeed
 from lowband.trainers.fsdp2 import Fsdp2
 from lowband.trainers.lowband import Lowband
+from lowband.trainers.torch_pipeline import TorchPipeline
 from lowband.trainers.trainer import Trainer
 
 _PEERS = {"ddp": Ddp, "powersgd": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}
@@ -20,4 +21,6 @@ def prepare(spec: RunSpec, device: torch.device) -> Trainer:
         model = GPT(spec.model, spec.seed, spec.attention, spec.recompute)
     if is_deferred:
         return Lowband(model, spec, device)
+    if spec.is_in_stages:
+        return TorchPipeline(model, spec)
     return _PEERS[spec.engine](model, spec)

@@ -25,15 +25,7 @@ from torch import nn
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
 from lowband.engine.checkpoint.json_values import check_json
-from lowband.engine.checkpoint.logical_tensors import (
-    Logical,
-    Piece,
-    in_flight,
-    of_replica,
-    random_states,
-    seen_as,
-    seen_by,
-)
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, in_flight, random_states
 from lowband.engine.checkpoint.manifest import (
     MOST_STEPS,
     Content,
@@ -42,6 +34,7 @@ from lowband.engine.checkpoint.manifest import (
     folder_name,
     of_slice,
 )
+from lowband.engine.checkpoint.names import of_replica, seen_as, seen_by
 from lowband.engine.checkpoint.peer_checkpoint import is_peers
 from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges, read

@@ -3,14 +3,9 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from lowband.engine.checkpoint.logical_tensors import (
-    STEPS,
-    Logical,
-    Piece,
-    replicas_in,
-    state_of,
-)
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece
 from lowband.engine.checkpoint.manifest import Group, Manifest, Saved
+from lowband.engine.checkpoint.names import STEPS, replicas_in, state_of
 from lowband.errors import UserError
 
 

@@ -3,10 +3,8 @@
 A logical tensor is the tensor that a single device would have without sharding. A rank holds a range of each
 flattened parameter and of each per-element optimizer state, and all of the others (step counts, buffers).
 
-Replicas that meet seldom differ: in a checkpoint the tensors of the second one are named
-`replica.1.model.NAME` and so on. What they share, `sync`, is there once: the anchor, the outer optimizer's
-momentum, the number of steps since the period began and, of exchanges that have not arrived, the update that
-they will bring.
+What replicas that meet seldom share, `sync`, is there once: the anchor, the outer optimizer's momentum, the
+number of steps since the period began and, of exchanges that have not arrived, the update that they bring.
 """
 
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import torch
 from torch import nn
 
 from lowband.engine.checkpoint.manifest import Content, Cut, Group, Manifest, Number, Saved, of_slice
+from lowband.engine.checkpoint.names import STEPS, of_replica, state_name
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.replicas.exchange import Exchange
 from lowband.engine.replicas.replicas import Replicas
@@ -26,8 +25,6 @@ from lowband.engine.units.state_dict import own_state_dict
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
-
-STEPS = "sync.steps"  # in every checkpoint of replicas that meet seldom
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class Logical:
         for name, shard, piece in _parameters(module):
             shards[name], parameters[name] = shard, piece
         size = engine.axis.levels.size(engine.collectives.scheme.level("replica"))
-        place = engine.axis.place
+        place, own = engine.axis.place, names_of(engine, is_first=True)
         pieces = {f"model.{name}": piece for name, piece in parameters.items()}
         numbers: dict[str, Number] = {}
         for name, shard in shards.items():
@@ -108,7 +105,7 @@ class Logical:
                 if isinstance(value, Number):
                     numbers[full] = value
                 else:
-                    is_first = place % size == 0 and is_first_of_tensor(engine)
+                    is_first = place % size == 0 and is_first_of_tensor(engine) and name in own
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
         for name, buffer in buffers(module).items():
             pieces[name] = _whole(buffer, writes=engine.is_first)
@@ -134,51 +131,14 @@ class Logical:
         )
 
 
-def of_replica(name: str, replica: int) -> str:
-    """The name of a replica's tensor in a manifest, given that of the first one's."""
-    is_own = name.partition(".")[0] in ("model", "optimizer", "swap")
-    return f"replica.{replica}.{name}" if is_own and replica else name
-
-
-def seen_by(manifest: Manifest, replica: int) -> Manifest:
-    """The manifest with this replica's tensors under the first one's names, and without those of others.
-
-    Of a parameter that tensor ranks divided, only the first one's slice.
-    """
-    kept = manifest.firsts
-    if STEPS in manifest.tensors:
-        names = {of_replica(name, replica): name for name in kept if not name.startswith("replica.")}
-        kept = {name: kept[full] for full, name in names.items() if full in kept}
-    return manifest.model_copy(update={"tensors": kept})
-
-
-def seen_as(name: str, manifest: Manifest, replica: int) -> str:
-    """The name in the manifest of what a replica sees under the first one's name."""
-    return of_replica(name, replica) if STEPS in manifest.tensors else name
+def names_of(engine: Engine, is_first: bool = False) -> set[str]:
+    """Names in the whole model of a rank's parameters. is_first: but for those that an earlier stage has"""
+    units = (unit for unit in engine.units if not is_first or unit.tied is None or unit.tied.is_first)
+    return {shard.shard_of.name for unit in units for shard in unit.shards}  # type: ignore[attr-defined]
 
 
 def is_first_of_tensor(engine: Engine) -> bool:
     return engine.tensor is None or engine.tensor.axis.is_first
-
-
-def replicas_in(manifest: Manifest) -> int:
-    """How many replicas a checkpoint has; 1 without sync."""
-    found = {name.split(".")[1] for name in manifest.tensors if name.startswith("replica.")}
-    return 1 + len(found)
-
-
-def state_name(key: Any, parameter: str) -> str:
-    """Name of an optimizer state in the manifest. Raises UserError if its key is not an identifier."""
-    if not isinstance(key, str) or not key.isidentifier():  # no dot, so that the name can be split
-        raise UserError(f"state {key!r} cannot be saved", where="optimizer", allowed="names as in Python")
-    return f"optimizer.{key}.{parameter}"
-
-
-def state_of(full: str) -> tuple[str, str] | None:
-    """(key, name of the parameter) from the manifest name of an optimizer state; None for other names."""
-    kind, _, rest = full.partition(".")
-    key, _, parameter = rest.partition(".")
-    return (key, parameter) if kind == "optimizer" else None
 
 
 def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -209,6 +169,7 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of
             writes = is_in_first and (whole.slice_of is not None or is_first_of_tensor(engine))
+            writes = writes and (unit.tied is None or unit.tied.is_first)
             local = shard.detach().as_subclass(torch.Tensor)[
                 : whole.stop - whole.start
             ]  # without the padding behind

@@ -7,16 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowband.engine.checkpoint.logical_tensors import (
-    STEPS,
-    Logical,
-    Piece,
-    buffers,
-    in_flight,
-    state_of,
-    sync_pieces,
-)
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, buffers, in_flight, sync_pieces
 from lowband.engine.checkpoint.manifest import Manifest, of_slice
+from lowband.engine.checkpoint.names import STEPS, state_of
 from lowband.engine.checkpoint.rank_file import read_range
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.meeting import Tick

@@ -103,7 +103,8 @@ def save_safetensors(
     if taken[0]:
         raise UserError("there is a checkpoint already", where=folder, allowed="a new folder")
     engine.put_shards()
-    names = {id(parameter): name_of(name) for name, parameter in module.named_parameters()}
+    units = [unit for unit in engine.units if unit.tied is None or unit.tied.is_first]  # whose it writes
+    names = {id(shard): name_of(shard.shard_of.name) for unit in units for shard in unit.shards}  # type: ignore[attr-defined]
     state = own_state_dict(module)
     buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in state}
     of_writers = everyones([*names.values(), *buffers] if is_writer else [])
@@ -111,12 +112,17 @@ def save_safetensors(
     if twice := [name for name, count in stored.items() if count > 1]:
         raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
     weight_map: dict[str, str] = {}
-    size, files_of = 0, everyones(len(engine.units) if is_writer else 0)
+    size, files_of = 0, everyones(len(units) if is_writer else 0)
     files, before = sum(files_of), sum(files_of[: engine.axis.rank])
-    for i, parameters in enumerate(units_gathered(engine)):
-        if not is_writer:
+    i = 0
+    for parameters in units_gathered(engine):
+        tensors = {
+            names[id(shard)]: whole.to("cpu", dtype, copy=True)
+            for shard, whole in (parameters if is_writer else ())
+            if id(shard) in names
+        }
+        if not tensors:
             continue
-        tensors = {names[id(shard)]: whole.to("cpu", dtype, copy=True) for shard, whole in parameters}
         if i == 0:
             tensors |= {name: buffer.to("cpu", copy=True).contiguous() for name, buffer in buffers.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +132,7 @@ def save_safetensors(
         unfinished.replace(path)
         weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
+        i += 1
     written = everyones((size, weight_map))
     if speaks_for_all() and files > 1:  # written last: without it the folder is no checkpoint
         whole = {name: file for _, of_writer in written for name, file in of_writer.items()}

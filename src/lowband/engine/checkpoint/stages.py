@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from lowband.engine.checkpoint.logical_tensors import buffers, state_of
+from lowband.engine.checkpoint.logical_tensors import buffers, names_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest
+from lowband.engine.checkpoint.names import state_of
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.meeting import Meeting
 from lowband.errors import UserError
@@ -48,7 +49,7 @@ def _joined(contents: Sequence[Content], where: object) -> Content:
             )
     groups = [
         Group(
-            parameters=tuple(chain.from_iterable(group.parameters for group in alike)),
+            parameters=tuple(dict.fromkeys(chain.from_iterable(group.parameters for group in alike))),
             options=alike[0].options,
         )
         for alike in zip(*(content.groups for content in contents), strict=True)
@@ -70,7 +71,7 @@ def names_elsewhere(meeting: Meeting, module: nn.Module, engine: Engine) -> set[
     """Names in a manifest of parameters and buffers that other stages have. Every rank must call it."""
     if engine.pipeline is None:
         return set()
-    mine = {f"model.{name}" for name, _ in module.named_parameters()} | buffers(module).keys()
+    mine = {f"model.{name}" for name in names_of(engine)} | buffers(module).keys()
     return set[str]().union(*meeting.everyone(mine)) - mine
 
 

@@ -4,8 +4,7 @@ Every rank along the axis makes the same ones in the same order, because it comp
 have lanes and an order of their own, so they never wait behind a unit's gather on the same links.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,19 +14,12 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.call import Call
-from lowband.engine.transport.lane import Work
+from lowband.engine.transport.lane import Work, outside_of_modes
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.spec.activations import ALONG, LOSS_GATHER, Exchange
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import Collective
-
-
-@contextmanager
-def _outside_of_modes() -> Iterator[None]:
-    """Outside of the caller's inference mode, because lanes fill buffers outside of it; without a graph."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 class Along:
@@ -66,7 +58,7 @@ class Along:
         """This rank's part of a tensor that every rank has."""
         return x.unflatten(dim, (self.ranks, -1)).select(dim if dim >= 0 else dim - 1, self.place)
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def gathered(self, x: torch.Tensor, row: Collective, dim: int, name: str) -> torch.Tensor:
         """The ranks' tensors, all of one shape, joined along a dimension in the order of ranks."""
         x = x.movedim(dim, 0).contiguous()
@@ -78,7 +70,7 @@ class Along:
         self._run(x, row, name, work)
         return self._in_rank_order(whole, x.shape[0]).movedim(0, dim).contiguous()
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def summed(self, x: torch.Tensor, row: Collective, name: str) -> torch.Tensor:
         """The sum of the ranks' tensors, all of one shape; the same bits on each of them."""
         missing = -x.numel() % self.ranks
@@ -86,7 +78,7 @@ class Along:
         found = self._reduced(flat, row, name)
         return found[: x.numel()].view(x.shape)
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def scattered(self, x: torch.Tensor, row: Collective, dim: int, name: str) -> torch.Tensor:
         """This rank's part, along a dimension, of the sum of the ranks' tensors."""
         x = x.movedim(dim, 0)

@@ -19,10 +19,18 @@ from itertools import zip_longest
 from math import prod
 
 import torch
-import torch.distributed as dist
 
-from lowband.engine.collectives.parts import are_exchanges, range_of, sum_rows
-from lowband.engine.collectives.ring import gather_around, in_rank_order, sum_around
+from lowband.engine.collectives.hops import (
+    Moves,
+    add_partners,
+    count_bytes,
+    exchange,
+    gather_hops,
+    place_shard,
+    reduce_by_back_end,
+)
+from lowband.engine.collectives.parts import are_exchanges
+from lowband.engine.collectives.ring import in_rank_order, sum_around
 from lowband.engine.collectives.wire import decode, decode_sum, encode, is_plain, sum_encode
 from lowband.engine.options import Options
 from lowband.engine.transport.axis import Axis, BoundHop
@@ -35,12 +43,6 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, Kind, pattern_of
 from lowband.spec.wire import Wire
 
-# torch 2.13 renamed these and deprecates the old names.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-Moves = Generator[tuple[str, Sequence[torch.Tensor]], None, None]  # see transport.lane.Work
 Reduction = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
 
 
@@ -143,10 +145,10 @@ class Collectives:
         part = full
         for bound in hops:
             yield bound.hop.level, [full]
-            part = self._add_partners(call, part.view(bound.hop.count, -1), bound, name)
+            part = add_partners(call, part.view(bound.hop.count, -1), bound, name)
         between(part)
         yield hops[-1].hop.level, [full]
-        yield from self._gather_hops(call, full, hops, name, "native")
+        yield from gather_hops(call, full, hops, name, "native")
 
     def gather(
         self,
@@ -168,54 +170,17 @@ class Collectives:
         if hops:
             yield hops[-1].hop.level, [shard, out]
         if is_plain(wire, out.dtype) or not hops:
-            self._place(shard, out, hops)
-            yield from self._gather_hops(call, out, hops, name, "native")
+            place_shard(shard, out, hops)
+            yield from gather_hops(call, out, hops, name, "native")
             return
         n = shard.numel()
         message = call.hold(encode(shard.view(1, n), wire, self.scheme.block_size)[0])
         messages = call.hold(message.new_empty(out.numel() // n * message.numel()))
-        self._place(message, messages, hops)
-        yield from self._gather_hops(call, messages, hops, name, wire)
+        place_shard(message, messages, hops)
+        yield from gather_hops(call, messages, hops, name, wire)
         decode(messages.view(-1, message.numel()), out.view(-1, n), wire, self.scheme.block_size)
         call.release(message)
         call.release(messages)
-
-    def _place(self, shard: torch.Tensor, out: torch.Tensor, hops: list[BoundHop]) -> None:
-        """Copy this rank's shard to where `_gather_hops` expects it."""
-        start, length = range_of(out, hops)
-        out[start : start + length] = shard
-
-    def _gather_hops(
-        self, call: Call, out: torch.Tensor, hops: list[BoundHop], name: str, wire: Wire
-    ) -> Moves:
-        """Fill `out`, which has this rank's shard, unencoded or encoded; starts in the first hop's lane."""
-        start, length = range_of(out, hops)
-        for i, bound in enumerate(reversed(hops)):
-            if i > 0:
-                yield bound.hop.level, [out]
-            count = bound.hop.count
-            first = start - bound.place * length
-            self._gather_hop(call, out[first : first + count * length].view(count, length), bound, name)
-            self._count(call, bound, name, wire, (count - 1) * length * out.element_size())
-            start, length = first, count * length
-
-    def _gather_hop(self, call: Call, parts: torch.Tensor, bound: BoundHop, name: str) -> None:
-        """Fill `parts`, [partners, length], of which this rank has its own."""
-        mine = parts[bound.place]
-        if bound.back is not None:
-            by_partner = [parts[place] for place in bound.places]
-            if bound.is_ring:
-                gather_around(by_partner, bound, call.name(name))
-            else:
-                bound.exchange([mine] * bound.hop.count, by_partner, call.name(name))
-        elif bound.reorders is not None:
-            ordered = in_rank_order(parts, bound.reorders)
-            gathered = call.hold(parts.new_empty(ordered.shape))
-            all_gather(gathered.view(-1), mine, group=bound.group)
-            ordered.copy_(gathered)
-            call.release(gathered)
-        else:
-            all_gather(parts.view(-1), mine, group=bound.group)
 
     def reduce_scatter(self, call: Call, full: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """This rank's shard of `outer`, summed over the ranks of `outer`, from their shards of `inner`.
@@ -235,7 +200,7 @@ class Collectives:
             call.release(rows)
             del rows
             for bound, following in zip_longest(hops, hops[1:]):
-                received = self._exchange(call, messages, bound, name, wire)
+                received = exchange(call, messages, bound, name, wire)
                 del messages
                 if following is None:
                     return self._decode_sum(call, received, n, dtype, wire)
@@ -253,9 +218,9 @@ class Collectives:
                 full = call.hold(torch.empty_like(rows[0]))
                 sum_around([rows[place] for place in bound.places], full, bound, call.name(name))
                 call.release(rows)
-                self._count(call, bound, name, "native", (bound.hop.count - 1) * full.nbytes)
+                count_bytes(call, bound, name, "native", (bound.hop.count - 1) * full.nbytes)
             elif bound.back is not None:
-                full = call.hold(self._add_partners(call, rows, bound, name).clone())
+                full = call.hold(add_partners(call, rows, bound, name).clone())
                 call.release(rows)
             else:
                 if bound.reorders is not None:
@@ -263,7 +228,7 @@ class Collectives:
                     call.release(rows)
                     rows = ordered.view(rows.shape)
                     del ordered
-                full = self._native_hop(call, rows, bound, name)
+                full = reduce_by_back_end(call, rows, bound, name)
         return full
 
     def swap(
@@ -289,7 +254,7 @@ class Collectives:
         message = call.hold(encode(mine.view(1, -1), wire, self.scheme.block_size)[0]) if is_encoded else mine
         received = call.hold(torch.empty_like(message))
         bound.swap(message, received, partners(bound.coordinate), call.name(row.name))
-        self._count(call, bound, row.name, wire if is_encoded else "native", message.nbytes)
+        count_bytes(call, bound, row.name, wire if is_encoded else "native", message.nbytes)
         if not is_encoded:
             return received
         call.release(message)
@@ -298,15 +263,6 @@ class Collectives:
         decode(received.view(1, -1), theirs.view(1, -1), wire, self.scheme.block_size)
         call.release(received)
         return theirs
-
-    def all_to_all(self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
-        """One message to each partner of a hop, and one from each: [partners, length].
-
-        In the hop's lane. messages: [partners, length], counted as a buffer
-        """
-        received = self._exchange(call, messages, bound, name, "native")
-        call.release(received)
-        return received
 
     def _gather_sums(self, call: Call, shard: torch.Tensor, inner: str, outer: str, name: str) -> Reduction:
         """The second half of an all-reduce: `inner`'s shard, 1D, from those of `outer`. Both are counted as
@@ -318,54 +274,6 @@ class Collectives:
         yield from self.gather(call, shard, out, inner, outer, name, kind="all_reduce")
         call.release(shard)
         return out
-
-    def _native_hop(self, call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
-        """One hop by the back end's own reduce-scatter."""
-        out = call.hold(torch.empty_like(rows[0]))
-        reduce_scatter(out, rows.view(-1), group=bound.group)
-        call.release(rows)
-        self._count(call, bound, name, "native", (bound.hop.count - 1) * out.nbytes)
-        return out
-
-    def _count(self, call: Call, bound: BoundHop, name: str, wire: Wire, sent_bytes: int) -> None:
-        """Count a hop's bytes; where it is several, on the levels whose links they take."""
-        if bound.joined is None:
-            call.ledger.add(bound.hop.level, name, wire, sent_bytes)
-            return
-        # Also 0 bytes, so that all ranks count under the same keys.
-        for level, share in bound.joined.shares(self.axis.rank).items():
-            call.ledger.add(level, name, wire, int(sent_bytes * share))
-
-    def _exchange(
-        self, call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wire: Wire
-    ) -> torch.Tensor:
-        """Send one message to each partner and return one from each: [partners, message length]."""
-        received = call.hold(torch.empty_like(messages))
-        if bound.back is not None:
-            received[bound.place] = messages[bound.place]
-            sent, into = ([rows[place] for place in bound.places] for rows in (messages, received))
-            bound.exchange(sent, into, call.name(name))
-        else:
-            dist.all_to_all_single(received, messages, group=bound.group)
-        call.release(messages)
-        self._count(call, bound, name, wire, (bound.hop.count - 1) * messages[0].nbytes)
-        return received
-
-    def _add_partners(self, call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
-        """Exchange rows, [partners, n]; leaves the sum of all partners' in this rank's row and returns it.
-
-        gloo's own reduce-scatter is an all-reduce, which sends twice the bytes of this exchange.
-        """
-        own = rows[bound.place]
-        theirs = call.hold(torch.empty_like(rows[1:]))
-        free = iter(theirs)
-        into = [own if place == bound.place else next(free) for place in range(len(rows))]
-        sent, received = ([each[place] for place in bound.places] for each in (rows, into))
-        bound.exchange(sent, received, call.name(name))
-        self._count(call, bound, name, "native", theirs.nbytes)
-        sum_rows(into, [bound.hop] if bound.joined is None else bound.joined.hops, out=own)
-        call.release(theirs)
-        return own
 
     def _decode_sum(
         self, call: Call, received: torch.Tensor, n: int, dtype: torch.dtype, wire: Wire

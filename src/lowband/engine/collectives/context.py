@@ -4,30 +4,23 @@ Every rank makes the same ones in the same order. They have lanes and an order o
 tensor have (collectives.activations).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
 from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.collectives.hops import all_to_all, count_bytes
 from lowband.engine.options import Options
 from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.call import Call
-from lowband.engine.transport.lane import Handle, Work
+from lowband.engine.transport.lane import Handle, Work, outside_of_modes
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.spec.activations import ALONG
 from lowband.spec.context import WAYS, Layout, Way
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import Collective
-
-
-@contextmanager
-def _outside_of_modes() -> Iterator[None]:
-    """Outside of the caller's inference mode, because lanes fill buffers outside of it; without a graph."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 class Passing:
@@ -59,7 +52,7 @@ class ContextExchanges:
         inside = prod(self.layout.ranks(each) for each in WAYS[: WAYS.index(way)])
         return self.axis.place // inside % self.layout.ranks(way)
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def gathered(self, x: torch.Tensor, row: Collective, name: str, everywhere: bool = False) -> torch.Tensor:
         """The tensors of the ranks that gather, all of one shape, stacked in the order of their numbers.
 
@@ -77,7 +70,7 @@ class ContextExchanges:
         self._submit(x, name, levels, work).wait()
         return whole.view(ranks, *x.shape)[self._places(inner, outer)]
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def scattered(self, parts: torch.Tensor, row: Collective, name: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks that gather. parts: stacked by their numbers"""
         inner, outer = self.layout.span("gather")
@@ -94,7 +87,7 @@ class ContextExchanges:
         self._submit(parts, name, levels, work).wait()
         return found.pop().view(parts.shape[1:])
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def pass_on(self, x: torch.Tensor, row: Collective, name: str) -> Passing:
         """Start to send a tensor to the next rank of the ring."""
         [bound] = self._ring
@@ -105,14 +98,12 @@ class ContextExchanges:
             into = torch.empty_like(flat)
             ends = (bound.coordinate + 1) % bound.hop.count, (bound.coordinate - 1) % bound.hop.count
             bound.swap(flat, into, ends, call.name(row.name))
-            assert bound.joined is not None
-            for level, share in bound.joined.shares(self.axis.rank).items():
-                call.ledger.add(level, row.name, "native", int(flat.nbytes * share))
+            count_bytes(call, bound, row.name, "native", flat.nbytes)
             received.append(into)
 
         return Passing(self._submit(flat, name, [bound.hop.level], work), received, x)
 
-    @_outside_of_modes()
+    @outside_of_modes()
     def swapped(self, x: torch.Tensor, split: int, join: int, row: Collective, name: str) -> torch.Tensor:
         """Parts of a tensor along `split` go to the ranks of heads; those from them are joined along `join`.
 
@@ -128,9 +119,9 @@ class ContextExchanges:
         """A part to each partner of a hop, and one from each, in their order."""
         messages, found = [parts.view(bound.hop.count, -1)], list[torch.Tensor]()
 
-        def work(collectives: Collectives, call: Call) -> Work:
+        def work(_: Collectives, call: Call) -> Work:
             yield bound.hop.level, messages
-            found.append(collectives.all_to_all(call, call.hold(messages.pop()), bound, row.name))
+            found.append(all_to_all(call, call.hold(messages.pop()), bound, row.name))
 
         self._submit(parts, name, [bound.hop.level], work).wait()
         return found.pop().view(parts.shape)

@@ -50,10 +50,18 @@ class Format(NamedTuple):
 class Mail:
     """The results that go between stages, those of one rank included."""
 
-    def __init__(self, plan: Plan, axis: Axis, ledger: Ledger, device: torch.device, name: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        axis: Axis,
+        messages: Messages,
+        ledger: Ledger,
+        device: torch.device,
+        name: str,
+    ) -> None:
         """name: of the pipeline, the same on its ranks, and another one for those beside it"""
         self._plan, self._axis, self._ledger, self._device, self._name = plan, axis, ledger, device, name
-        self._messages = Messages(axis)
+        self._messages = messages
         self._formats: dict[tuple[int, bool], Format] = {}  # by stage, and whether it trains
         self.begin(0, trains=True)
 

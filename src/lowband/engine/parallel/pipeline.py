@@ -17,13 +17,16 @@ from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Cut, Plan, check_lists, cut
+from lowband.engine.parallel.tied import Tied
 from lowband.engine.passes.alike import Alike, along_tensor
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.gloo import PeerLost
+from lowband.engine.transport.messages import Messages
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.parts import of_part
+from lowband.engine.units.tied_to import TiedTo, tie
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.schedule import Action, Lists, stages
@@ -64,8 +67,8 @@ class Pipeline(nn.Module):
     `ends` is when each action of the last step ended on this rank, by `time.perf_counter()`.
 
     Every rank of the job must make the same pipelines in the same order. Raises UserError, on every rank
-    before anything is sent, for lists that wait for each other, a stage without modules, modules on two ranks
-    that share a parameter, or arguments that differ between ranks.
+    before anything is sent, for lists that wait for each other, a stage without modules, a
+    rank without parameters, or arguments that differ between ranks.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Pipeline(nn.Module):
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
-        _check_parameters(named, cuts, self._plan)
+        _tie(named, cuts, self._plan, axis.place)
         self._stages = {stage: modules[slice(*cuts[stage])] for stage in self._plan.stages}
         for stage, of_it in self._stages.items():
             for name, module in zip(names[slice(*cuts[stage])], of_it, strict=True):
@@ -129,7 +132,10 @@ class Pipeline(nn.Module):
             device_of(device),
         )
         engine = self._lowband
-        self._mail = Mail(self._plan, axis, engine.ledger, engine.device, self._name)
+        messages = Messages(axis)
+        self._mail = Mail(self._plan, axis, messages, engine.ledger, engine.device, self._name)
+        tied = Tied(axis, messages, engine.ledger, self._name)
+        engine.passes.backward.sum_tied = tied.sum_over_copies
         if len(axis.ranks) > 1:
             engine.pipeline = Along(axis)
             engine.pipeline.count_in(engine.ledger)
@@ -255,22 +261,22 @@ def _end_entries(module: nn.Module) -> None:
         module.register_forward_hook(entered, always_call=True)
 
 
-def _check_parameters(chain: Mapping[str, nn.Module], cuts: Sequence[Cut], plan: Plan) -> None:
-    """Raises UserError if a rank has no parameters, or one that a module on another rank has, too."""
+def _tie(chain: Mapping[str, nn.Module], cuts: Sequence[Cut], plan: Plan, place: int) -> None:
+    """Let parameters that stages on several ranks share know of each other. place: of this rank
+
+    Raises UserError if a rank has no parameters.
+    """
     named = list(chain.items())
-    places: dict[int, tuple[str, int]] = {}  # by the parameter's id: its first name, and the rank
+    users: dict[nn.Parameter, tuple[str, dict[int, None]]] = {}  # its first name, and ranks in order
     for stage, of_it in enumerate(cuts):
-        for place, module in named[slice(*of_it)]:
+        for at, module in named[slice(*of_it)]:
             for name, parameter in module.named_parameters():
-                mine = f"{place}.{name}", plan.rank_of[stage]
-                first, rank = places.setdefault(id(parameter), mine)
-                if rank != mine[1]:
-                    raise UserError(
-                        f"'{first}' and '{mine[0]}' are one parameter, of stages on different ranks",
-                        where="a pipeline",
-                        allowed="in zb-v and dualpipe-v, of the first and the last stage; two parameters",
-                    )
-    if without := sorted(set(plan.rank_of.values()) - {rank for _, rank in places.values()}):
+                users.setdefault(parameter, (f"{at}.{name}", {}))[1][plan.rank_of[stage]] = None
+    used = {rank for _, ranks in users.values() for rank in ranks}
+    if without := sorted(set(plan.rank_of.values()) - used):
         raise UserError(
             f"ranks {without} of the axis have no parameters", where="a pipeline", allowed="other layers"
         )
+    for parameter, (name, ranks) in users.items():
+        if len(ranks) > 1:
+            tie(parameter, TiedTo(name, tuple(ranks), place))

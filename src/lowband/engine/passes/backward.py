@@ -26,6 +26,7 @@ class Backward:
 
     runs:   whether there is one
     in_use: units whose saved weights it has found to be right
+    sum_tied: adds other stages' gradients to those of units that they have, too (parallel.tied)
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Backward:
         self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
         self.runs = False
         self.in_use: set[Unit] = set()
+        self.sum_tied: Callable[[list[tuple[Unit, torch.Tensor]]], None] = lambda _: None
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
         self._order: list[Bucket] = []  # see [Note: order]
         self._left: deque[Bucket] = deque()  # of these, those that are not being reduced
@@ -110,6 +112,7 @@ class Backward:
         for bucket in self._buckets:
             bucket.wait_reduce()
         self._sum_partial([part for bucket in self._buckets for part in bucket.partial_sums])
+        self.sum_tied([each for bucket in self._buckets for each in bucket.tied_parts])
         for bucket in self._buckets:
             bucket.finish_reduce()
         self._forget()

@@ -24,6 +24,7 @@ from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
 from lowband.engine.units.parts import along_tensor, ledger_of
+from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
@@ -77,7 +78,7 @@ class Engine:
         unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
         self.units_of: dict[nn.Module, list[Unit]] = {}
         collectives = {scheme: self.collectives}
-        names = {parameter: name for name, parameter in module.named_parameters()}
+        names = {p: name if (of := tied_to(p)) is None else of.name for name, p in module.named_parameters()}
         for (owner, name, slots), placed in zip(groups, schemes, strict=True):
             if placed not in collectives:
                 collectives[placed] = Collectives(placed, *shared)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,11 @@ class BoundHop:
         """The hops, if the back end moves parts in rank order and that is not the order of the shards."""
         is_reordered = self.joined is not None and self.back is None and len(self.joined.hops) > 1
         return self.joined if is_reordered else None
+
+    @property
+    def shares(self) -> dict[str, Fraction]:
+        """By level, the part of the bytes that this rank sends over its links."""
+        return {self.hop.level: Fraction(1)} if self.joined is None else self.joined.shares(dist.get_rank())
 
     def exchange(
         self, sent: Sequence[torch.Tensor | None], received: Sequence[torch.Tensor | None], name: str

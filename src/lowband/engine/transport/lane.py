@@ -266,3 +266,10 @@ def new_lanes(levels: Sequence[str], device: torch.device) -> Lanes:
     if dist.get_backend() == "fake":
         return InlineLanes(levels)
     return StreamLanes(levels, device) if device.type == "cuda" else Lanes(levels)
+
+
+@contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """Outside of the caller's inference mode, because lanes fill buffers outside of it; without a graph."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield

@@ -177,28 +177,32 @@ class Bucket:
     def partial_sums(self) -> list[torch.Tensor]:
         """Of the gradients at the optimizer's level, those of this rank's tokens alone, 1D; after
         `wait_reduce`."""
+        return [part[start:stop] for unit, part in self._parts() for start, stop in unit.partial_ranges]
+
+    @property
+    def tied_parts(self) -> list[tuple[Unit, torch.Tensor]]:
+        """Of the gradients at the optimizer's level, those of units of which other stages have copies."""
+        return [(unit, part) for unit, part in self._parts() if unit.tied is not None]
+
+    def _parts(self) -> list[tuple[Unit, torch.Tensor]]:
+        """By unit the gradients at the optimizer's level, 1D; none before a boundary."""
         if self._boundary is None:
             return []
         parts = self._boundary.split([unit.master.numel() for unit in self.units])
-        return [
-            part[start:stop]
-            for unit, part in zip(self.units, parts, strict=True)
-            for start, stop in unit.partial_ranges
-        ]
+        return list(zip(self.units, parts, strict=True))
 
     def finish_reduce(self) -> None:
         """Wait for the reduction; at a boundary, set the gradients of the optimizer's parameters."""
         self.wait_reduce()
         if self._boundary is None:
             return
-        boundary, self._boundary = self._boundary, None
+        boundary, parts, self._boundary = self._boundary, self._parts(), None
         if all(unit.grads.are_unset for unit in self.units):
             self._handed_bytes = boundary.nbytes
             self._kept = boundary if self._can_keep(boundary) else None
         else:  # gradients accumulate without no_sync
             self._meter.release("grads", boundary.nbytes)
-        parts = boundary.split([unit.master.numel() for unit in self.units])
-        for unit, part in zip(self.units, parts, strict=True):
+        for unit, part in parts:
             unit.grads.hand_over(part)
 
     def forget(self) -> None:

@@ -4,14 +4,16 @@ from collections.abc import Callable
 
 from torch import nn
 
-from lowband.engine.units.unit import Slot
+from lowband.engine.units.leaves import Slot
+from lowband.engine.units.tied_to import tied_to
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
 
 
 def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[list[Slot]]]]:
     """Units as (owner, name, slots), the root's first. A parameter belongs to the innermost wrapped module
-    that contains all of its places, or else to the root. Frozen parameters form separate units."""
+    that contains all of its places, or else to the root. Frozen parameters form separate units, as does each
+    one of the root that other ranks of a pipeline have, too."""
     is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
     owners: dict[nn.Module, str] = {module: ""}
     owner_of: dict[nn.Module, nn.Module] = {}
@@ -26,14 +28,16 @@ def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[lis
             if parameter is not None:
                 places.setdefault(parameter, []).append((child, attribute))
 
-    groups: dict[tuple[nn.Module, bool], list[list[Slot]]] = {}
+    groups: dict[tuple[nn.Module, bool, str], list[list[Slot]]] = {}
     for parameter, slots in places.items():
-        around = {owner_of[child] for child, _ in slots}
-        owner = around.pop() if len(around) == 1 else module
-        groups.setdefault((owner, parameter.requires_grad), []).append(slots)
+        around, tied = {owner_of[child] for child, _ in slots}, tied_to(parameter)
+        owner = around.pop() if len(around) == 1 and tied is None else module
+        group = owner, parameter.requires_grad, "" if tied is None else tied.name
+        groups.setdefault(group, []).append(slots)
     order = list(owners)
     units = []
-    for owner, trains in sorted(groups, key=lambda group: (order.index(group[0]), not group[1])):
-        name = owners[owner] or "root"
-        units.append((owner, name if trains else f"{name} (frozen)", groups[owner, trains]))
+    for group in sorted(groups, key=lambda group: (order.index(group[0]), not group[1], group[2])):
+        owner, trains, tied_name = group
+        name = tied_name or owners[owner] or "root"
+        units.append((owner, name if trains else f"{name} (frozen)", groups[group]))
     return units

@@ -1,11 +1,6 @@
 """One unit: the parameters that are gathered together, their shards and their transitions.
 
-[Note: leaves] The module computes with `leaves`: parameters that live as long as the unit, so that autograd's
-graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into
-it, by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
-graph holds no buffer (passes.saved_leaves), so it is freed when the unit is dropped; a view that a program
-keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers different
-wires: then the backward intentionally uses its own wire's values.
+What the module computes with: units.leaves.
 
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
 shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
@@ -16,8 +11,7 @@ works element by element works on them.
 the optimizer's level to the weights' level.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -27,20 +21,19 @@ from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
-from lowband.engine.units.changes import Changes, mark_dropped, mark_gathered, mark_leaf, mark_replaced
+from lowband.engine.units.changes import Changes, mark_replaced
 from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.initial import Initial
-from lowband.engine.units.seen_as import seen_as, shown
+from lowband.engine.units.leaves import Leaves, Slot, outside_of_modes, put
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.engine.units.states import UnitState
+from lowband.engine.units.tied_to import tied_to
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
-
-Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
 
 
 class Unit:
@@ -68,11 +61,16 @@ class Unit:
 
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
+        self.tied = tied_to(originals[0])  # then it is the unit's only one
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
         self._hold_shards(originals, names)
         self._take_values(originals, names, initial)
         self._unit_of = unit_of
-        self._make_leaves(originals)
+        self._held = self._new_leaves(originals)
+        self.leaves = self._held.leaves
+        self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
+        self._is_put = False  # whether the module has them
+        self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
         self._secondary_version: int | None = None  # version of the weights in the secondary shard
@@ -145,39 +143,28 @@ class Unit:
         if self.weights is not None:
             self.changes.take_sample()
 
-    def _make_leaves(self, originals: list[nn.Parameter]) -> None:
-        """Make the leaves, without memory if the unit is to be gathered. See [Note: leaves]."""
+    def _new_leaves(self, originals: list[nn.Parameter]) -> Leaves:
+        """Leaves without memory if the unit is to be gathered. See units.leaves, [Note: leaves]."""
         if self.is_whole:
-            self.flat = self.master if self.weights is None else self.weights
+            flat = self.master if self.weights is None else self.weights
         else:
-            self.flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
-        data, ranges = self.flat.data, self.layout.ranges()
-        values = [data[start:stop].view(p.shape) for p, (start, stop) in zip(originals, ranges, strict=True)]
-        self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
-        self.leaves = [nn.Parameter(value, self.requires_grad) for value in values]
-        for leaf in self.leaves:
-            mark_leaf(leaf, self.name)
-        self._seen_as = [seen_as(original) for original in originals]
-        self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
-        self._is_put = False  # whether the module has them
-        self._unit_of[self.flat.untyped_storage()._cdata] = self
-        if not self.is_whole:
-            self.meter.hold("start", self.flat)
-            self.meter.release("start", self.flat.nbytes)
-            self.flat.untyped_storage().resize_(0)
-        self._without_memory = self.flat, values
-        self._leaf_versions = [leaf._version for leaf in self.leaves]  # of the gathered weights
-        self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
-
-    def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
-        """Let the leaves have these values, views into `flat`."""
-        self._unit_of.pop(self.flat.untyped_storage()._cdata, None)
-        self.flat = flat
-        for leaf, value in zip(self.leaves, values, strict=True):
-            mark_gathered(leaf)
-            leaf.data = value
-        self._leaf_versions = [leaf._version for leaf in self.leaves]
+            flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
+        leaves = Leaves(self.name, originals, self.layout, flat)
         self._unit_of[flat.untyped_storage()._cdata] = self
+        if not self.is_whole:
+            self.meter.hold("start", flat)
+            self.meter.release("start", flat.nbytes)
+            flat.untyped_storage().resize_(0)
+        return leaves
+
+    def _compute_with(self, gathered: torch.Tensor | None) -> None:
+        """Let the leaves be views into a gathered buffer, or have no memory."""
+        self._unit_of.pop(self.flat.untyped_storage()._cdata, None)
+        if gathered is None:
+            self._held.empty()
+        else:
+            self._held.fill(gathered)
+        self._unit_of[self.flat.untyped_storage()._cdata] = self
 
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See [Note: shards]."""
@@ -187,27 +174,21 @@ class Unit:
 
     def put_leaves(self) -> None:
         """Register the whole parameters in the module; new DTensors, where it sees them so."""
-        if any(self._seen_as):
+        if self._held.are_dtensors():
             self.put_shards()
-            self._shown = [shown(leaf, how) for leaf, how in zip(self.leaves, self._seen_as, strict=True)]
+            self._shown = self._held.shown()
         self._is_put = True
         self._put(self._shown, instead_of=self.shards)
 
     def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
-        """Register `parameters`. Raises UserError if other code has changed the registration."""
-        for places, parameter, before in zip(self.slots, parameters, instead_of, strict=True):
-            for module, attribute in places:
-                found = module._parameters.get(attribute)
-                if found is not before and found is not parameter:
-                    where = f"{type(module).__name__}.{attribute} of '{self.name}'"
-                    raise UserError(
-                        "the parameter was replaced or removed after lowband.shard",
-                        where=where,
-                        allowed="changes before lowband.shard",
-                    )
-                module._parameters[attribute] = parameter  # type: ignore[assignment]
+        put(parameters, instead_of, self.slots, self.name)
 
     # ---- weights: gather and drop
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The buffer that the leaves are views of."""
+        return self._held.flat
 
     def check_version(self, version: int) -> None:
         """Raises UserError if the weights are not those that a forward computed with any more."""
@@ -238,7 +219,7 @@ class Unit:
         self._check_copy(stale)
         from_secondary = backward and self.secondary is not None and self._secondary_version == version
         levels = self._levels_of_gather(stale, from_secondary)
-        with _outside_of_modes():
+        with outside_of_modes():
             self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
         self.state = UnitState.GATHERING
         try:
@@ -268,9 +249,8 @@ class Unit:
                 self._free()
                 raise
         if self._arriving is not None:
-            flat, self._arriving = self._arriving, None
-            with _outside_of_modes():
-                self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
+            gathered, self._arriving = self._arriving, None
+            self._compute_with(gathered)
         self.state = UnitState.GATHERED
         self.put_leaves()
 
@@ -288,7 +268,7 @@ class Unit:
         if self._is_put:
             self.put_shards()
         if not self.is_whole and self.state is UnitState.GATHERED:
-            is_changed = [leaf._version for leaf in self.leaves] != self._leaf_versions
+            is_changed = self._held.are_changed()
             self._free()
             if is_changed:
                 raise UserError(
@@ -302,10 +282,7 @@ class Unit:
         if not self.is_whole and self.state is not UnitState.SHARDED:
             self.meter.release("gathered", self.flat.nbytes)
             self._arriving = None
-            with _outside_of_modes():
-                self._compute_with(*self._without_memory)
-            for leaf in self.leaves:
-                mark_dropped(leaf, self.name)
+            self._compute_with(None)
             self.state = UnitState.SHARDED
 
     def _check_copy(self, stale: bool) -> None:
@@ -350,12 +327,3 @@ class Unit:
             yield from self.collectives.gather(
                 call, self.master, self.weights, weights, optim, UPDATE_GATHER.name
             )
-
-
-@contextmanager
-def _outside_of_modes() -> Iterator[None]:
-    """Outside of the caller's inference mode, because the lane fills buffers outside of it, and of
-    torch.func's transforms, which would wrap them.
-    """
-    with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        yield

@@ -34,9 +34,9 @@ from lowband.spec.axes import Axes
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import writing_whole
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.records import CONTROL, Environment, Outcome, RunFolder
+from lowband.spec.records import CONTROL, Environment, Outcome
 from lowband.spec.run import RunSpec
-from lowband.spec.scheme import Scheme
+from lowband.spec.run_folder import RunFolder
 from lowband.spec.step_columns import NO_STEPS, Columns, floats, read_columns
 from lowband.spec.step_columns import sent_bytes as sent_in
 
@@ -169,7 +169,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
         "interface_bytes": outcome.interface_bytes,
         "ledger_bytes": sent_in(steps) or None,
         "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
-        "closed_form_outside_bytes": peer_sent_bytes(spec) if _is_comparable(spec.scheme) else None,
+        "closed_form_outside_bytes": peer_sent_bytes(spec) if _is_comparable(spec) else None,
         "consensus_distance": outcome.consensus_distance,
         "notes": outcome.notes,
         "weights_sha256": outcome.weights_sha256,
@@ -178,9 +178,10 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
     }
 
 
-def _is_comparable(scheme: Scheme) -> bool:
+def _is_comparable(spec: RunSpec) -> bool:
     """Whether each step sends what a peer's step must send."""
-    return not scheme.is_quantized and scheme.sync is None
+    is_exact = not spec.scheme.is_quantized and spec.scheme.sync is None
+    return is_exact and not spec.has_other_axes and spec.context == 1
 
 
 def _environment(folder: RunFolder) -> Row:

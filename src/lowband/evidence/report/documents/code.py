@@ -6,6 +6,8 @@ Each is a function of the folder of derived tables and of the folder that holds 
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 from pydantic import BaseModel
@@ -13,6 +15,7 @@ from pydantic import BaseModel
 from lowband.cost.softmax import TWO_PASS
 from lowband.evidence.claims.claim import Claim, Query, Reported, read_claims
 from lowband.evidence.claims.experiments import Experiment, read_experiments
+from lowband.evidence.claims.origin import HERE, SHIPPED
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.badges import badges, contribution_table, one_line
 from lowband.evidence.report.claim_views import (
@@ -28,15 +31,17 @@ from lowband.evidence.report.documents.parallel import (
     parallel_groups,
     parallel_places,
     parallel_rows,
+    parallel_stages,
     parallel_tokens,
 )
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.needs import disk
+from lowband.evidence.report.summary import summary
 from lowband.evidence.report.writers import filled, markdown
 from lowband.evidence.tables.build import read_source
 from lowband.spec.batch_script import batch_script
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_table
+from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.job import ACCOUNT, SlurmRequest
 from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.model import ModelSpec
@@ -99,6 +104,22 @@ def headline_claims(tables: Path, root: Path) -> list[str]:
     graded = read_graded(tables / "claims.csv")
     names = {claim.id: claim.headline for claim in read_claims(root / "config/claims.yaml") if claim.headline}
     return [*markdown(by_kind(graded)), "", *markdown(headlines(graded, names))]
+
+
+def reproduced(tables: Path, root: Path) -> list[str]:
+    """What `make reproduce` prints of the shipped measurements: how its runs ended, the first of the claims
+    that they decide, and where everything is."""
+    claims = read_graded(tables / "claims.csv")
+    own = (claims["experiment"] == "reproduce") & (claims["origin"] == SHIPPED)
+    with TemporaryDirectory() as folder:
+        results = Path(folder) / "results" / "local" / "tables"
+        results.mkdir(parents=True)
+        copyfile(tables / "runs.csv", results / "runs.csv")
+        write_csv(claims.assign(origin=claims["origin"].mask(own, HERE)), results / "claims.csv")
+        printed = summary(results / "claims.csv", results, Path("figures/local"), root)
+    lines = printed.replace(f"{folder}/", "").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("This run"))
+    return ["```", lines[0], "...", *lines[start : start + 7], "...", *lines[-4:], "```"]
 
 
 def found(_tables: Path, root: Path) -> list[str]:
@@ -248,8 +269,8 @@ def first_jobs(_tables: Path, root: Path) -> list[str]:
 BLOCKS: dict[str, Callable[[Path, Path], list[str]]] = {
     each.__name__: each
     for each in (
-        counterparts, keys, claims, verdict, badge_line, headline_claims, found, needs, softmax, suites,
-        rehearsed, first_jobs,
-        parallel_places, parallel_groups, parallel_rows, parallel_tokens,
+        counterparts, keys, claims, verdict, badge_line, headline_claims, reproduced, found, needs, softmax,
+        suites, rehearsed, first_jobs,
+        parallel_places, parallel_groups, parallel_rows, parallel_tokens, parallel_stages,
     )
 }  # fmt: skip

@@ -10,10 +10,13 @@ from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import SELF, WORLD, Mesh
+from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
+from lowband.spec.stages import stage_modules
 
 RANKS, INNER, AXES, SCHEME = 8, {"package": 2, "node": 4}, Axes(tensor=2), "hpz"
 TOKENS = 16  # of the sequence shown
+MODEL, MICRO_BATCHES = "gpt-240k", 4  # of the pipeline shown
 SHOWN = 5  # the rank whose partners are shown
 
 
@@ -85,6 +88,30 @@ def parallel_rows(_tables: Path, root: Path) -> list[str]:
         if levels.hops(*scheme.span(row))
     ]
     return markdown(pd.DataFrame(found))
+
+
+def parallel_stages(_tables: Path, root: Path) -> list[str]:
+    """By rank, with two stages: which modules it has, whom it sends to, and in which order it computes."""
+    axes = Axes(tensor=2, pipeline=2)
+    mesh = Mesh.fit(INNER, axes.degrees(RANKS))
+    modules = stage_modules(Config(root).model(MODEL), axes.pipeline)
+    orders = lists("1f1b", axes.pipeline, MICRO_BATCHES, chunks=1)
+    rows = []
+    for rank in range(RANKS):
+        along = mesh.group("pipeline", rank)
+        stage = along.index(rank)
+        places: dict[str, int] = {axis: mesh.group(axis, rank).index(rank) for axis in axes.degrees(RANKS)}
+        rows.append(
+            {
+                "rank": rank,
+                **places,
+                "modules": " ".join(modules[stage]),
+                "outputs to": "" if along[-1] == rank else along[stage + 1],
+                "gradients to": "" if stage == 0 else along[stage - 1],
+                "computes": " ".join(f"{kind[0].upper()}{i}" for kind, _, i in orders[stage]),
+            }
+        )
+    return markdown(pd.DataFrame(rows))
 
 
 def _partners(scheme: Scheme, name: str) -> Iterator[str]:

@@ -1,0 +1,75 @@
+"""Gradients of parameters that stages on several ranks share: summed over these ranks, once a step.
+
+Each rank adds the same parts in the same order, from the last rank of the chain to the first, as a backward
+comes to them. So the copies stay equal, provided that each rank's optimizer does the same to its own: with
+its gradient each sends a checksum of its copy.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from lowband.engine.transport.axis import Axis
+from lowband.engine.transport.ledger import Ledger
+from lowband.engine.transport.messages import Messages
+from lowband.engine.units.tied_to import TiedTo
+from lowband.engine.units.unit import Unit
+from lowband.errors import UserError
+from lowband.spec.activations import TIED_REDUCE
+
+
+class Tied:
+    """The exchanges of one rank of a pipeline."""
+
+    def __init__(self, axis: Axis, messages: Messages, ledger: Ledger, where: str) -> None:
+        """where: the pipeline's name"""
+        self._axis, self._messages, self._ledger, self._where = axis, messages, ledger, where
+
+    def sum_over_copies(self, parts: Sequence[tuple[Unit, torch.Tensor]]) -> None:
+        """Add to this rank's shards of gradients those of the other copies, in place.
+
+        Raises UserError, on all ranks that have one, if copies differ.
+        """
+        moving = []
+        for unit, part in parts:
+            assert unit.tied is not None
+            mine = torch.cat([part, _checksum(unit.master)])
+            others = [place for place in unit.tied.places if place != unit.tied.place]
+            sent = [self._messages.send(mine, to, self._name(unit.tied)) for to in others]
+            arriving = {
+                source: self._messages.receive(
+                    tuple(mine.shape), mine.dtype, mine.device, source, self._name(unit.tied)
+                )
+                for source in others
+            }
+            for to in others:
+                level = self._axis.levels.common(self._axis.rank, self._axis.ranks[to])
+                self._ledger.add(level, TIED_REDUCE.name, "native", mine.nbytes)
+            moving.append((unit.tied, part, mine, sent, arriving))
+        for tied, part, mine, sent, arriving in moving:
+            found = {place: message.wait().to(mine.device) for place, message in arriving.items()}
+            for message in sent:
+                message.wait()
+            self._add(tied, part, {**found, tied.place: mine})
+
+    def _add(self, tied: TiedTo, part: torch.Tensor, by_place: dict[int, torch.Tensor]) -> None:
+        """by_place: each copy's gradient, with its checksum behind"""
+        *rest, total = (by_place[place] for place in tied.places)
+        sums = [each[-2:].view(torch.int32) for each in (*rest, total)]
+        if any(not torch.equal(each, sums[-1]) for each in sums):
+            raise UserError(
+                f"the copies of '{tied.name}' on ranks {sorted(tied.places)} of the axis differ",
+                where=self._where,
+                allowed="the same values at the start, the same optimizer and options for all of them",
+            )
+        part.copy_(total[:-2])
+        for each in reversed(rest):
+            part += each[:-2]
+
+    def _name(self, tied: TiedTo) -> str:
+        return f"the gradient of '{tied.name}' ({self._where})"
+
+
+def _checksum(values: torch.Tensor) -> torch.Tensor:
+    """[2] of fp32's bits: the sum of the values' bits, which has one value whatever the order."""
+    return values.view(torch.int32).sum(dtype=torch.int64).view(1).view(torch.float32)

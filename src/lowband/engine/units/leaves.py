@@ -1,0 +1,108 @@
+"""What a unit's module computes with: the unit's parameters, with memory while they are gathered.
+
+[Note: leaves] The module computes with `leaves`: parameters that live as long as the unit, so that autograd's
+graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into
+it, by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
+graph holds no buffer (passes.saved_leaves), so it is freed when the unit is dropped; a view that a program
+keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers different
+wires: then the backward intentionally uses its own wire's values.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from lowband.engine.units.changes import mark_dropped, mark_gathered, mark_leaf
+from lowband.engine.units.seen_as import seen_as, shown
+from lowband.errors import UserError
+from lowband.spec.partition import UnitLayout
+
+Slot = tuple[nn.Module, str]  # where a parameter is registered: module and attribute
+
+
+class Leaves:
+    """A unit's leaves, and the buffer that they are views of.
+
+    flat:   the buffer, 1D
+    leaves: one per parameter
+    """
+
+    def __init__(
+        self, unit: str, originals: Sequence[nn.Parameter], layout: UnitLayout, flat: torch.Tensor
+    ) -> None:
+        """flat: the unit's values, or a buffer whose memory is then freed"""
+        self.flat, self._unit, data = flat, unit, flat.data
+        places = zip(originals, layout.ranges(), strict=True)
+        values = [data[start:stop].view(original.shape) for original, (start, stop) in places]
+        self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
+        self.leaves = [
+            nn.Parameter(value, original.requires_grad)
+            for value, original in zip(values, originals, strict=True)
+        ]
+        for leaf in self.leaves:
+            mark_leaf(leaf, unit)
+        self._seen_as = [seen_as(original) for original in originals]
+        self._without_memory = flat, values
+        self._versions = [leaf._version for leaf in self.leaves]  # of the gathered weights
+
+    def fill(self, flat: torch.Tensor) -> None:
+        """Let the leaves be views into a gathered buffer."""
+        with outside_of_modes():
+            self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
+
+    def empty(self) -> None:
+        """Let the leaves have no memory."""
+        with outside_of_modes():
+            self._compute_with(*self._without_memory)
+        for leaf in self.leaves:
+            mark_dropped(leaf, self._unit)
+
+    def are_changed(self) -> bool:
+        """Whether they were changed in place since they were filled."""
+        return [leaf._version for leaf in self.leaves] != self._versions
+
+    def are_dtensors(self) -> bool:
+        """Whether the module sees some of them as DTensors, which are to be new ones at each gather."""
+        return any(self._seen_as)
+
+    def shown(self) -> list[torch.Tensor]:
+        """What the module is to have: the leaves, or new DTensors around them."""
+        return [shown(leaf, how) for leaf, how in zip(self.leaves, self._seen_as, strict=True)]
+
+    def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
+        """Let the leaves have these values, views into `flat`."""
+        self.flat = flat
+        for leaf, value in zip(self.leaves, values, strict=True):
+            mark_gathered(leaf)
+            leaf.data = value
+        self._versions = [leaf._version for leaf in self.leaves]
+
+
+def put(
+    parameters: Sequence[torch.Tensor],
+    instead_of: Sequence[torch.Tensor],
+    slots: Sequence[Sequence[Slot]],
+    unit: str,
+) -> None:
+    """Register `parameters` at their slots. Raises UserError if other code has changed the registration."""
+    for places, parameter, before in zip(slots, parameters, instead_of, strict=True):
+        for module, attribute in places:
+            found = module._parameters.get(attribute)
+            if found is not before and found is not parameter:
+                raise UserError(
+                    "the parameter was replaced or removed after lowband.shard",
+                    where=f"{type(module).__name__}.{attribute} of '{unit}'",
+                    allowed="changes before lowband.shard",
+                )
+            module._parameters[attribute] = parameter  # type: ignore[assignment]
+
+
+@contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """Outside of the caller's inference mode, because the lane fills buffers outside of it, and of
+    torch.func's transforms, which would wrap them.
+    """
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield

@@ -1,0 +1,98 @@
+"""PyTorch's own axes, for trainers with FSDP2: one mesh, `parallelize_module`, a norm over all of it."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from lowband.model.gpt import GPT
+from lowband.spec.peers import peer_arguments
+from lowband.spec.run import RunSpec
+
+
+class Mesh:
+    """The ranks of a run: pipeline outermost, then data as FSDP2 has it for the scheme, tensor innermost.
+
+    data:    of one dimension, or of two: replicate and shard
+    tensor:  None without ranks along it
+    reshard: FSDP2's `reshard_after_forward`
+    is_first_of_stage: whether this rank is the first that has its part of the model
+    """
+
+    def __init__(self, spec: RunSpec, device: torch.device) -> None:
+        """Raises UserError for a scheme without a counterpart in FSDP2."""
+        arguments = peer_arguments("fsdp2", spec.scheme, spec.levels)
+        sizes = tuple(arguments["mesh_shape"])
+        names = ("replicate", "shard")[-len(sizes) :]
+        whole = init_device_mesh(
+            device.type,
+            (spec.pipeline, *sizes, spec.tensor),
+            mesh_dim_names=("pipeline", *names, "tensor"),
+        )
+        self.pipeline, self.data = whole["pipeline"], whole[names]
+        self.tensor: DeviceMesh | None = whole["tensor"] if spec.tensor > 1 else None
+        self.reshard: bool | int = arguments["reshard_after_forward"]
+        self.is_first_of_stage = not any(whole.get_coordinate()[1:])  # type: ignore[index]
+
+
+def cut_along_tensor(model: GPT, mesh: DeviceMesh) -> None:
+    """As `lowband.parallelize` by our plan of a GPT; but logits are joined before the loss.
+
+    A column product's rows are divided in order, so each rank's queries, keys and values are put together.
+    """
+    for block in model.blocks:
+        for parameter in block.attention.qkv.parameters():  # type: ignore[union-attr]
+            parameter.data = _together(parameter.data, mesh.size())
+    whole = Replicate()
+    plan = {
+        "embed": RowwiseParallel(input_layouts=whole, output_layouts=whole),
+        "blocks.*.attention.qkv": ColwiseParallel(),
+        "blocks.*.attention.out": RowwiseParallel(),
+        "blocks.*.mlp.up": ColwiseParallel(),
+        "blocks.*.mlp.down": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=whole),
+    }
+    parallelize_module(model, mesh, plan)
+
+
+def _together(rows: torch.Tensor, ranks: int) -> torch.Tensor:
+    return rows.unflatten(0, (3, ranks, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def _apart(rows: torch.Tensor, ranks: int) -> torch.Tensor:
+    return rows.unflatten(0, (ranks, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def whole_tensors(named: Iterable[tuple[str, torch.Tensor]], ranks: int) -> dict[str, torch.Tensor]:
+    """This rank's part of the model, undivided. ranks: along tensor. All ranks that have it must call this"""
+    found = {}
+    for name, value in named:
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        found[name] = (_apart(full, ranks) if ".qkv." in name and ranks > 1 else full).cpu()
+    return found
+
+
+@torch.no_grad()
+def clip_over_axes(parameters: Iterable[nn.Parameter], max_norm: float, tensor: int) -> torch.Tensor:
+    """Scale the gradients to a norm over all ranks, of which torch's function takes one mesh alone.
+
+    tensor: ranks along it, which all have what is no DTensor there
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    total = torch.zeros((), dtype=torch.float64, device=grads[0].device)
+    for grad in grads:
+        assert isinstance(grad, DTensor)
+        mesh, copies = grad.device_mesh, 1
+        for dim, placement in enumerate(grad.placements):
+            copies *= mesh.size(dim) if placement.is_replicate() else 1
+        copies *= 1 if "tensor" in (mesh.mesh_dim_names or ()) else tensor
+        total += grad.to_local().double().square().sum() / copies
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    for grad in grads:
+        grad.to_local().mul_(torch.clamp(max_norm / norm, max=1.0))
+    return norm
