@@ -163,6 +163,29 @@ def test_gradients_are_freed_as_soon_as_they_have_moved() -> None:
     assert flat.tolist() == [1.0] * 6 + [0.0] * (layout.numel - 6)
 
 
+def held_gradients(inner: dict[str, int]) -> list[tuple[bool, bool]]:
+    """Per step, whether the gradients are where the last step's were, and whether one that was held stayed as
+    it was. One is held from the second step on."""
+    model = lowband.shard(Tower(), "ddp", lowband.Topology(inner), is_inner, torch.float32)
+    first, found, place, held = next(model.parameters()), [], 0, None
+    for step in range(4):
+        each(model, step)
+        now = first.grad.as_subclass(torch.Tensor)
+        was, place = place, now.data_ptr()
+        found.append((place == was, held is None or torch.equal(*held)))
+        if step == 1:
+            held = now, now.clone()
+        del now
+        model.zero_grad()
+    return found
+
+
+def test_the_next_gradients_take_the_memory_of_the_last_unless_somebody_has_them() -> None:
+    for inner in (INNER, {}):
+        for found in on_ranks(2, held_gradients, inner):
+            assert found == [(False, True), (True, True), (False, True), (True, True)]
+
+
 def mixed(most: int) -> dict[str, torch.Tensor]:
     """Layers 0 and 2 whole on every rank, layer 1 and the root sharded."""
     topology = lowband.Topology(INNER)

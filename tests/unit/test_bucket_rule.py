@@ -19,7 +19,7 @@ DDP = Config().scheme("ddp")
 def test_a_bucket_is_filled_until_the_next_unit_has_no_room() -> None:
     with patch.object(rule, "BUCKET_NUMEL", 10):
         assert buckets([4, 4, 3, 11, 7, 3, 1], DDP, LEVELS, "fp32") == [[0, 1], [2], [3], [4, 5], [6]]
-    assert buckets([3 * 2**19] * 5, DDP, LEVELS, "fp32") == [[0, 1], [2, 3], [4]]  # 6 MiB each
+    assert buckets([3 * 2**19] * 5, DDP, LEVELS, "fp32") == [[0, 1, 2, 3], [4]]  # 6 MiB each, in fp32
     assert buckets([], DDP, LEVELS, "fp32") == []
 
 

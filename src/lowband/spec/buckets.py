@@ -13,9 +13,9 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.step import reductions
 from lowband.spec.wire import is_plain
 
-# Elements. While ranks exchange a bucket they receive up to as much again: in fp32 at most 25 MiB in all,
-# which is DDP's bucket by default.
-BUCKET_NUMEL = 25 * 2**20 // 8
+# Elements. In fp32 25 MiB, DDP's bucket by default. While ranks exchange a bucket they receive up to as much
+# again, which DDP does not; in turn a leaf's gradient is freed when it has moved to the bucket.
+BUCKET_NUMEL = 25 * 2**20 // 4
 
 
 def buckets(numels: Sequence[int], scheme: Scheme, levels: Levels, reduce_dtype: str) -> list[list[int]]:

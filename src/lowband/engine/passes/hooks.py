@@ -92,7 +92,7 @@ class Hooks:
         self._saved.enter(owner)
         if (leader := self._passes.leader) is not None and leader.runs_here:
             leader.before_forward(owner, (args, kwargs))
-            return tree_map(self._cast, args), tree_map(self._cast, kwargs)
+            return self._cast_inputs(args, kwargs)
         if owner is self._module:
             self._passes.enter_thread()
             self._passes.leave_broken_backward()
@@ -104,13 +104,15 @@ class Hooks:
         if not self._backward.runs:  # a forward inside a backward is activation checkpointing's recomputation
             self._pass.begun.append(owner)
             self._passes.prefetch(self._pass.after(owner, self._passes.forward_order), backward=False)
-        args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
+        args, kwargs = self._cast_inputs(args, kwargs)
         self._watch_frozen(units, (args, kwargs))
         return args, kwargs
 
     def _watch_frozen(self, units: list[Unit], inputs: Any) -> None:
         """Drop frozen units when their inputs have gradients, because their parameters have none."""
         frozen = [unit for unit in units if not unit.requires_grad]
+        if not frozen:
+            return
         tensors = differentiable(inputs)
 
         def over(_: object) -> None:
@@ -119,8 +121,15 @@ class Hooks:
                     unit.drop()
 
         # torch.autograd.grad refuses to look for leaves; then they are dropped at the backward's end.
-        if frozen and tensors and not any(tensor.is_leaf for tensor in tensors):
+        if tensors and not any(tensor.is_leaf for tensor in tensors):
             register_multi_grad_hook(tensors, over, mode="all")
+
+    def _cast_inputs(self, args: Any, kwargs: Any) -> Any:
+        """Positional and keyword arguments with all tensors cast; most of them are in no container."""
+        cast = [
+            self._cast(arg) if isinstance(arg, torch.Tensor) else tree_map(self._cast, arg) for arg in args
+        ]
+        return tuple(cast), tree_map(self._cast, kwargs) if kwargs else kwargs
 
     def _cast(self, value: Any) -> Any:
         """Cast a floating-point tensor to the compute dtype; other values stay as they are."""
@@ -216,7 +225,7 @@ class Hooks:
             self._passes.gather([unit], backward=True)
         self._backward.in_use.add(unit)
 
-    def _gradient_arrives(self) -> None:
+    def _gradient_arrives(self, _grad: torch.Tensor) -> None:
         task = torch._C._current_graph_task_id()
         if task != self._arrived_in:  # as seldom as possible, because each parameter comes by here
             self._passes.leave_broken_backward()

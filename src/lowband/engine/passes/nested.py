@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 def requiring_grad(values: Any) -> list[torch.Tensor]:
     """The tensors in nested values that require gradients."""
+    if isinstance(values, torch.Tensor):  # as most outputs are
+        return [values] if values.requires_grad else []
     found = []
     for value in tree_leaves(values):
         if isinstance(value, torch.Tensor):

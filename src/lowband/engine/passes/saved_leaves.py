@@ -43,11 +43,8 @@ class _Around(NamedTuple):
     leaf: _Leaf
 
 
-class _Other(NamedTuple):
-    """Any other tensor; version: of its values when it was saved, which torch compares only without hooks."""
-
-    tensor: torch.Tensor
-    version: int
+# Any other tensor, and the version of its values when it was saved, which torch compares only without hooks.
+_Other = tuple[torch.Tensor, int]
 
 
 class SavedLeaves:
@@ -100,45 +97,39 @@ class SavedLeaves:
 
 
 class _Hooks:
-    """One pair of hooks, and the pair that was open outside of it."""
+    """One pair of hooks, and the pair that was open outside of it.
+
+    Every tensor that autograd saves passes through them: what most of them need comes first, without calls.
+    """
 
     def __init__(self, of: SavedLeaves, outer: _Pair | None) -> None:
-        self.of, self._outer = of, outer
+        self.of, self._outer, self._unit_of = of, outer, of.unit_of
 
     def pack(self, tensor: torch.Tensor) -> object:
         local = local_of(tensor)
-        packed = self._packed_leaf(tensor if local is None else local)
-        if packed is None:
-            return self._other(tensor)
-        return packed if local is None else _Around(SeenAs.of(tensor), packed)
-
-    def _packed_leaf(self, tensor: torch.Tensor) -> _Leaf | None:
         try:
-            unit = self.of.unit_of.get(tensor.untyped_storage()._cdata)
+            unit = self._unit_of.get((tensor if local is None else local).untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # e.g. a sparse tensor
             unit = None
-        # A view whose sign is changed when it is read has values that its place alone does not say.
-        if unit is not None and tensor.dtype == unit.flat.dtype and not (tensor.is_neg() or tensor.is_conj()):
-            place = tensor.size(), tensor.stride(), tensor.storage_offset()
-            return _Leaf(unit, unit.gathered_version, *place)
-        return None
-
-    def _other(self, tensor: torch.Tensor) -> object:
+        if unit is not None:
+            packed = _packed_leaf(tensor if local is None else local, unit)
+            if packed is not None:
+                return packed if local is None else _Around(SeenAs.of(tensor), packed)
         if self._outer is not None:
             return self._outer[0](tensor)
         # Detached, because a node must not refer to its own output.
-        return _Other(tensor.detach() if tensor.requires_grad else tensor, tensor._version)
+        return tensor.detach() if tensor.requires_grad else tensor, tensor._version
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, _Around):
-            return packed.how.around(self.unpack(packed.leaf))
         if isinstance(packed, _Leaf):
             self.of.before_use(packed.unit, packed.version)
             return packed.unit.flat.as_strided(packed.size, packed.stride, packed.offset)
-        if not isinstance(packed, _Other):
-            assert self._outer is not None
+        if isinstance(packed, _Around):
+            return packed.how.around(self.unpack(packed.leaf))
+        if self._outer is not None:
             return self._outer[1](packed)
-        tensor, version = packed
+        other: _Other = packed
+        tensor, version = other
         if tensor._version != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
@@ -146,3 +137,11 @@ class _Hooks:
                 f"expected version {version} instead."
             )
         return tensor
+
+
+def _packed_leaf(tensor: torch.Tensor, unit: Unit) -> _Leaf | None:
+    # A view whose sign is changed when it is read has values that its place alone does not say.
+    if tensor.dtype == unit.flat.dtype and not (tensor.is_neg() or tensor.is_conj()):
+        place = tensor.size(), tensor.stride(), tensor.storage_offset()
+        return _Leaf(unit, unit.gathered_version, *place)
+    return None

@@ -2,6 +2,11 @@
 
 Within a backward pass the gradient is reduced to the grads level; at an accumulation boundary the sum is
 reduced further to the optimizer's level, where it is averaged over the replica (without sync, all ranks).
+
+[Note: kept] A bucket of several units that is reduced in place ends as its optimizer's gradients. Once these
+are set to None the next backward fills their memory again, unless somebody still has a view of it. Freed, it
+would go to activations, and a heap of fragments has no place for another as large.
+DDP keeps its buckets, too.
 """
 
 from collections.abc import Sequence
@@ -37,6 +42,7 @@ class Bucket:
         self._is_reduced = False  # whether this backward has submitted a reduction
         self._filling: torch.Tensor | None = None  # 1D, in the reduce dtype, of all units
         self._filled: set[Unit] = set()  # those whose gradients it has
+        self._kept: torch.Tensor | None = None  # the last step's gradients, see [Note: kept]
         self._accumulated: torch.Tensor | None = None  # 1D, shards of `grads`, fp32
         self._boundary: torch.Tensor | None = None  # 1D, shards of `optim`, fp32
         self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
@@ -87,7 +93,7 @@ class Bucket:
         if len(self.units) == 1:
             return
         if self._filling is None:
-            self._filling = unit.master.new_empty(self._numel, dtype=self._dtype)
+            self._filling = self._empty()
         start, stop = self._ranges[unit]
         part, taken = self._filling[start:stop], unit.grads.take(self._dtype)
         if unit in self._filled:  # see passes.hooks, [Note: late gradients]
@@ -95,6 +101,21 @@ class Bucket:
         else:
             taken.move_to(part, unit.layout)
             self._filled.add(unit)
+
+    def _empty(self) -> torch.Tensor:
+        """1D, in the reduce dtype, of all units. See [Note: kept]."""
+        kept, self._kept = self._kept, None
+        # Two refer to the storage of a tensor that nobody else has: the tensor, and who asks.
+        if kept is not None and torch._C._storage_Use_Count(kept.untyped_storage()._cdata) == 2:
+            return kept
+        return self.units[0].master.new_empty(self._numel, dtype=self._dtype)
+
+    def _can_keep(self, reduced: torch.Tensor) -> bool:
+        """Not what torch.func's transforms have wrapped, which is gone with them."""
+        is_alike = reduced.numel() == self._numel and reduced.dtype == self._dtype
+        return (
+            len(self.units) > 1 and is_alike and not torch._C._functorch.is_functorch_wrapped_tensor(reduced)
+        )
 
     def wait_reduce(self) -> None:
         """Wait for the reduction. Raises, once, the error that it raised."""
@@ -178,6 +199,7 @@ class Bucket:
         boundary, parts, self._boundary = self._boundary, self._parts(), None
         if all(unit.grads.are_unset for unit in self.units):
             self._handed_bytes = boundary.nbytes
+            self._kept = boundary if self._can_keep(boundary) else None
         else:  # gradients accumulate without no_sync
             self._meter.release("grads", boundary.nbytes)
         for unit, part in parts:

@@ -6,6 +6,7 @@ reduced once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -74,38 +75,35 @@ class Gradients:
         self._leaves, self._shards, self._layout, self._meter = leaves, shards, layout, meter
         spans = [intersect(span, optim_range) for span in layout.spans()]
         self._sizes = [stop - start for start, stop in spans]
-        self._missing: set[torch.Tensor] = set()  # leaves still without a gradient in this backward
+        self._missing: set[int] = set()  # places of leaves still without a gradient in this backward
         self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
         self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
         self._sum: torch.Tensor | None = None  # 1D, the whole unit, fp32: over micro-batches, breadth-first
 
     # ---- from autograd
 
-    def watch(self, begins: Callable[[], None], ready: Callable[[], None]) -> None:
+    def watch(self, begins: Callable[[torch.Tensor], None], ready: Callable[[], None]) -> None:
         """Call `begins` before each gradient of a leaf; call `ready` once every leaf has its gradient of this
         backward, if that can be known in time.
         """
 
-        def arrives(_grad: torch.Tensor) -> None:
-            begins()
-
-        def arrived(leaf: torch.Tensor) -> None:
+        def arrived(place: int, leaf: torch.Tensor) -> None:
             self._arrived_in.add(torch._C._current_graph_task_id())
-            if leaf.grad is not None and leaf.grad.layout is not torch.strided:
-                self._refuse_sparse(leaf)
-            is_first = leaf in self._missing
-            self._missing.discard(leaf)
+            grad = leaf.grad
+            if grad is not None and grad.layout is not torch.strided:
+                self._refuse_sparse(place)
+            is_first = place in self._missing
+            self._missing.discard(place)
             # See passes.hooks, [Note: late gradients].
             if is_first and not self._missing and self._arrived_in == {self._ready_in}:
                 ready()
 
-        for leaf in self._leaves:
+        for place, leaf in enumerate(self._leaves):
             if leaf.requires_grad:
-                leaf.register_hook(arrives)
-                leaf.register_post_accumulate_grad_hook(arrived)
+                leaf.register_hook(begins)
+                leaf.register_post_accumulate_grad_hook(partial(arrived, place))
 
-    def _refuse_sparse(self, leaf: torch.Tensor) -> NoReturn:
-        place = next(i for i, each in enumerate(self._leaves) if each is leaf)
+    def _refuse_sparse(self, place: int) -> NoReturn:
         raise UserError(
             "its gradient is sparse",
             where=self._shards[place].shard_of.name,
@@ -114,7 +112,7 @@ class Gradients:
 
     def expect(self) -> None:
         """Prepare for a backward that begins."""
-        self._missing, self._ready_in = set(self._leaves), None
+        self._missing, self._ready_in = set(range(len(self._leaves))), None
         self._arrived_in.clear()
 
     def expect_ready(self, graph_task: int) -> None:

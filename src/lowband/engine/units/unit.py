@@ -69,6 +69,7 @@ class Unit:
         self._held = self._new_leaves(originals)
         self.leaves = self._held.leaves
         self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
+        self._is_put = False  # whether the module has them
         self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
         self.state = UnitState.GATHERED if self.is_whole else UnitState.SHARDED
         self._gathering: Handle | None = None
@@ -168,6 +169,7 @@ class Unit:
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See [Note: shards]."""
         self._put(self.shards, instead_of=self._shown)
+        self._is_put = False
         self._shown = self.leaves  # DTensors would keep the gathered buffer
 
     def put_leaves(self) -> None:
@@ -175,6 +177,7 @@ class Unit:
         if self._held.are_dtensors():
             self.put_shards()
             self._shown = self._held.shown()
+        self._is_put = True
         self._put(self._shown, instead_of=self.shards)
 
     def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
@@ -262,9 +265,10 @@ class Unit:
         """Register the shards again, and free the unit's buffer unless it is held all the time."""
         if self._gathering is not None:  # prefetched but not used
             self.finish_gather()
-        self.put_shards()
-        if self.state is UnitState.GATHERED:
-            is_changed = not self.is_whole and self._held.are_changed()
+        if self._is_put:
+            self.put_shards()
+        if not self.is_whole and self.state is UnitState.GATHERED:
+            is_changed = self._held.are_changed()
             self._free()
             if is_changed:
                 raise UserError(
