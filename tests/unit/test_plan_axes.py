@@ -110,7 +110,7 @@ def test_a_head_that_is_the_embedding_limits_the_schedules() -> None:
     assert schedules == {"zb-v", "dualpipe-v"}
     assert found.left_out == (
         "not tried: ranks along context, whose exchanges are not predicted; schedules whose first and last "
-        "stage are on two ranks, as the head is the embedding"
+        "stage are on two ranks, which share the embedding"
     )
     assert planned(MODEL, KIBIBYTES).left_out == (
         "not tried: ranks along context, whose exchanges are not predicted"

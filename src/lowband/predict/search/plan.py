@@ -164,7 +164,7 @@ def _possible(machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Way
             if not any(_in_orders(model, one)):
                 raise UserError(
                     f"no schedule has first and last stage of {model.layers} layers on one of "
-                    f"{one.pipeline} ranks, as a head needs that is the embedding",
+                    f"{one.pipeline} ranks, and for a head that is the embedding no other is predicted",
                     where=f"model '{model.name}'",
                 )
             possible.append(one)
@@ -243,7 +243,7 @@ def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
     """What a search over these axes does not try, and why, in one line."""
     found = ["ranks along context, whose exchanges are not predicted"]
     if model.tied_head and any(one.pipeline > 1 for one in axes):
-        found.append("schedules whose first and last stage are on two ranks, as the head is the embedding")
+        found.append("schedules whose first and last stage are on two ranks, which share the embedding")
     return "not tried: " + "; ".join(found)
 
 
