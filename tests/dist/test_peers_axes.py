@@ -7,8 +7,9 @@ import pytest
 import torch
 from test_peers import BOUND, MODEL, run
 
-from lowband.spec.records import Outcome, RunFolder
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
+from lowband.spec.run_folder import RunFolder
 from lowband.trainers.torch_axes import _apart, _together
 
 # Rows and heads that two tensor ranks divide, layers that four stages divide.

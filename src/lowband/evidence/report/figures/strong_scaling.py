@@ -20,15 +20,15 @@ def draw(df: pd.DataFrame) -> Figure:
     for axes, (model, rows) in zip(panels, models, strict=True):
         _lines(axes, rows, colours)
         axes.set_title(f"{model}, {rows['global_batch'].iloc[0]:,} sequences a step", loc="left")
-    panels[0].set_ylabel("efficiency (%)")
+    panels[0].set_ylabel("predicted efficiency (%)")
     panels[0].set_ylim(0, 104)
     panels[0].legend()
     return figure
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, colours: dict[str, str]) -> None:
-    printed = rows["reported_efficiency"].iloc[0]
+    reported = rows["reported_efficiency"].iloc[0]
     for schedule, line in rows.groupby("schedule", sort=False):
         axes.plot(line["ranks"], line["efficiency"], "o-", color=colours[str(schedule)], label=schedule)
-    axes.axhline(printed, color="0.4", linewidth=0.8, linestyle=":", label="printed")
+    axes.axhline(reported, color="0.4", linewidth=0.8, linestyle=":", label="reported, on the most")
     log_ticks(axes, sorted(rows["ranks"].unique()), "{:,}".format, "GCDs")
