@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -68,8 +69,12 @@ def ranks(run: str) -> list[psutil.Process]:
     mine = [
         p for p in psutil.process_iter(["cmdline"]) if f"{RUNS / run}/spec.json" in (p.info["cmdline"] or [])
     ]
-    pids = {p.pid for p in mine}
-    return [p for p in mine if p.ppid() in pids and "srun" not in p.info["cmdline"][0]]
+    pids, found = {p.pid for p in mine}, []
+    for p in mine:
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if p.ppid() in pids and "srun" not in p.info["cmdline"][0]:
+                found.append(p)
+    return found
 
 
 def hold(runs: list[str]) -> None:
@@ -79,7 +84,8 @@ def hold(runs: list[str]) -> None:
     def are_held() -> bool:
         for run in filter(trains, list(to_come)):
             for rank in ranks(run):
-                rank.suspend()
+                with suppress(psutil.NoSuchProcess):
+                    rank.suspend()
             to_come.discard(run)
         return not to_come
 
@@ -122,7 +128,8 @@ def main() -> None:
     now = jobs()
     for run in (failed, cancelled, lost):  # the one that runs out of time hangs
         for rank in ranks(run):
-            rank.resume()
+            with suppress(psutil.NoSuchProcess):
+                rank.resume()
     time.sleep(chance.uniform(0, 5))
     ids = [now[run][0] for run in running]
     steps = {run: RunFolder(RUNS / run).count_steps() for run in running}

@@ -18,7 +18,7 @@ from lowband.engine.parallel.context import Context
 from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
-from lowband.run.launch import RankFailure
+from lowband.run.launch import RankFailure, TimeLimit
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
 
@@ -88,6 +88,8 @@ def check_context(file: Path, ranks: int) -> list[Found]:
         by_rank = on_ranks(ranks, _compared, file, ranks, whole, time_limit_s=LIMIT_S)
     except RankFailure as failure:
         raise UserError(str(failure).partition("\n")[0], where=file) from None
+    except TimeLimit:
+        raise UserError(f"it took more than {LIMIT_S:.0f} s", where=file, allowed="a smaller batch") from None
     return list(by_rank[0])
 
 

@@ -13,7 +13,7 @@ It covers these choices only:
                 where a step has several micro-batches; on several every schedule that is predicted, with
                 every power of two of stages a rank, to 8, that the model and the schedule allow
 
-Left out, as `left_out` says: ranks along context, which are not predicted; what our engine does not train.
+Left out, as `left_out` says, as it is not predicted: ranks along context; an embedding that two ranks share.
 """
 
 import itertools
