@@ -94,10 +94,20 @@ def on_axes(
     return train(pipe, topology.along("data").place, micro_batches)
 
 
-def alone(modules: Callable[[], list[nn.Module]], micro_batches: int, levels: Levels) -> Trained:
-    """The same in one process: each rank's micro-batches in turn, then a sum over data in the hops' order."""
+def alone(
+    modules: Callable[[], list[nn.Module]],
+    micro_batches: int,
+    levels: Levels,
+    copied: Sequence[Sequence[nn.Parameter]] = (),
+) -> Trained:
+    """The same in one process: each rank's micro-batches in turn, then a sum over data in the hops' order.
+
+    copied: parameters that are copies of one; their gradients are then summed, from the last one of the chain
+            to the first, as a backward comes to them
+    """
     model = nn.Sequential(*modules())
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    others = {id(p) for copies in copied for p in copies[1:]}
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     losses, norms = [], []
     for step in range(STEPS):
@@ -113,7 +123,14 @@ def alone(modules: Callable[[], list[nn.Module]], micro_batches: int, levels: Le
             by_rank.append([p.grad for p in parameters])
         for p, grads in zip(parameters, zip(*by_rank, strict=True), strict=True):
             p.grad = sum_over(grads, levels, SELF, WORLD)[0] / levels.world
-        norms.append(sum(p.grad.double().square().sum() for p in parameters).sqrt().item())
+        for copies in copied:
+            *rest, total = (p.grad for p in copies)
+            for grad in reversed(rest):
+                total = total + grad
+            for p in copies:
+                p.grad = total.clone()
+        squares = [p.grad.double().square().sum() for p in parameters if id(p) not in others]
+        norms.append(sum(squares).sqrt().item())
         assert norms[-1] > CLIP
         for p in parameters:
             p.grad *= CLIP / norms[-1]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lowband.__main__ import main
+from lowband.run import check_context
 
 RIGHT = Path(__file__).parents[2] / "examples" / "context.py"
 POSITIONS = ("self.context.places(x)", "torch.arange(x.shape[1])")
@@ -75,6 +76,18 @@ def test_files_that_cannot_be_checked(
     code, lines, err = told(capsys, changed(tmp_path, old, new), "--ranks", 2)
     assert (code, lines) == (2, [])
     assert said in err.splitlines()[-1]
+
+
+def test_a_module_that_takes_too_long_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_context, "LIMIT_S", 1.0)
+    endless = changed(
+        tmp_path, "def inputs() -> torch.Tensor:", "def inputs() -> torch.Tensor:\n    while True: pass"
+    )
+    code, _, err = told(capsys, endless, "--ranks", 2)
+    assert code == 2
+    assert "it took more than 1 s (allowed: a smaller batch)" in err.splitlines()[-1]
 
 
 def test_words_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

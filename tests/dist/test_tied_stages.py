@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
+import staged
 import torch
 from modules import HIER3
-from reference import sum_over
 from staged import CLIP, STEPS, D, Layer, Trained, batches, loss_of, on_axes, train
 from torch import nn
 
@@ -18,7 +18,7 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.config import Config
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
 
@@ -77,40 +77,9 @@ def copies_of(
 def alone(
     make: Callable[[], list[nn.Module]], rank_of: list[int], micro_batches: int, levels: Levels
 ) -> Trained:
-    """Every rank has a copy of what it shares. Gradients of copies are summed after the data ranks', from the
-    last one of the chain, as a backward comes to them."""
+    """Every rank has a copy of what it shares."""
     modules, copied = copies_of(make(), rank_of)
-    model = nn.Sequential(*modules)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    others = {id(p) for copies in copied for p in copies[1:]}
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    losses, norms = [], []
-    for step in range(STEPS):
-        by_rank = []
-        for rank in range(levels.world):
-            optimizer.zero_grad()
-            of_rank = []
-            for tokens, targets in batches(step, rank, micro_batches):
-                loss = loss_of(model(tokens), targets)
-                loss.backward()
-                of_rank.append(loss.item())
-            losses.append(of_rank)
-            by_rank.append([p.grad for p in parameters])
-        for p, grads in zip(parameters, zip(*by_rank, strict=True), strict=True):
-            p.grad = sum_over(grads, levels, SELF, WORLD)[0] / levels.world
-        for copies in copied:
-            *rest, total = (p.grad for p in copies)
-            for grad in reversed(rest):
-                total = total + grad
-            for p in copies:
-                p.grad = total.clone()
-        squares = [p.grad.double().square().sum() for p in parameters if id(p) not in others]
-        norms.append(sum(squares).sqrt().item())
-        assert norms[-1] > CLIP
-        for p in parameters:
-            p.grad *= CLIP / norms[-1]
-        optimizer.step()
-    return Trained(losses, norms, dict(model.state_dict()), {})
+    return staged.alone(lambda: modules, micro_batches, levels, copied)
 
 
 def plain(make: Callable[[], list[nn.Module]]) -> tuple[list[list[float]], list[float], dict[str, Any]]:
