@@ -205,3 +205,13 @@ def test_items_of_kernels_have_names_of_their_own_and_costs() -> None:
         costs = json.loads((ROOT / "results" / "reference" / device / "costs.json").read_text())
         assert set(costs) <= set(names)
         assert {name.partition(" ")[0] for name in costs} == set(PARTS)
+
+
+def test_a_program_has_this_tree_and_the_wheels_that_were_brought_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brought_along.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    program = "import brought_along, lowband; print(lowband.__file__)"
+    assert run_all([(sys.executable, "-c", program)], tmp_path / "log.txt")(600.0)[0] == "ok"
+    assert str(ROOT / "src") in (tmp_path / "log.txt").read_text()

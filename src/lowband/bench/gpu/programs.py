@@ -71,7 +71,11 @@ def run_all(
 def _run_all(
     commands: list[tuple[str, ...]], log: Path, left_s: float
 ) -> tuple[str, str, list[dict[str, Any]]]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    path = [
+        str(ROOT / "src"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]  # and wheels that were brought along
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     with log.open("a", encoding="utf-8") as file:
         for command in commands:
             file.write(f"== {' '.join(command[1:])}\n")
