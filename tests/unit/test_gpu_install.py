@@ -52,6 +52,8 @@ def folder(tree: Path, tmp_path: Path) -> Folder:
             if row["bytes"]:
                 row["time_s"] = int(row["bytes"]) / 3e12
         begun.keep(f"all of {part}", Entry.of(part, "ok", "", 12.345, found))
+    for family in ("tests", "overhead"):
+        begun.keep(f"all of {family}", Entry.of(family, "ok", "", 12.345, []))
     (begun.path / "tests-engine.xml").write_text(REPORT)
     (begun.path / "overhead.json").write_text("{}\n")
     return begun
@@ -71,7 +73,7 @@ def test_rows_take_the_place_of_the_shipped_ones(folder: Folder, tree: Path) -> 
     costs = json.loads((to / "costs.json").read_text())
     told = list(install(folder.path, to, tree))
     commit = git(tree, "rev-parse", "HEAD")
-    assert told == [f"2 items of NVIDIA H100 80GB HBM3 at {commit}", "quantization-near-copy: not met -> met"]
+    assert told == [f"4 items of NVIDIA H100 80GB HBM3 at {commit}", "quantization-near-copy: not met -> met"]
     after = pd.read_csv(to / "kernels.csv", dtype=object, keep_default_na=False)
     is_new = after["part"].isin(["ceilings", "block_quant"])
     assert (after["commit"] == commit).tolist() == is_new.tolist()
@@ -80,7 +82,7 @@ def test_rows_take_the_place_of_the_shipped_ones(folder: Folder, tree: Path) -> 
     assert len(after) == len(before)
     assert json.loads((to / "environment.json").read_text())["commit"] == commit
     assert json.loads((to / "costs.json").read_text()) == costs | {
-        "all of ceilings": 12.35, "all of block_quant": 12.35,
+        f"all of {family}": 12.35 for family in ("ceilings", "block_quant", "tests", "overhead")
     }  # fmt: skip
     assert (to / "tests.txt").read_text() == (
         "tests-engine: tests 50 failures 0 errors 0 skipped 0 seconds 57.1\n"
@@ -110,8 +112,37 @@ def test_rows_of_other_files_are_refused(folder: Folder, tree: Path) -> None:
     assert "all of block_quant: measured other files than today's" in refused(folder, tree)
 
 
-@pytest.mark.parametrize("outcome", ["not run", "error"])
-def test_items_that_did_not_end_well_are_refused(folder: Folder, tree: Path, outcome: str) -> None:
-    entry = folder.entries["all of ceilings"]
-    folder.keep("all of ceilings", replace(entry, outcome=outcome, reason="why"))
-    assert f"all of ceilings: {outcome}: why" in refused(folder, tree)
+def test_items_that_failed_are_refused_unless_other_families_are_named(folder: Folder, tree: Path) -> None:
+    entry = folder.entries["all of tests"]
+    folder.keep("all of tests", replace(entry, outcome="error", reason="why"))
+    assert "all of tests: error: why (allowed: items that ended well, or --only" in refused(folder, tree)
+    to = tree / "results" / "reference" / "h100"
+    told = (to / "tests.txt").read_bytes()
+    list(install(folder.path, to, tree, ["ceilings", "block_quant"]))
+    assert (to / "tests.txt").read_bytes() == told
+    assert "all of tests" not in json.loads((to / "costs.json").read_text())
+
+
+def test_what_was_not_run_keeps_its_shipped_rows(folder: Folder, tree: Path) -> None:
+    """Of one family a part was run: those rows are replaced, each by its own, and no other one leaves."""
+    to = tree / "results" / "reference" / "h100"
+    before = pd.read_csv(to / "kernels.csv", dtype=object, keep_default_na=False)
+    entry = folder.entries["all of block_quant"]
+    rows, rest = entry.rows[:20], [row | {"outcome": "not run"} for row in entry.rows[20:]]
+    folder.keep("all of block_quant", replace(entry, rows=rows))
+    folder.keep("rest of block_quant", replace(entry, outcome="not run", rows=rest))
+    folder.keep("overhead", replace(folder.entries["all of overhead"], outcome="not run"))
+    told = list(install(folder.path, to, tree))
+    assert told[1] == "not run, shipped rows stay: 1 of block_quant, 1 of overhead"
+    after = pd.read_csv(to / "kernels.csv", dtype=object, keep_default_na=False)
+    assert len(after) == len(before)
+    counts = (after["commit"] == git(tree, "rev-parse", "HEAD")).groupby(after["part"]).sum()
+    assert counts["block_quant"] == 20
+    assert counts["attention"] == 0
+    assert not (after["outcome"] == "not run").any()
+
+
+def test_a_folder_without_any_row_is_refused(folder: Folder, tree: Path) -> None:
+    for name, entry in list(folder.entries.items()):
+        folder.keep(name, replace(entry, outcome="not run"))
+    assert "nothing was run of these families" in refused(folder, tree)

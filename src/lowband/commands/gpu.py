@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     gpu.add_argument("--out", type=Path, help="folder to write")
     gpu.add_argument("--from", type=Path, dest="earlier", help="folder of a call before, to continue")
     gpu.add_argument("--minutes", type=float, default=9.5, help="nothing goes on after this (9.5)")
-    gpu.add_argument("--only", nargs="+", choices=FAMILIES, help="of these families (default: all)")
+    gpu.add_argument("--only", nargs="+", choices=FAMILIES, help="these families alone (default: all)")
     gpu.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, to try out the program"
     )
@@ -46,7 +46,7 @@ def _gpu(options: argparse.Namespace) -> int:
             raise UserError("is missing", where="--from", allowed="a folder of `lowband gpu --out`")
         from lowband.evidence.report.gpu_rows import install
 
-        for line in install(options.earlier, options.install, options.root):
+        for line in install(options.earlier, options.install, options.root, options.only or FAMILIES):
             print(line, flush=True)
         return 0
     if options.out is None:

@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lowband.bench.gpu.families import sources_sha256
+from lowband.bench.gpu.families import FAMILIES, sources_sha256
 from lowband.bench.gpu.folder import ENVIRONMENT, ROWS, Folder
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import read_claims
@@ -28,19 +29,25 @@ OF_RUNS = ("runs", "steps", "states")  # tables of whole runs that are shipped
 GIT_LIMIT_S = 10
 
 
-def install(source: Path, to: Path, root: Path) -> Iterator[str]:
+def install(source: Path, to: Path, root: Path, families: Collection[str] = tuple(FAMILIES)) -> Iterator[str]:
     """Write the rows of a folder of `lowband gpu` to the shipped folder `to`; yields what changed, by line.
 
-    root: the tree, in a git repository. Shipped rows of parts that the folder lacks stay. Raises UserError,
-    and writes nothing, for rows of another device, of a commit that is not in this history, of other files
-    than today's, and for items that did not end well.
+    root: the tree, in a git repository. Of these families only; what was not run keeps its shipped rows.
+    Raises UserError, and writes nothing, for rows of another device, of a commit that is not in this history,
+    of other files than today's, for items that failed, and if nothing is left to write.
     """
     folder = Folder.read(source)
+    chosen = {name: entry for name, entry in folder.entries.items() if entry.family in families}
+    folder.entries = {name: entry for name, entry in chosen.items() if entry.outcome != "not run"}
+    missing = Counter(entry.family for entry in chosen.values() if entry.outcome == "not run")
     _check(folder, to, root)
     before = _verdicts(root)
-    _write(folder, to, root)
+    _write(folder, missing, to, root)
     write_sums(root)
     yield f"{len(folder.entries)} items of {folder.environment['device']} at {folder.environment['commit']}"
+    if missing:
+        told = ", ".join(f"{count} of {family}" for family, count in missing.items())
+        yield f"not run, shipped rows stay: {told}"
     for claim, verdict in _verdicts(root).items():
         if verdict != before[claim]:
             yield f"{claim}: {before[claim]} -> {verdict}"
@@ -56,11 +63,14 @@ def _check(folder: Folder, to: Path, root: Path) -> None:
             f"rows of commit {commit}, which is not in this history, or of files changed after it",
             where=folder.path, allowed="rows of a commit that has landed",
         )  # fmt: skip
+    if not folder.entries:
+        raise UserError("nothing was run of these families", where=folder.path, allowed=", ".join(FAMILIES))
     for name, entry in folder.entries.items():
         if entry.outcome != "ok":
             raise UserError(
-                f"{name}: {entry.outcome}: {entry.reason}", where=folder.path, allowed="whole families"
-            )
+                f"{name}: {entry.outcome}: {entry.reason}", where=folder.path,
+                allowed="items that ended well, or --only other families",
+            )  # fmt: skip
         if entry.sources_sha256 != sources_sha256(entry.family, root):
             raise UserError(
                 f"{name}: measured other files than today's", where=folder.path, allowed="run it again"
@@ -75,30 +85,41 @@ def _is_in_history(commit: str, root: Path) -> bool:
         return False
 
 
-def _write(folder: Folder, to: Path, root: Path) -> None:
-    found = pd.read_csv(folder.path / ROWS, dtype=object, keep_default_na=False)
+def _write(folder: Folder, cut: Collection[str], to: Path, root: Path) -> None:
+    """cut: families of which some items were not run"""
+    families = {entry.family for entry in folder.entries.values()}
+    found = _measured(folder, families)
     if (to / ROWS).exists():
         shipped = pd.read_csv(to / ROWS, dtype=object, keep_default_na=False)
-        found = pd.concat([shipped[~shipped["part"].isin(found["part"])], found])
+        key = list(found.columns[: found.columns.get_loc("outcome")])
+        is_old = shipped["part"].isin(families.difference(cut))  # their cases may be others than before
+        is_old |= pd.MultiIndex.from_frame(shipped[key]).isin(pd.MultiIndex.from_frame(found[key]))
+        found = pd.concat([shipped[~is_old], found])
     write_whole(to / ROWS, found.to_csv(index=False, lineterminator="\n"))
     write_whole(to / ENVIRONMENT, json.dumps(folder.environment, indent=2) + "\n")
     costs = _json(to / COSTS) if (to / COSTS).exists() else {}
     costs |= {name: round(entry.seconds, 2) for name, entry in folder.entries.items()}
     write_whole(to / COSTS, json.dumps(costs, indent=1, sort_keys=True) + "\n")
-    if reports := sorted(folder.path.glob("tests-*.xml")):
+    if "tests" in families and (reports := sorted(folder.path.glob("tests-*.xml"))):
         write_whole(to / "tests.txt", "".join(f"{_told(path)}\n" for path in reports))
-    if (folder.path / "overhead.json").exists():
+    if "overhead" in families:
         shutil.copyfile(folder.path / "overhead.json", to / "overhead.json")
-    if (folder.path / "compile" / "steps.csv").exists():
+    if "steps" in families:
         steps = root / "results" / "reference" / "compile" / to.name
         steps.mkdir(parents=True, exist_ok=True)
         for path in (folder.path / "compile").iterdir():
             shutil.copyfile(path, steps / path.name)
-    if runs := sorted((folder.path / "runs").glob("*")):
+    if "one-gpu" in families and (runs := sorted((folder.path / "runs").glob("*"))):
         with tempfile.TemporaryDirectory() as tables:
             collect(runs, Path(tables))
             for name in OF_RUNS:
                 shutil.copyfile(Path(tables, f"{name}.csv"), to / f"{name}.csv")
+
+
+def _measured(folder: Folder, families: Collection[str]) -> pd.DataFrame:
+    """The rows of what ended well: a case that was not run, or of another family, is left out."""
+    rows = pd.read_csv(folder.path / ROWS, dtype=object, keep_default_na=False)
+    return rows[rows["part"].isin(families) & (rows["outcome"] != "not run")]
 
 
 def _json(path: Path) -> Any:
