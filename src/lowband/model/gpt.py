@@ -5,6 +5,7 @@ It is also a chain: `chain` lists its modules, of which each takes the output of
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
-from lowband.spec.stages import stage_modules
+from lowband.spec.stages import blocks_of, stage_modules
 from lowband.spec.tensor import gpt_plan
 
 Recompute = Literal["none", "full"]
@@ -176,6 +177,7 @@ def on_ranks(
     micro_batches: int = 1,
     schedule: Name | None = None,
     chunks: int = 1,
+    layers: Sequence[int] = (),
     **options: Any,
 ) -> GPT | Pipeline:
     """The model on a job's ranks: a line for each axis, from the inside.
@@ -184,6 +186,7 @@ def on_ranks(
     scheme:  of the data axis
     micro_batches, schedule, chunks: of a step, where ranks lie along pipeline; its losses are parts of the
              mean over micro-batches. Without a schedule each of these ranks has all blocks
+    layers:  blocks of each stage; none: equally many
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
@@ -192,9 +195,10 @@ def on_ranks(
     if schedule is None or (ranks := topology.axes.pipeline) == 1:  # data: its states over levels
         shard(model, scheme, topology, wrap=Block, init=model.init, **options)
         return model
-    layers = [len(of_it) for of_it in stage_modules(model.spec, ranks * chunks)]
+    modules = stage_modules(model.spec, blocks_of(model.spec, ranks * chunks, layers))
     part = lambda logits, targets: model.loss_of(logits, targets) / micro_batches  # noqa: E731
-    of_step = micro_batches, schedule, chunks, layers  # pipeline: some of its blocks, and the rest as above
+    # pipeline: some of its blocks, and the rest as above
+    of_step = micro_batches, schedule, chunks, [*map(len, modules)]
     return Pipeline(model, part, scheme, topology, *of_step, init=model.init, **options)
 
 

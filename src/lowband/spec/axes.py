@@ -1,5 +1,7 @@
 """The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
@@ -7,6 +9,7 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_se
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.stages import blocks_of
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
@@ -60,22 +63,9 @@ class Axes(Strict):
         return self.tensor * self.pipeline > 1
 
     @property
-    def stages(self) -> int:
-        """Parts of a model, one after the other, on all ranks along pipeline."""
-        return self.pipeline
-
-    @property
     def has_both_ends(self) -> bool:
         """Whether the first rank along pipeline has the last stage, too."""
         return self.pipeline == 1
-
-    def check(self, model: ModelSpec) -> None:
-        """Raises UserError if the model cannot be divided so."""
-        where = f"model '{model.name}'"
-        if model.layers % self.stages:
-            raise UserError(f"{model.layers} layers cannot be divided over {self.stages} stages", where=where)
-        if model.heads % self.tensor:
-            raise UserError(f"{model.heads} heads cannot be divided over tensor {self.tensor}", where=where)
 
     def degrees(self, ranks: int) -> dict[AxisName, int]:
         """Ranks along every axis of a job, inner to outer, with context's in data.
@@ -102,7 +92,46 @@ class Axes(Strict):
 AXES: Final = Axes.model_fields
 
 
-class Ways(Axes):
+class InStages(Axes):
+    """Axes, and which of a model's blocks each stage along pipeline has."""
+
+    younger: ClassVar[tuple[str, ...]] = ("layers",)
+
+    layers: tuple[PositiveInt, ...] = Field(
+        default=(), description="blocks of each stage along pipeline, from first to last; none: equally many"
+    )
+
+    @property
+    @abstractmethod
+    def stages(self) -> int:
+        """Parts of a model, one after the other, on all ranks along pipeline."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some stages have more blocks than others."""
+        return len(set(self.layers)) > 1
+
+    def blocks(self, model: ModelSpec) -> tuple[int, ...]:
+        """By stage, its blocks. Raises UserError as `spec.stages.blocks_of` does."""
+        if self.layers and self.pipeline == 1:
+            what = f"layers {list(self.layers)} with pipeline 1"
+            raise UserError(what, where=f"model '{model.name}'", allowed="pipeline 2 or more, or no layers")
+        return blocks_of(model, self.stages, self.layers)
+
+    def check(self, model: ModelSpec) -> None:
+        """Raises UserError if the model cannot be divided so."""
+        self.blocks(model)
+        if model.heads % self.tensor:
+            what = f"{model.heads} heads cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where=f"model '{model.name}'")
+
+
+def shown(value: object) -> object:
+    """A run's option as names and tables have it: of layers, 3+2+2+1."""
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+class Ways(InStages):
     """Axes, and how their ranks work together, as the predictor knows them.
 
     chunks:            stages per rank of a pipeline (virtual stages)
@@ -113,9 +142,19 @@ class Ways(Axes):
     schedule: Schedule = "1f1b"
 
     @classmethod
-    def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
+    def of_options(
+        cls,
+        tp: int = 1,
+        pp: int = 1,
+        interleave: int = 1,
+        schedule: Schedule = "1f1b",
+        layers: Sequence[int] = (),
+    ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
-        return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+        return cls(
+            tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1,
+            layers=tuple(layers),
+        )  # fmt: skip
 
     @property
     def stages(self) -> int:

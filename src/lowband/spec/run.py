@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.axes import AXES, Axes
+from lowband.spec.axes import AXES, InStages
 from lowband.spec.context import Layout, check_context, ways_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
@@ -19,13 +19,13 @@ from lowband.spec.step import Order, Pattern
 Dtype = Literal["fp32", "bf16"]
 
 
-class RunOptions(Axes):
+class RunOptions(InStages):
     """The options that a suite may set for a run, one line each: type, default and meaning.
 
     Among them are its axes.
     """
 
-    younger: ClassVar = ("schedule", "chunks")
+    younger: ClassVar = ("schedule", "chunks", "layers")
 
     engine: Engine = "lowband"
     ranks: PositiveInt = Field(le=MOST_RANKS)
@@ -69,6 +69,20 @@ class RunOptions(Axes):
         default=60, description="a rank that waits longer for another ends the run"
     )
 
+    @property
+    def chunks_each(self) -> int:
+        """Stages on each rank along pipeline."""
+        return self.chunks or SCHEDULES[self.schedule].chunks[0]
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.chunks_each if self.is_in_stages else self.pipeline
+
+    @property
+    def is_in_stages(self) -> bool:
+        """Whether the model is cut into stages."""
+        return self.pipeline > 1
+
 
 class RunSpec(RunOptions):
     """`results/<cluster>/runs/<run_id>/spec.json`."""
@@ -87,20 +101,6 @@ class RunSpec(RunOptions):
     micro_batch: PositiveInt = Field(
         description="sequences per rank and backward pass; ranks along context have the same ones"
     )
-
-    @property
-    def chunks_each(self) -> int:
-        """Stages on each rank along pipeline."""
-        return self.chunks or SCHEDULES[self.schedule].chunks[0]
-
-    @property
-    def stages(self) -> int:
-        return self.pipeline * self.chunks_each if self.is_in_stages else self.pipeline
-
-    @property
-    def is_in_stages(self) -> bool:
-        """Whether the model is cut into stages."""
-        return self.pipeline > 1
 
     @property
     def lists(self) -> Lists:
