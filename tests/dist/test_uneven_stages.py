@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run_stages import MODEL, WIDE, run
+from test_run_stages import MODEL, run
 
 from lowband.cost.contents import step_bytes
 from lowband.cost.stages import stages_states

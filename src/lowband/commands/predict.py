@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lowband.spec.config import Config
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
+LAYERS = "blocks of each stage, first to last (default: equally many)"
 RECOMPUTE = ["none", "selective", "op", "full"]
 
 
@@ -36,6 +37,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
+    predict.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
@@ -57,6 +59,7 @@ def add(commands: Any) -> None:
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
+    plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--outer-gbps", type=positive, metavar="RATE",
@@ -113,7 +116,7 @@ def _predict(options: argparse.Namespace) -> int:
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
-    axes = Ways.of_options(options.tp, options.pp, options.interleave, options.schedule)
+    axes = Ways.of_options(options.tp, options.pp, options.interleave, options.schedule, options.layers)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
     records = Grid(**values).records()
     if options.json:
@@ -152,7 +155,7 @@ def _plan(options: argparse.Namespace) -> None:
         return
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp),
+        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp, options.layers),
         options.micro_batch, options.recompute, options.exact,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
@@ -174,8 +177,8 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
-    if options.write or options.tp or options.pp:
-        raise UserError("--outer-gbps is without --write, --tp and --pp")
+    if options.write or options.tp or options.pp or options.layers:
+        raise UserError("--outer-gbps is without --write, --tp, --pp and --layers")
     machine, stack = setting(config, options.cluster, options.stack)
     machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
     model = config.given_model(options.model)

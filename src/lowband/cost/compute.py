@@ -100,7 +100,8 @@ class Computer:
 class Work:
     """Seconds of one micro-batch in one block, and in the head (final norm, output layer, loss).
 
-    weight: of the backward, what a pipeline may put off: the products that are gradients of weights
+    weight, head_weight: of the backward, what a pipeline may put off: the products that are gradients of
+                         weights
     """
 
     forward: Num
@@ -109,6 +110,7 @@ class Work:
     recompute: Num
     head_forward: Num
     head_backward: Num
+    head_weight: Num
 
 
 def work(
@@ -152,4 +154,5 @@ def work(
         recompute=again[recompute],
         head_forward=head + loss / 3,
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
+        head_weight=head,
     )

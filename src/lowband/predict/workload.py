@@ -1,7 +1,7 @@
 """The input of a prediction: model, scheme, machine and stack, with the numbers that a user varies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -100,6 +100,16 @@ class Workload:
         """Whether gradients are in memory while further micro-batches compute."""
         return np.asarray(self.accumulation if self.is_in_stages else self.passes) > 1
 
+    def points(self) -> tuple[tuple[int, ...], list["Workload"]]:
+        """The shape of the grid, () of one point, and its points."""
+        names = ("micro_batch", "seq_len", "accumulation")
+        values = np.broadcast_arrays(*(getattr(self, name) for name in names), *self.faster.values())
+        found = []
+        for one in zip(*(np.ravel(each).tolist() for each in values), strict=True):
+            faster = dict(zip(self.faster, one[len(names) :], strict=True))
+            found.append(replace(self, **dict(zip(names, one, strict=False)), faster=faster))
+        return values[0].shape, found
+
     @property
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
@@ -143,7 +153,7 @@ def workload_of(spec: RunSpec) -> Workload:
         spec.accumulation, recompute=spec.recompute,
         axes=Ways(
             tensor=spec.tensor, pipeline=spec.pipeline, chunks=spec.chunks_each if spec.is_in_stages else 1,
-            schedule=_IN_USE.get(named, named), sequence_parallel=spec.sequence_parallel,
+            schedule=_IN_USE.get(named, named), sequence_parallel=spec.sequence_parallel, layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip
