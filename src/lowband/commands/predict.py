@@ -153,9 +153,10 @@ def _plan(options: argparse.Namespace) -> None:
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
+    axes = axes_to_try(machine, options.tp, options.pp, options.layers)
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp, options.layers),
+        options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute, options.exact,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []

@@ -64,7 +64,8 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
         _value(job.stack.gathered_inputs, 0),
     )  # fmt: skip
     tokens = job.micro_batch * job.seq_len
-    items["activations"] = (_apart if place.actions else _alike)(job, place, tokens, kept)
+    of_it = place, tokens, kept
+    items["activations"] = _apart(*of_it) if place.actions else _alike(job, *of_it)
     items["logits"] = (
         place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
     )
@@ -115,7 +116,7 @@ def _alike(job: Workload, place: Place, tokens: Num, kept: Kept) -> Num:
     return tokens * (in_flight * place.blocks * kept.block + kept.working)
 
 
-def _apart(_: Workload, place: Place, tokens: Num, kept: Kept) -> Num:
+def _apart(place: Place, tokens: Num, kept: Kept) -> Num:
     """The same at a place in a pipeline of uneven stages, action by action."""
     held = late = 0  # blocks with a micro-batch's activations, and of them those whose weight parts wait
     most: Num = 0.0

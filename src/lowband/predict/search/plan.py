@@ -11,7 +11,8 @@ It covers these choices only:
     axes        those given (or every power of two to the node's size, and to 16 stages) that divide the model
     schedule    on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
                 where a step has several micro-batches; on several every schedule that is predicted, with
-                every power of two of stages a rank, to 8, that the model and the schedule allow
+                every power of two of stages a rank, to 8, that the model and the schedule allow, or
+                the stages whose blocks are given
 
 Left out, as `left_out` says, as it is not predicted: ranks along context; an embedding that two ranks share.
 """
@@ -148,11 +149,21 @@ def plan(
 
 
 def axes_to_try(
-    machine: Machine, tensor: Sequence[int] | None = None, pipeline: Sequence[int] | None = None
+    machine: Machine,
+    tensor: Sequence[int] | None = None,
+    pipeline: Sequence[int] | None = None,
+    layers: Sequence[int] = (),
 ) -> list[Ways]:
-    """Every pair of these degrees. None: powers of two, to a node's size and to 16 stages"""
-    degrees = tensor or _powers(machine.node_size), pipeline or _powers(MOST_STAGES)
-    return list(itertools.starmap(Ways.of_options, itertools.product(*degrees)))
+    """Every pair of these degrees. None: powers of two, to a node's size and to 16 stages
+
+    layers: blocks of each stage, equally many stages on each rank; none: equally many blocks
+    """
+    dividing = [count for count in _divisors(len(layers)) if count > 1] or [1]
+    degrees = tensor or _powers(machine.node_size), pipeline or (dividing if layers else _powers(MOST_STAGES))
+    return [
+        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers)
+        for tp, pp in itertools.product(*degrees)
+    ]
 
 
 def _possible(machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Ways]) -> list[Ways]:
@@ -228,14 +239,15 @@ def jobs(
 def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
     """These degrees in every schedule of the search."""
     for schedule in get_args(Schedule):
-        for chunks in _powers(MOST_CHUNKS):
+        for chunks in [axes.chunks] if axes.layers else _powers(MOST_CHUNKS):
             way = axes.model_copy(update={"schedule": schedule, "chunks": chunks})
             row = SCHEDULES[way.row]
             if axes.pipeline == 1 and (schedule not in ("1f1b", "breadth-first") or chunks > 1):
                 continue
             if chunks < row.chunks[0] or (row.chunks[1] is not None and chunks > row.chunks[1]):
                 continue
-            if model.layers % way.stages == 0 and not (model.tied_head and not way.has_both_ends):
+            is_divided = bool(axes.layers) or model.layers % way.stages == 0
+            if is_divided and not (model.tied_head and not way.has_both_ends):
                 yield way
 
 

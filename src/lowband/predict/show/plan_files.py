@@ -137,7 +137,8 @@ def _ways(job: Workload) -> dict[str, Any]:
     tensor = {"tensor": axes.tensor, "sequence_parallel": axes.sequence_parallel} if axes.tensor > 1 else {}
     if not job.is_in_stages:
         return {**tensor, "order": job.order}
-    return {**tensor, "pipeline": axes.pipeline, "schedule": axes.row, "chunks": axes.chunks}
+    layers = {"layers": list(axes.layers)} if axes.layers else {}
+    return {**tensor, "pipeline": axes.pipeline, "schedule": axes.row, "chunks": axes.chunks, **layers}
 
 
 def _yaml(data: object) -> str:

@@ -9,7 +9,7 @@ from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.room import room_of
 from lowband.predict.workload import Workload
-from lowband.spec.axes import SHORT
+from lowband.spec.axes import SHORT, shown
 from lowband.spec.sourced import DEFAULT, Kind
 
 STATES = ("weights", "secondary", "grads", "optim")
@@ -31,6 +31,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "gpus": job.ranks,
         **{short: axes[name] for name, short in SHORT.items()},
         "schedule": job.axes.schedule,
+        **({"layers": shown(job.axes.layers)} if job.axes.layers else {}),
         "micro_batch": job.micro_batch,
         "accumulation": job.accumulation,
         "seq_len": job.seq_len,
@@ -118,7 +119,8 @@ def text(row: dict[str, Any]) -> str:
         f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
         f"stack {row['stack']}",
         f"weights {row['weights']}{secondary}, grads {row['grads']}, optim {row['optim']}",
-        f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
+        f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}"
+        + (f", layers {row['layers']}" if "layers" in row else ""),
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
         *([_meeting(row["sync"])] if "sync" in row else []),
