@@ -1,6 +1,7 @@
 """Checkpoints of pipelines: saved by one division of the ranks and read by another one."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ def batches() -> torch.Tensor:
     return torch.randint(256, (STEPS, BATCHES, 2, 17), generator=torch.Generator().manual_seed(1))
 
 
-def made(axes: Axes, schedule: str, spec: ModelSpec = MODEL) -> tuple[torch.nn.Module, lowband.Topology, int]:
+def made(
+    axes: Axes, schedule: str, spec: ModelSpec = MODEL, layers: Sequence[int] = ()
+) -> tuple[torch.nn.Module, lowband.Topology, int]:
     """A GPT on the job's ranks, and the micro-batches of each."""
     topology = lowband.Topology({}, lowband.Axes(**axes))
     each = BATCHES // len(topology.along("data").ranks)
     with torch.device("meta"):
         model = GPT(spec)
-    of_step = each, schedule, SCHEDULES[schedule].chunks[0]
+    of_step = each, schedule, SCHEDULES[schedule].chunks[0], layers
     options: dict[str, Any] = {"compute_dtype": torch.float32, "seed": 3, "device": "cpu"}
     return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), topology, each
 
@@ -54,9 +57,16 @@ def mean_loss(model: torch.nn.Module, mine: torch.Tensor, copies: int) -> float:
     return float(torch.stack(everyones).sum()) / copies
 
 
-def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: ModelSpec = MODEL) -> Found:
+def trained(
+    folder: Path,
+    axes: Axes,
+    first: int,
+    schedule: str = "1f1b",
+    spec: ModelSpec = MODEL,
+    layers: Sequence[int] = (),
+) -> Found:
     """Losses from step `first` on, and this rank's weights at the end; the state is saved after step 0."""
-    model, topology, each = made(axes, schedule, spec)
+    model, topology, each = made(axes, schedule, spec, layers)
     data = topology.along("data")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     checkpointer = lowband.Checkpointer(folder)
