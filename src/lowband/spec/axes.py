@@ -50,7 +50,7 @@ class Axes(Strict):
         """Without defaults, so that the checksums of what has none of them stay."""
         values: dict[str, Any] = handler(self)
         fields, left_out = type(self).model_fields, (*AXES, *self.younger)
-        return {k: v for k, v in values.items() if k not in left_out or v != fields[k].default}
+        return {k: v for k, v in values.items() if k not in left_out or getattr(self, k) != fields[k].default}
 
     @classmethod
     def of(cls, options: "Axes") -> "Axes":
