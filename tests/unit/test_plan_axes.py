@@ -122,23 +122,29 @@ def test_a_pipeline_without_a_schedule_is_refused() -> None:
         plan(machine(KIBIBYTES), OURS, TIED, RANKS, 64, BATCH, axes_to_try(machine(KIBIBYTES), [1], [8]))
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "layers"),
+    [(1, 1, ()), (2, 1, ()), (1, 2, ()), (2, 4, ()), (1, 2, (5, 3))],
+    ids=["1-1", "2-1", "1-2", "2-4", "1-2-uneven"],
+)
 def test_the_suite_that_it_writes_is_the_plan(
-    tensor: int, pipeline: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tensor: int, pipeline: int, layers: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, root = tmp_path / "small.yaml", tmp_path / "root"
     root.mkdir()
     model.write_text(yaml.safe_dump(MODEL.model_dump(exclude={"name"})))
     options = ["--cluster", "frontier", "--stack", "ours", "--model", str(model), "--gpus", "8", "--exact"]
     axes = ["--tp", str(tensor), "--pp", str(pipeline), "--micro-batch", "1", "--global-batch", "32"]
+    axes += ["--layers", *map(str, layers)] if layers else []
     assert main(["plan", *options, *axes, "--write", "found", "--root", str(root)]) == 0
     assert "not tried: ranks along context" in capsys.readouterr().out
     [run] = Config(root).runs(["found"])
     assert (run.tensor, run.pipeline, run.is_in_stages) == (tensor, pipeline, pipeline > 1)
+    assert run.layers == layers
     found, _ = setting(CONFIG, "frontier", "ours")
     best = plan(
         found, setting(CONFIG, "frontier", "ours")[1], MODEL, 8, 64, 32,
-        axes_to_try(found, [tensor], [pipeline]), [1], exact=True,
+        axes_to_try(found, [tensor], [pipeline], layers), [1], exact=True,
     ).ranked[0]  # fmt: skip
     job = replace(workload_of(run), machine=found, stack=best.job.stack, collectives=None)
     again = predict(job, interval=False)
