@@ -95,7 +95,7 @@ for queries, keys in ((4096, 4096), (3008, 2064), (512, 512), (304, 272), (304, 
     q, k = (torch.empty(1, 1, length, 32, dtype=torch.bfloat16) for length in (queries, keys))
     rows = torch.empty(1, 1, queries)
     fast.launch_forward(q, k, k, q, rows, True, 0.1)
-    fast.launch_backward(q, q, k, k, q, rows, q, k, k, True, 0.1)
+    fast.launch_backward(q, q, k, k, q, rows, None, q, k, k, True, 0.1)
     compiled = [len(kernel.fn.device_caches[0][0]) for kernel in kernels]
     print(json.dumps([queries, keys, [len(kernel.cache) for kernel in kernels], len(timed), compiled]))
 """

@@ -64,22 +64,28 @@ def backward(
     v: torch.Tensor,
     out: torch.Tensor,
     logsumexp: torch.Tensor,
+    dlogsumexp: torch.Tensor | None,
     is_causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v, in their shapes, from the output's gradient dout [B, N, Tq, D]."""
+    """Gradients of q, k and v, in their shapes, from the output's gradient dout [B, N, Tq, D].
+
+    logsumexp: contiguous; dlogsumexp: its gradient, or None for zeros
+    """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale)
+    launch_backward(dout, q, k, v, out, logsumexp, dlogsumexp, dq, dk, dv, is_causal, scale)
     return dq, dk, dv
 
 
-def launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale) -> None:
+def launch_backward(dout, q, k, v, out, logsumexp, dlogsumexp, dq, dk, dv, is_causal, scale) -> None:
     B, N, Tq, D = q.shape
     G, Tk = k.shape[1], k.shape[2]
     delta = torch.empty_like(logsumexp)
     _delta[(triton.cdiv(Tq, DELTA_ROWS), B * N)](
         out, dout, delta, *_strides(out, dout), N, Tq, HEAD=D, ROWS=DELTA_ROWS
     )
+    if dlogsumexp is not None:  # of a query without keys it may be anything, such as logaddexp's NaN
+        delta -= dlogsumexp.masked_fill(logsumexp == float("-inf"), 0)
     _backward_keys[lambda c: (triton.cdiv(Tk, c["COLUMNS"]), B * G)](
         q, k, v, dout, logsumexp, delta, dk, dv, *_strides(q, k, v, dout, dk, dv), N, N // G, Tq, Tk,
         scale, **classes(Tq, Tk), HEAD=D, IS_CAUSAL=is_causal,
