@@ -141,6 +141,8 @@ class Pipeline(nn.Module):
             engine.pipeline.count_in(engine.ledger)
         if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
             of_loss.count_in(engine.ledger)
+        if (context := getattr(chain, "_lowband_context", None)) is not None:
+            context.count_in(engine.ledger)
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
 
