@@ -51,7 +51,8 @@ class Pipeline(nn.Module):
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
                    "0", "1", ...: their places in the chain. Or a module with a method `chain()` that returns
                    them by their names in it, which they keep. On the meta device no rank has them all. To
-                   cut it along tensor, too, `lowband.parallelize` that module, or an nn.ModuleList, before
+                   cut it along tensor, too, `lowband.parallelize` that module, or an nn.ModuleList, before;
+                   to divide tokens, `bind` it to a `lowband.Context`, and `split` what a step takes
     loss:          maps the last module's output and a target to one number. If the head's vocabulary is cut,
                    an nn.CrossEntropyLoss that was cut with the chain, as a further module of the ModuleList
     scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
