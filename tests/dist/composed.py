@@ -279,9 +279,7 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
             return [one.detach() for one in losses]
     else:
         options = {"schedule": job.values["schedule"], **fp64}
-        model = lowband.Pipeline(
-            model, loss_of, job.scheme, topology, job.values["micro_batches"], **options
-        )
+        model = lowband.Pipeline(model, loss_of, job.scheme, topology, job.values["micro_batches"], **options)
 
         def run(of_it: Sequence[tuple[torch.Tensor, torch.Tensor]], is_last: bool) -> list[torch.Tensor]:
             with nullcontext() if is_last else lowband.no_sync(model):
