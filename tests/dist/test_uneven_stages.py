@@ -37,6 +37,11 @@ CASES: list[Any] = [
         marks=WIDE,
     ),
     pytest.param(
+        {"ranks": 4, "pipeline": 2, "context": 2, "layers": [2, 5], "schedule": "zb-h2", "scheme": "zero3"},
+        0,
+        marks=WIDE,
+    ),
+    pytest.param(
         {"ranks": 4, "pipeline": 2, "layers": [1, 3, 2, 1], "schedule": "dualpipe-v", "scheme": "zero2"},
         0,
         marks=WIDE,
