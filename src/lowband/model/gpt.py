@@ -18,7 +18,6 @@ from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.parallel.tensor import parallelize
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
-from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.schedules import Name
@@ -35,7 +34,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
-        self.flash = flash_attention.attention if kernel == "flash2" else None
+        self.kernel: AttentionKernel = kernel
         self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
@@ -50,9 +49,9 @@ class Attention(nn.Module):
             places = None if self.context is None else self.context.places(x_BTH)
             q_BNTD, k_BNTD = rotate(q_BNTD, places), rotate(k_BNTD, places)
         if self.context is not None:
-            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD)
-        elif self.flash is not None:
-            y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD, kernel=self.kernel)
+        elif self.kernel == "flash2":
+            y_BNTD = flash_attention.attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         return self.out(y_BNTD.transpose(1, 2).reshape(B, T, -1))
@@ -145,14 +144,20 @@ class GPT(nn.Module):
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
-        if self.context is not None:
-            tokens_BT = self.context.split(tokens_BT)
-            if targets_BT is not None:
-                targets_BT = self.context.split(targets_BT, fill=self.loss.ignore_index)
-        x = tokens_BT
+        x, targets_BT = self.split(tokens_BT, targets_BT)
         for module in self.chain().values():
             x = module(x)
         return self.logits(x) if targets_BT is None else self.loss_of(x, targets_BT)
+
+    def split(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the chain and its loss take: along context this rank's part of whole sequences."""
+        if self.context is None:
+            return tokens_BT, targets_BT
+        if targets_BT is not None:
+            targets_BT = self.context.split(targets_BT, fill=self.loss.ignore_index)
+        return self.context.split(tokens_BT), targets_BT
 
     def chain(self) -> dict[str, nn.Module]:
         """Its modules by their names in it, from tokens to logits: each takes what the one before returns."""
@@ -183,7 +188,8 @@ def on_ranks(
     model:   whole, best on the meta device
     scheme:  of the data axis
     micro_batches, schedule, chunks: of a step, where ranks lie along pipeline; its losses are parts of the
-             mean over micro-batches. Without a schedule each of these ranks has all blocks
+             mean over micro-batches, which are what `split` returns. Without a schedule each of these ranks
+             has all blocks
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
@@ -199,16 +205,13 @@ def on_ranks(
 
 
 def attend_along(model: GPT, context: Context) -> None:
-    """Have the model's attention and loss know the ranks along context. Raises UserError for flash2."""
+    """Have the model's attention and loss know the ranks along context."""
     context.bind(model)
     model.context, model.loss.reduction = context, "sum"
     if model.positions is not None:
         model.positions.context = context
     for module in model.modules():
         if isinstance(module, Attention):
-            if module.flash is not None:
-                what = "flash2 does not merge blocks of keys"
-                raise UserError(what, where="a context axis", allowed="attention: sdpa")
             module.context = context
 
 

@@ -26,7 +26,7 @@ AT_ONCE = 2**19
 def pieces(numel: int, partners: int) -> list[tuple[int, int]]:
     """Where rows of `numel` elements, one from each of so many partners, are cut to be received in turns."""
     width = max(AT_ONCE // partners // ALIGN, 1) * ALIGN
-    return [(start, min(start + width, numel)) for start in range(0, numel, width)]
+    return [(start, min(start + width, numel)) for start in range(0, max(numel, 1), width)]
 
 
 def round_up(value: int, multiple: int) -> int:

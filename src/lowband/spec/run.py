@@ -180,9 +180,6 @@ class RunSpec(RunOptions):
                 f"order {self.order}, collectives {self.collectives}", where=where,
                 allowed="order depth (see schedule) and collectives hops",
             )  # fmt: skip
-        if self.context > 1:
-            what = f"context {self.context}: stages do not divide the tokens of their sequences yet"
-            raise UserError(what, where=where, allowed="context 1, or pipeline 1")
         if self.scheme.sync is not None:
             what = f"scheme '{self.scheme.name}': replicas that meet seldom have no stages"
             raise UserError(what, where=where, allowed="schemes without sync")
@@ -209,9 +206,6 @@ class RunSpec(RunOptions):
         heads, ranks = self.model.heads // self.tensor, layout.ranks("heads")
         if heads % ranks:
             raise UserError(f"{heads} heads cannot be divided over {ranks} ranks of heads", where=where)
-        if self.context > 1 and self.attention == "flash2":
-            what = "flash2 does not merge blocks of keys"
-            raise UserError(what, where=where, allowed="attention: sdpa")
         if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
             what = (
                 "in a ring over several levels, next ranks lie on different ones, and one is counted for all"
