@@ -23,6 +23,7 @@ from lowband.cost.bytes import NORM_BYTES, sent_bytes, unit_numels
 from lowband.cost.context import by_level, context_bytes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.cost.stages import stages_bytes
+from lowband.cost.states import states_bytes
 from lowband.spec.activations import (
     ENTER_GATHER,
     ENTER_REDUCE,
@@ -144,7 +145,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         pattern=spec.collectives,
         order=spec.order,
     )
-    return {**along_data, **along_tensor, **context_bytes(spec)}
+    return {**along_data, **along_tensor, **context_bytes(spec), **states_bytes(spec)}
 
 
 def _along_all(
