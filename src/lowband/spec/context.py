@@ -29,6 +29,11 @@ from lowband.spec.scheme import Scheme
 Way = Literal["heads", "gather", "ring", "state"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer
 
+
+class WrongLayers(UserError):
+    """A layer of softmax or a linear one, which cannot attend as the ranks do."""
+
+
 Run = tuple[int, int]  # positions of neighbouring tokens: first and last-plus-one
 
 
@@ -110,17 +115,17 @@ class Layout:
         return "scan" if "state" in self.ways.values() else None
 
     def check_layers(self, softmax: bool, linear: bool) -> None:
-        """Raises UserError if layers of these kinds cannot attend so."""
+        """Raises WrongLayers if layers of these kinds cannot attend so."""
         if self.levels.world == 1:
             return
         ways = ", ".join(dict.fromkeys(self.ways.values()))
         if softmax and "state" in self.ways.values():
             what = "softmax has no state: it needs every key"
-            raise UserError(what, where="context_attention state", allowed="heads, gather, ring")
+            raise WrongLayers(what, where="context_attention state", allowed="heads, gather, ring")
         if linear and self.travels is None:
             what = "is for keys and values, and linear layers exchange states"
             allowed = "state; beside softmax layers context_states pass, gather, scan"
-            raise UserError(what, where=f"context_attention {ways}", allowed=allowed)
+            raise WrongLayers(what, where=f"context_attention {ways}", allowed=allowed)
 
     def ranks(self, way: Way) -> int:
         """Ranks in a group of those that attend so."""
