@@ -19,6 +19,8 @@ MODEL = ModelSpec(
     name="small", layers=4, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"
 )
 TIED = MODEL.model_copy(update={"tied_head": True})
+HYBRID = MODEL.model_copy(update={"attention": "linear", "softmax_every": 4})
+STATES: dict[str, Any] = {"zigzag": False, "context_states": "pass"}
 BASE: dict[str, Any] = {
     "seq_len": 32, "micro_batch": 2, "accumulation": 4, "steps": 3, "warmup_steps": 1, "model": MODEL,
     "grad_clip": 0.1,
@@ -39,6 +41,41 @@ CASES = [
     ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero3", "sequence_parallel": True}, 0),
     ({"ranks": 4, "pipeline": 4, "scheme": "zero3", "model": TIED}, 1e-6),
     ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero1", "model": TIED, "schedule": "zb-h1"}, 1e-6),
+    ({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3"}, 0),
+    ({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3", "model": HYBRID, **STATES}, 0),
+    pytest.param(
+        {
+            "ranks": 8,
+            "pipeline": 2,
+            "context": 4,
+            "context_attention": "package=heads,node=ring",
+            "scheme": "hpz",
+            "schedule": "zb-v",
+            "recompute": "full",
+        },
+        0,
+        marks=WIDE,
+    ),
+    pytest.param(
+        {
+            "ranks": 8,
+            "pipeline": 2,
+            "context": 2,
+            "tensor": 2,
+            "sequence_parallel": True,
+            "context_attention": "gather",
+            "scheme": "zero3",
+            "schedule": "interleaved",
+            "chunks": 2,
+        },
+        0,
+        marks=WIDE,
+    ),
+    pytest.param(
+        {"ranks": 4, "pipeline": 2, "context": 2, "scheme": "ddp", "schedule": "dualpipe-v", "model": TIED},
+        1e-6,
+        marks=WIDE,
+    ),
     pytest.param(
         {"ranks": 4, "pipeline": 2, "scheme": "hsdp", "model": TIED, "schedule": "breadth", "chunks": 2},
         1e-6,
