@@ -65,6 +65,13 @@ def test_single_precision_and_half() -> None:
         assert (out - expected).abs().max() < tolerance * expected.abs().max()
 
 
+def test_autocast_does_not_round_states() -> None:
+    q, k, v, _ = _whole(2 * CHUNK, torch.float32)
+    expected = linear_attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear_attention(q, k, v), expected)
+
+
 def test_normalized_weights_are_those_of_the_paper() -> None:
     """Equation 7 of Katharopoulos et al., term by term."""
     q, k, v, _ = _whole(5)

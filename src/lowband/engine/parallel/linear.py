@@ -64,12 +64,13 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, exchanges: StateExchanges | None
     ) -> torch.Tensor:
-        q_, k_, v_ = (_chunks(x) for x in (q, k, v))
-        sums = (k_.transpose(-1, -2) @ v_).cumsum(2)
-        coming = None if exchanges is None else exchanges.sum_before(sums[:, :, -1])
-        out = (q_ @ k_.transpose(-1, -2)).tril() @ v_
-        before = torch.zeros_like(sums[:, :, 0]) if coming is None else coming.wait()
-        out += q_ @ _shifted(sums, before)
+        with torch.autocast(q.device.type, enabled=False):  # it would round states
+            q_, k_, v_ = (_chunks(x) for x in (q, k, v))
+            sums = (k_.transpose(-1, -2) @ v_).cumsum(2)
+            coming = None if exchanges is None else exchanges.sum_before(sums[:, :, -1])
+            out = (q_ @ k_.transpose(-1, -2)).tril() @ v_
+            before = torch.zeros_like(sums[:, :, 0]) if coming is None else coming.wait()
+            out += q_ @ _shifted(sums, before)
         ctx.save_for_backward(q, k, v, before)
         ctx.exchanges = exchanges
         return _whole(out, q)
