@@ -187,7 +187,6 @@ REFUSED = [
         {"context": 2, "model": LINEAR_RUN, **STATE, "context_states": "pass", "device": "fake"},
         "the last rank passes no state on, and one is counted for all (allowed: context_states gather, scan)",
     ),
-    ({"context": 2, "attention": "flash2"}, "flash2 does not merge blocks of keys"),
     ({"context": 4, "device": "fake"}, "in a ring over several levels"),
     ({"context": 2, "engine": "fsdp2"}, "its only axis is data"),
     ({"context": 4, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16, "ranks": 8}, ""),

@@ -36,8 +36,8 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel, is_linear: bool = False) -> None:
         super().__init__()
+        self.kernel: AttentionKernel = kernel
         self.is_linear = is_linear
-        self.flash = flash_attention.attention if kernel == "flash2" and not is_linear else None
         self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
@@ -55,9 +55,9 @@ class Attention(nn.Module):
             attend = linear_attention if self.context is None else self.context.linear_attention
             y_BNTD = normalized(q_BNTD, k_BNTD, v_BNTD, attend)
         elif self.context is not None:
-            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD)
-        elif self.flash is not None:
-            y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD, kernel=self.kernel)
+        elif self.kernel == "flash2":
+            y_BNTD = flash_attention.attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         return self.out(y_BNTD.transpose(1, 2).reshape(B, T, -1))
@@ -220,7 +220,7 @@ def on_ranks(
 def attend_along(model: GPT, context: Context) -> None:
     """Have the model's attention and loss know the ranks along context.
 
-    Raises UserError for flash2, and for layers that cannot attend in the context's ways.
+    Raises UserError for layers that cannot attend in the context's ways.
     """
     linear = model.spec.linear_layers
     context.layout.check_layers(softmax=linear < model.spec.layers, linear=linear > 0)
@@ -230,9 +230,6 @@ def attend_along(model: GPT, context: Context) -> None:
         model.positions.context = context
     for module in model.modules():
         if isinstance(module, Attention):
-            if module.flash is not None:
-                what = "flash2 does not merge blocks of keys"
-                raise UserError(what, where="a context axis", allowed="attention: sdpa")
             module.context = context
 
 

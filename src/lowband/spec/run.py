@@ -213,9 +213,6 @@ class RunSpec(RunOptions):
         heads, ranks = self.model.heads // self.tensor, layout.ranks("heads")
         if heads % ranks:
             raise UserError(f"{heads} heads cannot be divided over {ranks} ranks of heads", where=where)
-        if self.context > 1 and self.attention == "flash2":
-            what = "flash2 does not merge blocks of keys"
-            raise UserError(what, where=where, allowed="attention: sdpa")
         if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
             what = (
                 "in a ring over several levels, next ranks lie on different ones, and one is counted for all"

@@ -25,6 +25,7 @@ from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
 from lowband.spec.axes import StatesOption
 from lowband.spec.context import Layout, ways_of
+from lowband.spec.model import AttentionKernel
 
 WHERE = "Context.attention"
 # What walks over tokens in order, or over neighbours, and so needs all of them.
@@ -137,6 +138,7 @@ class Context:
         scale: float | None = None,
         documents: torch.Tensor | None = None,
         tokens: int | None = None,
+        kernel: AttentionKernel = "sdpa",
     ) -> torch.Tensor:
         """Softmax attention of this rank's tokens to those of the whole sequence: [B, H, T, D], as q.
 
@@ -145,11 +147,15 @@ class Context:
         documents: [B, T] int64 of these tokens: each attends to its own document alone
         tokens:    of the whole sequence, before it was split; only needed where no mask hides those added
                    at its end: without causal and documents
-        Raises UserError for shapes that do not fit, for heads that cannot be divided, and for the way
-        `state`.
+        kernel:    sdpa: torch's; flash2: ours in Triton, for a GPU. With sdpa on a GPU, and with documents,
+                   the scores of a block are in memory
+        Raises UserError for shapes that do not fit, for heads that cannot be divided, for a kernel that
+        cannot run here, and for the way `state`.
         """
         self.layout.check_layers(softmax=True, linear=False)
         self._check(q, k, v, documents)
+        if kernel not in (kernels := get_args(AttentionKernel)):
+            raise UserError(f"unknown kernel {kernel!r}", where=WHERE, allowed=kernels)
         heads, (_, H, _, D) = self.layout.ranks("heads"), q.shape
         if documents is not None:
             documents = self._whole(documents)
@@ -159,7 +165,7 @@ class Context:
             k, v = (_for_heads(x, H, heads) for x in (k, v))
             q, k, v = (_Swapped.apply(x, 1, 2, self._exchanges) for x in (q, k, v))
         scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
-        out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents))
+        out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents, kernel))
         return _Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out  # type: ignore[no-any-return]
 
     def linear_attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
