@@ -246,7 +246,7 @@ REFUSED = [
     ("ring", (4, 3), 8, {}, "with H a multiple of G"),
     ("ring", (4, 4), 8, {"causal": False}, "of an unknown number"),
     ("ring", (4, 4), 8, {"causal": False, "tokens": 9}, "of 9"),
-    ("flash", (4, 4), 8, {}, "unknown way 'flash' (allowed: heads, gather, ring)"),
+    ("flash", (4, 4), 8, {}, "unknown way 'flash' (allowed: heads, gather, ring, state)"),
     ("ring", (4, 4), 8, {"kernel": "flash3"}, "unknown kernel 'flash3' (allowed: sdpa, flash2)"),
     ("ring", (4, 4), 8, {"kernel": "flash2"}, "needs Triton and a CUDA or ROCm device, not cpu"),
     ({"rack": "ring"}, (4, 4), 8, {}, "no level 'rack'"),

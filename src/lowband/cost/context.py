@@ -1,7 +1,7 @@
 """Bytes that a rank sends in a step along context, in closed form.
 
 X are a rank's activations, sequences x its tokens x hidden, and k its keys, as many. Of H ranks of heads, G
-that gather and R in a ring, per layer and micro-batch, in the compute dtype:
+that gather and R in a ring, per layer of softmax and micro-batch, in the compute dtype:
 
     heads      4 X (H - 1) / H forward (queries, keys, values; outputs), the same backward
     gather     2 k (G - 1) R forward, the same again backward, and as much for gradients, in fp32
@@ -52,7 +52,7 @@ def context_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
     layout, width = spec.layout, DTYPE_BYTES[spec.compute_dtype]
     elements = spec.micro_batch * spec.seq_len // spec.context * spec.model.hidden // spec.tensor
     gathered, around = layout.ranks("gather"), layout.ranks("ring")
-    layers = spec.model.layers
+    layers = spec.model.layers - spec.model.linear_layers
     runs = 2 * layers if spec.recompute == "full" else layers  # of a block's forward
     for hop in layout.levels.hops(*layout.span("heads")):
         sent = Fraction(4 * elements * width * (hop.count - 1), hop.count)

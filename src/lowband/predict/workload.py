@@ -53,10 +53,14 @@ class Workload:
     collectives: Pattern | None = None
 
     def __post_init__(self) -> None:
-        """Raises UserError for impossible degrees or sizes, or if the levels cannot serve the scheme."""
+        """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
+        linear attention, which is not predicted."""
         for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
+        if self.model.linear_layers:
+            where = f"model '{self.model.name}'"
+            raise UserError("linear attention is not predicted", where=where, allowed="attention softmax")
         levels = self.levels
         try:
             self.scheme.check(levels)

@@ -15,6 +15,10 @@ from lowband.spec.yaml_model import Strict
 
 AxisName = Literal["tensor", "context", "data", "pipeline"]
 
+# How states of linear layers travel between ranks along context, see spec/context.py.
+States = Literal["pass", "gather", "scan"]
+StatesOption = Literal["auto", States]
+
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
@@ -33,7 +37,12 @@ class Axes(Strict):
     )
     context_attention: str = Field(
         default="ring",
-        description="how they attend: gather, ring, heads; or by level: package=heads,world=ring",
+        description="how they attend: gather, ring, heads; or by level: package=heads,world=ring; state of "
+        "linear layers",
+    )
+    context_states: StatesOption = Field(
+        default="auto",
+        description="how linear layers' states travel; auto: by scan if context_attention is state",
     )
     zigzag: bool = Field(
         default=True, description="each of them has an early and a late part: causal attention is balanced"

@@ -3,6 +3,8 @@
     heads    an all-to-all: a rank gets all tokens of some heads                  inside
     gather   keys and values of all ranks are gathered on each
     ring     keys and values travel from rank to rank, one block at a time        outside
+    state    of linear layers: the sum of what came before, as large for any      on all levels
+             number of tokens: passed on, gathered, or scanned level by level
 
 Ranks that differ on levels of `heads` alone share one part of the sequence; there are as many parts as ranks
 on the other levels. With zigzag part i of n is the pieces i and 2 n - 1 - i of 2 n, so that under a causal
@@ -10,7 +12,7 @@ mask all parts have equally many pairs of a query and a key; without it the last
 the first.
 
 Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section 3.3.2), ring attention
-(arXiv 2310.01889), USP (arXiv 2405.07719).
+(arXiv 2310.01889), USP (arXiv 2405.07719), LASP (arXiv 2404.02882), LASP-2 (arXiv 2502.07563).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,17 @@ from math import lcm, prod
 from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
-from lowband.spec.axes import Axes
+from lowband.spec.axes import Axes, States, StatesOption
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 
-Way = Literal["heads", "gather", "ring"]
+Way = Literal["heads", "gather", "ring", "state"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer
+
+
+class WrongLayers(UserError):
+    """A layer of softmax or a linear one, which cannot attend as the ranks do."""
+
 
 Run = tuple[int, int]  # positions of neighbouring tokens: first and last-plus-one
 
@@ -36,7 +43,7 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
     attention: a way for all levels; or by level, as a mapping or as text, `package=heads,world=ring`
     levels:    as the ranks along context see them
     Raises UserError for an unknown way or level, for a level without one, and for another order than heads
-    inside, then gather, then ring.
+    inside, then gather, then ring, and for state beside another way.
     """
     where = "context_attention"
     crossed = [hop.level for hop in levels.hops(SELF, WORLD)]
@@ -51,6 +58,10 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
         levels.index(level)
         if way not in WAYS:
             raise UserError(f"unknown way '{way}'", where=where, allowed=WAYS)
+    if "state" in given.values() and {*given.values()} != {"state"}:
+        others = sorted({*given.values()} - {"state"})
+        what = f"state on one level and {others[0]} on another: layers are linear or they are not"
+        raise UserError(what, where=where, allowed="state on all levels, or on none")
     if missing := [level for level in crossed if level not in given]:
         what = f"no way for level '{missing[0]}', which context ranks cross"
         raise UserError(what, where=where, allowed=WAYS)
@@ -77,11 +88,44 @@ def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tokens are whose. levels: as ranks along context see them; ways: by level that they cross"""
+    """Which tokens are whose, and how ranks attend.
+
+    levels: as ranks along context see them; ways: by level that they cross; states: of linear layers, which
+            may lie between layers that attend by these ways; auto: those of the way `state` alone, by scan
+    """
 
     levels: Levels
     ways: Mapping[str, Way]
     zigzag: bool
+    states: StatesOption = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises UserError for zigzag beside states, which walk tokens in order."""
+        if self.zigzag and self.travels is not None:
+            what = "zigzag gives a rank tokens of both ends of a sequence, and states walk them in order"
+            raise UserError(what, where="context_states", allowed="zigzag false")
+
+    @property
+    def travels(self) -> States | None:
+        """How states of linear layers travel; None if they do not."""
+        if self.levels.world == 1:
+            return None
+        if self.states != "auto":
+            return self.states
+        return "scan" if "state" in self.ways.values() else None
+
+    def check_layers(self, softmax: bool, linear: bool) -> None:
+        """Raises WrongLayers if layers of these kinds cannot attend so."""
+        if self.levels.world == 1:
+            return
+        ways = ", ".join(dict.fromkeys(self.ways.values()))
+        if softmax and "state" in self.ways.values():
+            what = "softmax has no state: it needs every key"
+            raise WrongLayers(what, where="context_attention state", allowed="heads, gather, ring")
+        if linear and self.travels is None:
+            what = "is for keys and values, and linear layers exchange states"
+            allowed = "state; beside softmax layers context_states pass, gather, scan"
+            raise WrongLayers(what, where=f"context_attention {ways}", allowed=allowed)
 
     def ranks(self, way: Way) -> int:
         """Ranks in a group of those that attend so."""
@@ -99,7 +143,7 @@ class Layout:
     @property
     def parts(self) -> int:
         """Of the sequence."""
-        return self.ranks("gather") * self.ranks("ring")
+        return self.ranks("gather") * self.ranks("ring") * self.ranks("state")
 
     @property
     def multiple(self) -> int:

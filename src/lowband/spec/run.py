@@ -117,6 +117,8 @@ class RunSpec(RunOptions):
             raise ValueError(
                 f"seq_len ({self.seq_len}) is longer than the model's longest ({self.model.seq_len})"
             )
+        if self.attention == "flash2" and self.model.linear_layers == self.model.layers:
+            raise ValueError(f"attention flash2 is of softmax, and model '{self.model.name}' has none")
         if self.attention == "flash2" and self.device == "fake":
             raise ValueError("attention flash2 cannot run on fake tensors; sdpa counts the same bytes")
         if self.warmup_steps >= self.steps:
@@ -200,6 +202,11 @@ class RunSpec(RunOptions):
 
     def _check_context(self) -> None:
         layout, where = self.layout, f"context {self.context}"
+        linear = self.model.linear_layers
+        layout.check_layers(softmax=linear < self.model.layers, linear=linear > 0)
+        if layout.travels is not None and not linear:
+            what = f"model '{self.model.name}' has no linear layers, whose states would travel"
+            raise UserError(what, where=f"context_states {self.context_states}", allowed="auto")
         if self.seq_len % layout.multiple:
             allowed = f"multiples of {layout.multiple}"
             raise UserError(f"{self.seq_len} tokens cannot be divided", where=where, allowed=allowed)
@@ -211,6 +218,9 @@ class RunSpec(RunOptions):
                 "in a ring over several levels, next ranks lie on different ones, and one is counted for all"
             )
             raise UserError(what, where="device fake", allowed="ring on one level")
+        if self.device == "fake" and layout.travels == "pass":
+            what = "the last rank passes no state on, and one is counted for all"
+            raise UserError(what, where="device fake", allowed="context_states gather, scan")
         if self.sequence_parallel and self.seq_len // self.context % self.tensor:
             what = f"{self.seq_len // self.context} tokens of a context rank cannot be divided over tensor"
             raise UserError(what, where="sequence_parallel", allowed=f"multiples of {self.tensor}")
@@ -219,7 +229,7 @@ class RunSpec(RunOptions):
     def layout(self) -> Layout:
         """Which tokens of a sequence are whose, along context."""
         levels = Mesh.fit(self.machine.sizes, self.with_context(self.ranks)).levels("context")
-        return Layout(levels, ways_of(self.context_attention, levels), self.zigzag)
+        return Layout(levels, ways_of(self.context_attention, levels), self.zigzag, self.context_states)
 
     @property
     def point(self) -> dict[str, Any]:
