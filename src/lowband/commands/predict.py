@@ -28,13 +28,18 @@ def add(commands: Any) -> None:
     _add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
     predict.add_argument(
-        "--micro-batch", nargs="+", type=at_least_one, default=[1], help="sequences per pass"
+        "--micro-batch", nargs="+", type=at_least_one, default=[1], metavar="N", help="sequences per pass"
     )
-    predict.add_argument("--accumulation", nargs="+", type=at_least_one, default=[1], help="passes per step")
+    predict.add_argument(
+        "--accumulation", nargs="+", type=at_least_one, default=[1], metavar="N", help="passes per step"
+    )
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
-    predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
+    _add_context(predict)
+    predict.add_argument(
+        "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
+    )
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
@@ -83,6 +88,19 @@ def add(commands: Any) -> None:
     rehearse.set_defaults(run=_rehearse)
 
 
+def _add_context(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ranks along context: one value for `predict`, values to try for `plan`."""
+    several = "+" if parser.prog.endswith("plan") else None
+    parser.add_argument(
+        "--cp", type=at_least_one, nargs=several, default=[1] if several else 1, help="ranks along context"
+    )
+    parser.add_argument(
+        "--ways", nargs=several, default=None if several else "ring",
+        help="of their attention: gather, ring, heads; package=heads,world=ring"
+        + (" (default: all)" if several else ""),
+    )  # fmt: skip
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     """Add the options that `predict` and `plan` share. Lists make a grid."""
     several = parser.prog.endswith("predict")
@@ -113,7 +131,9 @@ def _predict(options: argparse.Namespace) -> int:
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
-    axes = Ways.of_options(options.tp, options.pp, options.interleave, options.schedule)
+    axes = Ways.of_options(
+        options.tp, options.pp, options.interleave, options.schedule, options.cp, options.ways
+    )
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
     records = Grid(**values).records()
     if options.json:

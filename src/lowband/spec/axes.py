@@ -113,9 +113,20 @@ class Ways(Axes):
     schedule: Schedule = "1f1b"
 
     @classmethod
-    def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
+    def of_options(
+        cls,
+        tp: int = 1,
+        pp: int = 1,
+        interleave: int = 1,
+        schedule: Schedule = "1f1b",
+        cp: int = 1,
+        ways: str = "ring",
+    ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
-        return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+        return cls(
+            tensor=tp, context=cp, context_attention=ways, pipeline=pp, chunks=interleave, schedule=schedule,
+            sequence_parallel=tp > 1,
+        )  # fmt: skip
 
     @property
     def stages(self) -> int:

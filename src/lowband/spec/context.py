@@ -21,7 +21,8 @@ from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
 from lowband.spec.axes import Axes
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels, Mesh
+from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
 Way = Literal["heads", "gather", "ring"]
@@ -124,3 +125,25 @@ class Layout:
         tokens = [position for run in self.runs(part, length) for position in range(*run)]
         mine = len(tokens) // self.ranks("heads")
         return tokens[of_heads * mine : (of_heads + 1) * mine]
+
+
+def layout_of(sizes: Mapping[str, int], axes: Axes, ranks: int) -> Layout:
+    """Which tokens of a sequence are whose, on a machine whose levels have these sizes.
+
+    Raises UserError for ways that do not fit the levels.
+    """
+    levels = Mesh.fit(sizes, axes.with_context(ranks)).levels("context")
+    return Layout(levels, ways_of(axes.context_attention, levels), axes.zigzag)
+
+
+def check_layout(layout: Layout, axes: Axes, model: ModelSpec, seq_len: int) -> None:
+    """Raises UserError for lengths and heads that ranks along context cannot divide."""
+    where = f"context {axes.context}"
+    if seq_len % layout.multiple:
+        allowed = f"multiples of {layout.multiple}"
+        raise UserError(f"{seq_len} tokens cannot be divided", where=where, allowed=allowed)
+    heads, ranks = model.heads // axes.tensor, layout.ranks("heads")
+    groups = max((model.kv_heads or model.heads) // axes.tensor, 1)
+    if heads % ranks or (groups % ranks and ranks % groups):
+        of_keys = "" if groups == heads else f" with {groups} of keys"
+        raise UserError(f"{heads} heads{of_keys} cannot be divided over {ranks} ranks of heads", where=where)

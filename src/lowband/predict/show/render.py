@@ -1,9 +1,11 @@
 """A prediction as a record for JSON and CSV, and as text that lets a reader check every term."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowband.cost.bytes import stage_numels, transfers
+from lowband.predict.context import context_sent
 from lowband.predict.defaults import constants
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
@@ -12,6 +14,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT
 from lowband.spec.sourced import DEFAULT, Kind
 
+SENT = "_sent_bytes"
 STATES = ("weights", "secondary", "grads", "optim")
 KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "default")
 
@@ -19,7 +22,7 @@ KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "defaul
 def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
     """The prediction as plain numbers. Times in seconds, memory in bytes per rank; zero items are kept."""
     p, room = prediction, room_of(job, prediction)
-    axes = vars(job.axes) | job.axes.degrees(job.ranks)
+    axes = vars(job.axes) | job.axes.with_context(job.ranks)
     return {
         "provenance": "predicted",
         "cluster": job.machine.name,
@@ -59,8 +62,21 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
             path: {**fact.model_dump(include={"value", "low", "high", "source"}), "kind": fact.kind}
             for path, fact in constants(job.machine, job.stack).items()
         },
+        **_context(job),
         **_sync(job),
     }
+
+
+def _context(job: Workload) -> dict[str, Any]:
+    """Of ranks along context: how many, how they attend, and what each sends there in a step, in the mean, by
+    level; nothing on one."""
+    if job.axes.context == 1:
+        return {}
+    sent: defaultdict[str, float] = defaultdict(float)
+    for (level, _, _), count in context_sent(job).items():
+        sent[level] += count
+    of = {"cp": job.axes.context, "ways": job.axes.context_attention, "zigzag": job.axes.zigzag}
+    return {"context": {**of, **{f"{level}{SENT}": count for level, count in sent.items()}}}
 
 
 def _sync(job: Workload) -> dict[str, Any]:
@@ -121,6 +137,7 @@ def text(row: dict[str, Any]) -> str:
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
+        *([_along_context(row["context"])] if "context" in row else []),
         *([_meeting(row["sync"])] if "sync" in row else []),
         "",
         f"step {step:.4g} s ({fast:.4g} to {slow:.4g}), {row['tokens_per_s_per_gpu']:.4g} tokens/s per rank, "
@@ -147,6 +164,13 @@ def _does_not_fit(row: dict[str, Any]) -> str:
         f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({high:.3g} to {low:.3g}) short of the "
         f"{row['capacity_bytes'] / GIB:g} GiB of a rank; times below are as if it did"
     )
+
+
+def _along_context(of: dict[str, Any]) -> str:
+    order = "zigzag" if of["zigzag"] else "contiguous"
+    sent = [(key, count) for key, count in of.items() if key.endswith(SENT)]
+    by_level = ", ".join(f"{count / GIB:.4g} GiB over {key.removesuffix(SENT)}" for key, count in sent)
+    return f"cp {of['cp']}, {of['ways']}, {order}: a rank sends {by_level} a step"
 
 
 def _meeting(sync: dict[str, int]) -> str:
