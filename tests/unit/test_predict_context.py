@@ -1,5 +1,6 @@
 """What the predictor says of ranks along context: brute force, closed forms by hand, limits."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lowband.__main__ import main
 from lowband.cost.collectives import Network
@@ -327,12 +329,57 @@ def test_what_cannot_be_divided_is_refused() -> None:
         replace(job(1), scheme=CONFIG.scheme("local-sgd"), axes=Ways(context=8))
 
 
+FRONTIER = ["--cluster", "frontier", "--model", "gpt-10b", "--scheme", "hier3", "--gpus", "64"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, fails: bool = False) -> str:
+    """What `lowband predict` prints of the 10B model on 64 GCDs."""
+    assert main(["predict", *FRONTIER, "--root", str(CONFIG.root), *words]) == 2 * fails
+    out, err = capsys.readouterr()
+    return err if fails else out
+
+
 def test_the_command_names_bytes_by_level(capsys: pytest.CaptureFixture[str]) -> None:
-    job = ["--cluster", "frontier", "--model", "gpt-10b", "--scheme", "hier3", "--gpus", "64", "--root"]
-    where = [str(CONFIG.root), "--cp", "16", "--ways", "node=heads,package=heads,world=ring"]
-    assert main(["predict", *job, *where]) == 0
-    found = capsys.readouterr().out
+    found = said(capsys, "--cp", "16", "--ways", "node=heads,package=heads,world=ring")
     assert "dp 4\n" in found
     assert "cp 16, node=heads,package=heads,world=ring, zigzag: a rank sends" in found
-    assert main(["predict", *job, *where[:-1], "world=ring"]) == 2
-    assert "no way for level 'package'" in capsys.readouterr().err
+    assert "no way for level 'package'" in said(capsys, "--cp", "16", "--ways", "world=ring", fails=True)
+    assert "unknown way 'state'" in said(capsys, "--cp", "2", "--ways", "state", fails=True)
+    assert "are no multiple of context 3" in said(capsys, "--cp", "3", fails=True)
+
+
+def test_the_command_names_the_best_way_of_each_length(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--cp", "1", "8", "--ways", "all", "--seq", "512", "2048"]
+    rows = json.loads(said(capsys, *asked, "--json"))
+    by_length: dict[int, dict[str, float]] = {512: {}, 2048: {}}
+    for row in rows:
+        if "context" in row:
+            by_length[row["seq_len"]][row["context"]["ways"]] = row["step_time_s"]
+    ways = {"heads", "gather", "ring", "package=heads,node=gather", "package=heads,node=ring"}
+    assert all(found.keys() == ways | {"package=gather,node=ring"} for found in by_length.values())
+    assert len(rows) == 2 * (1 + 6)
+    lines = said(capsys, *asked).splitlines()
+    heading = next(i for i, line in enumerate(lines) if "best way" in line)
+    for (length, times), line in zip(by_length.items(), lines[heading + 1 :], strict=False):
+        best, second = sorted(times, key=lambda way: times[way])[:2]
+        words = line.split()
+        assert words[6] == str(length)
+        slower = 100 * (times[second] / times[best] - 1)
+        assert words[-6:] == ["8", best, f"{times[best]:.4g}", second, f"{slower:+.1f}", "%"]
+    columns = said(capsys, *asked, "--csv").splitlines()
+    assert len(columns) == 1 + len(rows)
+    assert "context.ways" in columns[0].split(",")
+
+
+def test_ways_that_cannot_be_are_left_out_of_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Six heads on four ranks have no way with heads; named, it is refused."""
+    six = GPT.model_copy(update={"hidden": 48, "heads": 6})
+    file = tmp_path / "six.yaml"
+    file.write_text(yaml.safe_dump(six.model_dump(exclude={"name"})))
+    asked = ["--model", str(file), "--cp", "4", "--seq", "64"]
+    found = said(capsys, *asked, "--ways", "all")
+    assert "ring" in found
+    assert "package=heads" in found
+    assert " heads " not in found
+    assert "6 heads cannot be divided over 4" in said(capsys, *asked, "--ways", "heads", fails=True)
+    assert "50 tokens cannot be divided" in said(capsys, *asked, "--seq", "50", "--ways", "all", fails=True)

@@ -1,6 +1,6 @@
 """The input of a prediction: model, scheme, machine and stack, with the numbers that a user varies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
-from lowband.spec.context import Layout, check_context, check_layout, layout_of
+from lowband.spec.context import Layout, check_context, check_layout, every_way, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -60,7 +60,7 @@ class Workload:
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         levels = self.levels
-        for length in {int(each) for each in np.ravel(self.seq_len)}:
+        for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
             check_layout(self.layout, self.axes, self.model, length)
         try:
             self.scheme.check(levels)
@@ -119,6 +119,22 @@ class Workload:
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * (self.levels.world // self.axes.context)
+
+
+ALL_WAYS = "all"
+
+
+def in_ways(machine: Machine, ranks: int, axes: Ways, ways: Sequence[str]) -> list[Ways]:
+    """These axes with their ranks along context attending in each of the ways, or in all that there are.
+
+    Raises UserError for ranks that cannot be divided so.
+    """
+    if axes.context == 1:
+        return [axes]
+    if ALL_WAYS in ways:
+        levels = Mesh.fit(machine.sizes, axes.with_context(ranks)).levels("context")
+        ways = every_way(levels)
+    return [axes.model_copy(update={"context_attention": way}) for way in ways]
 
 
 def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:

@@ -15,7 +15,7 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
 
@@ -61,6 +61,15 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
             what = f"{a} on '{inner}' lies inside of {b} on '{outer}'"
             raise UserError(what, where=where, allowed="from the inside: heads, gather, ring")
     return found
+
+
+def every_way(levels: Levels) -> list[str]:
+    """Each way for all levels that context ranks cross, and each mix of them that their order allows, as
+    `ways_of` reads them."""
+    crossed = [hop.level for hop in levels.hops(SELF, WORLD)]
+    mixes = [mix for mix in combinations_with_replacement(WAYS, len(crossed)) if len(set(mix)) > 1]
+    by_level = [",".join(f"{a}={b}" for a, b in zip(crossed, mix, strict=True)) for mix in mixes]
+    return [*WAYS, *by_level]
 
 
 def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:

@@ -190,6 +190,8 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "batch": lambda row: f"{row['micro_batch']} x {row['accumulation']}",
     "seq": lambda row: str(row["seq_len"]),
     "recompute": lambda row: str(row["recompute"]),
+    "cp": lambda row: str(_cp(row)),
+    "ways": lambda row: row["context"]["ways"] if "context" in row else "",
     "step (s)": lambda row: f"{row['step_time_s']:.4g}",
     "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
     "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
@@ -199,20 +201,59 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp")
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Several points of one machine and stack as a table, one line each, and what they stand on."""
     first = rows[0]
     capacity = "" if first["capacity_bytes"] is None else f", {first['capacity_bytes'] / GIB:g} GiB a rank"
-    cells = [[heading, *(cell(row) for row in rows)] for heading, cell in _COLUMNS.items()]
-    widths = [max(map(len, column)) for column in cells]
-    lines = [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in zip(*cells, strict=True)
-    ]
+    left_out = () if any("context" in row for row in rows) else ("cp", "ways")
+    cells = [
+        [heading, *(cell(row) for row in rows)]
+        for heading, cell in _COLUMNS.items() if heading not in left_out
+    ]  # fmt: skip
     title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
     short = sum(row["fits"] is False for row in rows)
     title += f"; {short} of {len(rows)} do not fit" if short else ""
-    return "\n".join([title, "", *lines, "", *constant_lines(first["constants"])])
+    return "\n".join(
+        [title, "", *_aligned(cells), "", *_best_ways(rows), *constant_lines(first["constants"])]
+    )
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Columns, headings first, as lines."""
+    widths = [max(map(len, column)) for column in cells]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*cells, strict=True)
+    ]
+
+
+def _cp(row: dict[str, Any]) -> int:
+    return int(row["context"]["cp"]) if "context" in row else 1
+
+
+def _best_ways(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The fastest way along context of each job that is predicted in several, of those that fit if any does,
+    and by how much the next is slower; no lines if there are none."""
+    names = [name for name in _COLUMNS if name in _OF_A_JOB]
+    jobs: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        jobs.setdefault(tuple(_COLUMNS[name](row) for name in names), []).append(row)
+    lines = []
+    for job, found in jobs.items():
+        if len(found) < 2 or any("context" not in row for row in found):
+            continue
+        best, second = sorted(found, key=lambda row: (row["fits"] is False, row["step_time_s"]))[:2]
+        slower = f"{100 * (second['step_time_s'] / best['step_time_s'] - 1):+.1f} %"
+        room = " (does not fit)" if second["fits"] is False else ""
+        ways = [row["context"]["ways"] for row in (best, second)]
+        lines.append([*job, ways[0], f"{best['step_time_s']:.4g}", f"{ways[1]} {slower}{room}"])
+    if not lines:
+        return []
+    columns = zip([*names, "best way", "step (s)", "next"], *lines, strict=True)
+    return [*_aligned([list(column) for column in columns]), ""]
 
 
 def _memory(row: dict[str, Any]) -> list[str]:
