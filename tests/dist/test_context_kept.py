@@ -1,4 +1,6 @@
-"""What attention between ranks along context keeps and holds, counted by torch, and in closed form."""
+"""Attention between ranks along context: what it computes, keeps and holds, counted by torch and closed forms."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -6,10 +8,11 @@ from test_recompute import NORM_STATISTICS
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowband
 from lowband.cost.activations import kept_bytes_per_token
-from lowband.cost.context_load import held_more, kept_more
+from lowband.cost.context_load import attended, held_more, kept_more
 from lowband.model.gpt import GPT, attend_along
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.model import ModelSpec
@@ -56,6 +59,36 @@ def _kept(ranks: int, way: str, zigzag: bool) -> tuple[float, float]:
 def test_what_is_kept_is_the_closed_form(ranks: int, way: str, zigzag: bool) -> None:
     for found, expected in on_ranks(ranks, _kept, ranks, way, zigzag):
         assert found == expected
+
+
+def _computed(ranks: int, way: str, zigzag: bool) -> tuple[float, float]:
+    """FLOPs of attention's forward that kernels run, masked pairs too, over those of all pairs of this rank's
+    queries, and the closed form of the rank that has most."""
+    context, count = _context(ranks, way, zigzag), 0
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal count
+            if func.overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+                q, k = args[0], args[1]
+                count += q.shape[1] * q.shape[2] * k.shape[2]
+            return func(*args, **(kwargs or {}))
+
+    q = torch.randn(1, HEADS, 32, WIDTH)
+    with Counting():
+        context.attention(q, q[:, :GROUPS], q[:, :GROUPS])
+    return count / (HEADS * 32 * 32 * ranks), float(sum(attended(context.layout, masked_too=True)))
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+@pytest.mark.parametrize(
+    ("ranks", "way"),
+    [(2, "ring"), (2, "heads"), (4, "node=gather,world=ring"), pytest.param(4, BOTH, marks=pytest.mark.wide)],
+)
+def test_kernels_compute_the_closed_form(ranks: int, way: str, zigzag: bool) -> None:
+    """What a box paces (run/pacing.py) is what is predicted of it."""
+    found = on_ranks(ranks, _computed, ranks, way, zigzag)
+    assert max(computed for computed, _ in found) == found[0][1]
 
 
 def _held(ranks: int, way: str) -> tuple[float, float]:

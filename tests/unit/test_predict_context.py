@@ -22,6 +22,7 @@ from lowband.evidence.validation.scale_model import bare, box_step_s
 from lowband.predict.context import context_sent, waits
 from lowband.predict.footprint import memory_items
 from lowband.predict.prediction import predict
+from lowband.predict.request import setting
 from lowband.predict.search.rehearsal import rehearse
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
@@ -176,6 +177,32 @@ def test_without_balance_attention_is_as_efficient_as_is_known() -> None:
     core = 4 * products.attention
     assert even["forward"] == pytest.approx(4 * products.forward + products.head_forward)
     assert uneven["forward"] - even["forward"] == pytest.approx(core * (15 / 8 - 1))
+
+
+LLAMA = GPT.model_copy(
+    update={"layers": 1, "hidden": 4096, "heads": 32, "kv_heads": 8, "seq_len": 2**16, "positions": "rotary"}
+)
+
+
+@pytest.mark.parametrize(("zigzag", "reached"), [(False, (24.0, 6.2)), (True, (38.2, 10.6))])
+def test_what_ring_flash_attention_prints(zigzag: bool, reached: tuple[float, float]) -> None:
+    """Iterations per second of attention on 8 A100, 8K tokens each, forward, and forward and backward, as
+    shares of an eighth of one card's (zhuzilin/ring-flash-attention, README, batch API). Nothing is fitted."""
+    ideal = 46.7, 11.8
+    device, stack = setting(CONFIG, "dgx-a100", "ours")
+    one = job(8, model=LLAMA, machine=device, seq_len=2**16, zigzag=zigzag, recompute="none")
+    one, load = replace(one, stack=stack), float(sum(attended(one.layout)))
+    computer, shape = Computer(device, "bf16"), (LLAMA, 1, 2**16, "none", "flash", one.axes)
+    even, own = work(computer, *shape), work(computer, *shape, attended=attended(one.layout), merges=8)
+    found = waits(one, Network(device, stack, shards=False), own, overlap=1.0)
+    merged = own.forward - even.forward - (own.attention - even.attention)
+    forward = found.forward + merged
+    more = forward, forward + found.backward + 2 * merged
+    for best, rate, seconds in zip(ideal, reached, more, strict=True):
+        predicted, printed = 100 / (load + best * seconds), 100 * rate / best
+        assert predicted == pytest.approx(printed, abs=6)
+        if not zigzag:
+            assert 100 / load == pytest.approx(printed, abs=3)
 
 
 # ---- time
