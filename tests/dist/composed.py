@@ -22,9 +22,10 @@ from torch import nn
 
 import lowband
 from lowband.engine.api import engine_of
+from lowband.engine.parallel.context import Context
 from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.slice_of import SliceOf, is_partial, slice_of
-from lowband.model.gpt import Block
+from lowband.model.gpt import Attention, Block
 from lowband.spec.axes import AXES, Axes
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
@@ -42,7 +43,8 @@ SPEC = ModelSpec(
 ROWS: Mapping[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
     "sequence_parallel": (False, True),
-    "data": (1, 2, 4),
+    "context": (1, 2),
+    "data": (1, 2, 4),  # ranks with other sequences
     "pipeline": (1, 2, 4),
     # none: lowband.shard and the usual loop
     "schedule": ("none", *SCHEDULES),
@@ -70,6 +72,11 @@ class Job(NamedTuple):
         """One for each degree's combinations; data is no entry of Axes."""
         degrees = (value for name, value in self.values.items() if name == "data" or name in AXES)
         return math.prod(value for value in degrees if not isinstance(value, bool))
+
+    @property
+    def along_data(self) -> int:
+        """Ranks that gradients are averaged over."""
+        return int(self.values["data"] * self.values["context"])
 
     @property
     def scheme(self) -> Scheme:
@@ -101,9 +108,11 @@ class First(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.positions = nn.Embedding(SPEC.vocab, SPEC.hidden), nn.Embedding(T, SPEC.hidden)
+        self.context: Context | None = None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.embed(tokens) + self.positions.weight[: tokens.shape[1]]
+        places = slice(T) if self.context is None else self.context.places(tokens)
+        return self.embed(tokens) + self.positions.weight[places]
 
 
 class Last(nn.Module):
@@ -159,7 +168,7 @@ def batches(step: int, data: int, job: Job) -> list[list[tuple[torch.Tensor, tor
             tokens, targets = torch.randint(SPEC.vocab, (2, B, T), generator=generator)
             valid = (5 * data + 3 * i + 7 * j + 4 * step + 2) % (T + 1)
             targets[:, valid:] = -100
-            of_it.append((tokens, targets.flatten()))
+            of_it.append((tokens, targets))
         found.append(of_it)
     return found
 
@@ -239,19 +248,24 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
     place = {name: topology.along(name).place for name in ("tensor", "data", "pipeline")}
     chained = nn.ModuleList([*chain(), nn.CrossEntropyLoss(reduction="sum")])
     lowband.parallelize(chained, PLAN, topology)
+    context = Context(topology)
+    for module in chained.modules():
+        if isinstance(module, First | Attention):
+            module.context = context
     *modules, loss = chained
+    model: nn.Module = nn.Sequential(*modules)
+    context.bind(model)
     scale = 1.0
     fp64 = {"compute_dtype": torch.float64}
 
     def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss(logits, targets) * scale
+        return loss(logits, targets.flatten()) * scale
 
     own = {id(p): p for module in modules for p in module.parameters()}
     slices = {id(p): slice_of(p) for p in own.values()}
     partial = {id(p) for p in own.values() if is_partial(p)}
     names = {f"{i}.{name}": id(p) for i, m in enumerate(modules) for name, p in m.named_parameters()}
     if job.values["schedule"] == "none":
-        model = nn.Sequential(*modules)
         units = set(modules)
         lowband.shard(model, job.scheme, topology, lambda m: m in units, **fp64)
 
@@ -265,9 +279,7 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
             return [one.detach() for one in losses]
     else:
         options = {"schedule": job.values["schedule"], **fp64}
-        model = lowband.Pipeline(
-            modules, loss_of, job.scheme, topology, job.values["micro_batches"], **options
-        )
+        model = lowband.Pipeline(model, loss_of, job.scheme, topology, job.values["micro_batches"], **options)
 
         def run(of_it: Sequence[tuple[torch.Tensor, torch.Tensor]], is_last: bool) -> list[torch.Tensor]:
             with nullcontext() if is_last else lowband.no_sync(model):
@@ -277,8 +289,11 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
     for step in range(STEPS):
         weights = lowband.full_state_dict(model)
         engine_of(model).ledger.take()
-        scale = job.values["data"] / valid_tokens(step, job)  # gradients are averaged over data
-        mine = batches(step, place["data"], job)
+        scale = job.along_data / valid_tokens(step, job)  # gradients are averaged over data
+        mine = [
+            [(context.split(tokens), context.split(targets, fill=-100)) for tokens, targets in of_it]
+            for of_it in batches(step, place["data"] // job.axes.context, job)
+        ]
         with recorded(model) as grads:
             losses = [one for i, of_it in enumerate(mine) for one in run(of_it, i == len(mine) - 1)]
         norm = float(lowband.clip_grad_norm_(model, clip))
@@ -290,7 +305,7 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
         }
         optimizer.step()
         optimizer.zero_grad()
-        loss_here = float(sum(losses, torch.zeros(()))) / job.values["data"]
+        loss_here = float(sum(losses, torch.zeros(()))) / job.along_data
         steps.append(Step(loss_here, dict(grads), clipped, norm, +sent, weights))
     by_name = {name: slices[of] for name, of in names.items() if slices[of] is not None}
     shared = {name for name, of in names.items() if of in partial}
@@ -308,7 +323,7 @@ def reference(
     model.load_state_dict(weights)
     summed = torch.zeros(())
     for tokens, targets in everything(step, job):
-        loss = F.cross_entropy(model(tokens), targets, reduction="sum") / valid_tokens(step, job)
+        loss = F.cross_entropy(model(tokens), targets.flatten(), reduction="sum") / valid_tokens(step, job)
         loss.backward()
         summed = summed + loss.detach()
     return float(summed), {name: p.grad for name, p in model.named_parameters()}

@@ -7,8 +7,12 @@ from composed import INNER, PLAN, SPEC, B, Job, T, chain
 
 from lowband.cost.bytes import NORM_BYTES, transfers
 from lowband.cost.contents import tensor_bytes
+from lowband.cost.context import context_bytes
+from lowband.spec.activations import TOKENS_COUNT
+from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, Mesh
 from lowband.spec.partition import UnitLayout
+from lowband.spec.run import RunSpec
 from lowband.spec.schedule import stages
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.tensor import cut_shape
@@ -20,7 +24,12 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
     mesh = Mesh.fit(INNER, job.axes.degrees(job.ranks))
     levels, along_tensor = mesh.levels("data"), mesh.levels("tensor")
     values, scheme = job.values, job.scheme
-    tensor, data, pipeline = values["tensor"], values["data"], values["pipeline"]
+    tensor, data, pipeline, tokens = (
+        values["tensor"],
+        job.along_data,
+        values["pipeline"],
+        T // job.axes.context,
+    )
     # data: each module of the chain is a unit
     for (unit, times), _ in product(zip(_units(job, data), _times(job), strict=True), range(tensor * data)):
         for each in transfers(unit, False, scheme, levels, "fp32", "fp32"):
@@ -36,14 +45,22 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
         held *= hop.count
     # tensor: of the whole model, so of all stages together
     micro_batches, optim = values["micro_batches"] * values["accumulation"], levels.size(scheme.optim)
-    parts = tensor_bytes(SPEC, along_tensor, optim, job.axes, B, T, micro_batches, "fp32", True)
+    parts = tensor_bytes(SPEC, along_tensor, optim, job.axes, B, tokens, micro_batches, "fp32", True)
     for (level, row, _), sent in parts.items():
         wide = 1 if row in ("shared_reduce", "tensor_norm") else 2
         times = pipeline if row == "tensor_norm" else 1
         found[row, level] += round(sent * wide * times * tensor * data)
+    # context: likewise; no loss asks how many tokens count, so that row is not there
+    spec = RunSpec.model_construct(
+        model=SPEC, machine=Config().machine("local"), ranks=job.ranks, seq_len=T, micro_batch=B,
+        accumulation=micro_batches, compute_dtype="fp32", recompute="none", **dict(job.axes),
+    )  # fmt: skip
+    for (level, row, _), sent in context_bytes(spec).items():
+        if row != TOKENS_COUNT.name:
+            found[row, level] += round(2 * sent * tensor * data)
     # pipeline: over levels that follow from the machine's sizes, here taken together
     if pipeline > 1:
-        x = 8 * B * T * SPEC.hidden * micro_batches * tensor * data
+        x = 8 * B * tokens * SPEC.hidden * micro_batches * tensor * data
         is_vee = SCHEDULES[values["schedule"]].in_a_vee
         crossed = stages(job.lists) - 1 - is_vee
         if values["sequence_parallel"]:  # tokens are divided before the second module of the chain

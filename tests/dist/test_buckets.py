@@ -19,11 +19,11 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.units.gradients import Taken
 from lowband.run.on_ranks import on_ranks
-from lowband.spec import buckets
+from lowband.spec import buckets, partition
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
-from lowband.spec.partition import UnitLayout
+from lowband.spec.partition import ALIGN, UnitLayout
 from lowband.spec.step import Pattern
 
 SOME = 3 * 1024  # elements: two or three units of the tower, by the number of ranks
@@ -150,6 +150,25 @@ def test_submissions_are_buckets_and_their_buffers_closed_forms() -> None:
             with patch.object(buckets, "BUCKET_NUMEL", most):
                 held = state_bytes(units, Config().scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
             assert peak["buffers"] == held["buffers"]
+
+
+def piecewise(inner: dict[str, int]):
+    topology = lowband.Topology(inner)
+    whole = trained("plain", topology, BUCKET_NUMEL)
+    with patch.object(partition, "AT_ONCE", 3 * ALIGN):
+        return whole, trained("plain", topology, BUCKET_NUMEL)
+
+
+@pytest.mark.parametrize(("ranks", "inner"), [(2, INNER), (4, INNER), (3, {"package": 3})])
+def test_pieces_give_the_same_bits_and_bytes_and_hold_less(ranks: int, inner: dict[str, int]) -> None:
+    for (weights, sent, _, most, units), (other, also_sent, _, held, _) in on_ranks(ranks, piecewise, inner):
+        assert all(torch.equal(weights[key], other[key]) for key in weights)
+        assert also_sent == sent
+        assert held["buffers"] < most["buffers"]
+        with patch.object(partition, "AT_ONCE", 3 * ALIGN):
+            levels = Levels.fit(inner, ranks)
+            expected = state_bytes(units, Config().scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
+        assert held["buffers"] == expected["buffers"]
 
 
 def test_gradients_are_freed_as_soon_as_they_have_moved() -> None:

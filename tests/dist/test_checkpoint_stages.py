@@ -30,22 +30,24 @@ def batches() -> torch.Tensor:
     return torch.randint(256, (STEPS, BATCHES, 2, 17), generator=torch.Generator().manual_seed(1))
 
 
-def made(axes: Axes, schedule: str, spec: ModelSpec = MODEL) -> tuple[torch.nn.Module, lowband.Topology, int]:
-    """A GPT on the job's ranks, and the micro-batches of each."""
+def made(
+    axes: Axes, schedule: str, spec: ModelSpec = MODEL
+) -> tuple[torch.nn.Module, GPT, lowband.Topology, int]:
+    """A GPT on the job's ranks, the GPT that it was made of, and the micro-batches of each."""
     topology = lowband.Topology({}, lowband.Axes(**axes))
-    each = BATCHES // len(topology.along("data").ranks)
+    each = BATCHES // len(topology.along("data").ranks) * topology.axes.context
     with torch.device("meta"):
         model = GPT(spec)
     of_step = each, schedule, SCHEDULES[schedule].chunks[0]
     options: dict[str, Any] = {"compute_dtype": torch.float32, "seed": 3, "device": "cpu"}
-    return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), topology, each
+    return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), model, topology, each
 
 
-def mean_loss(model: torch.nn.Module, mine: torch.Tensor, copies: int) -> float:
+def mean_loss(model: torch.nn.Module, gpt: GPT, mine: torch.Tensor, copies: int) -> float:
     """Of a step, forward and backward. copies: ranks with the last stage"""
     pairs = [(batch[:, :-1], batch[:, 1:]) for batch in mine]
     if isinstance(model, lowband.Pipeline):
-        losses = model.step(pairs)
+        losses = model.step([gpt.split(*pair) for pair in pairs])
     else:
         losses = lowband.accumulate(model, pairs, lambda pair: model(*pair) / len(pairs))
     total = sum(losses, torch.zeros(()))
@@ -56,8 +58,9 @@ def mean_loss(model: torch.nn.Module, mine: torch.Tensor, copies: int) -> float:
 
 def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: ModelSpec = MODEL) -> Found:
     """Losses from step `first` on, and this rank's weights at the end; the state is saved after step 0."""
-    model, topology, each = made(axes, schedule, spec)
+    model, gpt, topology, each = made(axes, schedule, spec)
     data = topology.along("data")
+    place = data.place // topology.axes.context
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     checkpointer = lowband.Checkpointer(folder)
     if first:
@@ -66,8 +69,8 @@ def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: 
     for number, step in enumerate(batches()):
         if number < first:
             continue
-        mine = step[data.place * each : (data.place + 1) * each]
-        losses.append(mean_loss(model, mine, len(data.ranks) * axes.get("tensor", 1)))
+        mine = step[place * each : (place + 1) * each]
+        losses.append(mean_loss(model, gpt, mine, len(data.ranks) * axes.get("tensor", 1)))
         lowband.clip_grad_norm_(model, CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -86,6 +89,7 @@ CASES = [
     (4, {"pipeline": 2, "tensor": 2}, "1f1b", {"pipeline": 4}, "1f1b", 1e-5),
     (4, {"pipeline": 2}, "zb-v", {"pipeline": 2}, "1f1b", 0),
     (4, {"pipeline": 2}, "1f1b", {}, "1f1b", 1e-5),
+    (4, {"pipeline": 2, "context": 2}, "1f1b", {"context": 4}, "1f1b", 1e-5),
     pytest.param(
         8, {"pipeline": 2, "tensor": 2}, "1f1b", {"pipeline": 4}, "gpipe", 1e-5, marks=pytest.mark.wide
     ),
@@ -165,7 +169,7 @@ def test_safetensors_have_the_whole_model(tmp_path: Path, schedule: str, spec: M
 
 
 def differing(folder: Path) -> str:
-    model, topology, _ = made({"pipeline": 2}, "1f1b")
+    model, _, topology, _ = made({"pipeline": 2}, "1f1b")
     rate = 1e-2 if topology.along("pipeline").place else 1e-3
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     with pytest.raises(UserError) as error:

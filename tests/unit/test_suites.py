@@ -149,7 +149,6 @@ def test_the_axes_of_a_run(root: Path) -> None:
         ),
         ({"tensor": 1, "pipeline": 2, "order": "breadth"}, "order breadth, collectives hops"),
         ({"tensor": 1, "pipeline": 3, "ranks": 3, "engine": "deepspeed"}, "its only axis is data"),
-        ({"tensor": 1, "pipeline": 3, "ranks": 12, "context": 2}, "stages do not divide the tokens"),
         (
             {"tensor": 1, "pipeline": 2, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 32},
             "scheme 'local-sgd': replicas that meet seldom have no stages",

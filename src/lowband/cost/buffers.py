@@ -5,7 +5,8 @@ different levels may overlap, and while a bucket is reduced the next one fills; 
 A reduction starts with the bucket's whole gradient. At a hop among n partners
 
     native     (NCCL, RCCL) holds its input and 1/n of it
-    exchange   (gloo) holds its input and what the n - 1 partners send; an all-reduce is in place
+    exchange   (gloo) holds its input and a piece of what the n - 1 partners send (spec.partition.pieces);
+               an all-reduce is in place
     encoded    (every wire that is not plain) holds its input and the encoded messages; then its messages
                sent and received, of equal size; then those received and 1/n of the input, summed in fp32
                and cast to the reduce dtype
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 
 from lowband.spec.buckets import buckets
 from lowband.spec.mesh import Levels
+from lowband.spec.partition import pieces
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, Pattern, pattern_of
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
@@ -106,7 +108,8 @@ class _UnitBuffers:
             if is_plain(wire, dtype) and (self._backend != "gloo" or pattern == "flat"):
                 stages = [given + size * part]
             elif is_plain(wire, dtype):
-                stages = [given + given - size * part]
+                _, piece = pieces(part, hop.count - 1)[0]
+                stages = [given + size * (hop.count - 1) * piece]
             else:
                 sent = hop.count * self._message(part, wire, dtype)
                 stages = [given + sent, sent + sent, sent + SUM_BYTES * part]

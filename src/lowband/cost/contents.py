@@ -150,9 +150,10 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
 def _along_all(
     spec: RunSpec, along_tensor: Mapping[tuple[str, str, str], int | float]
 ) -> dict[tuple[str, str, str], int | float]:
-    """Of a pipeline: along tensor, each rank exchanges for its own layers, and takes part in each norm."""
+    """Of a pipeline: along tensor and context, each rank exchanges for its own layers; it takes part in each
+    norm."""
     counts = defaultdict(Fraction, stages_bytes(spec))
-    for key, of_rank in along_tensor.items():
+    for key, of_rank in (*along_tensor.items(), *context_bytes(spec).items()):
         counts[key] += Fraction(of_rank) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
     norms = by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))
     for level, sent in norms:

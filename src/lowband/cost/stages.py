@@ -168,7 +168,8 @@ def _messages(spec: RunSpec) -> Counter[Key]:
     """What one rank of each place sends to other places, together."""
     place_of = _place_of(spec)
     ranks, levels = spec.mesh.group("pipeline", 0), spec.mesh.levels("pipeline")
-    tokens = spec.micro_batch * spec.seq_len // (spec.tensor if spec.sequence_parallel else 1)
+    divided = spec.context * (spec.tensor if spec.sequence_parallel else 1)
+    tokens = spec.micro_batch * spec.seq_len // divided
     x = DTYPE_BYTES[spec.compute_dtype] * tokens * spec.model.hidden
     counts: Counter[Key] = Counter()
     for stage, following in pairwise(range(spec.stages)):

@@ -145,14 +145,20 @@ class GPT(nn.Module):
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
-        if self.context is not None:
-            tokens_BT = self.context.split(tokens_BT)
-            if targets_BT is not None:
-                targets_BT = self.context.split(targets_BT, fill=self.loss.ignore_index)
-        x = tokens_BT
+        x, targets_BT = self.split(tokens_BT, targets_BT)
         for module in self.chain().values():
             x = module(x)
         return self.logits(x) if targets_BT is None else self.loss_of(x, targets_BT)
+
+    def split(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the chain and its loss take: along context this rank's part of whole sequences."""
+        if self.context is None:
+            return tokens_BT, targets_BT
+        if targets_BT is not None:
+            targets_BT = self.context.split(targets_BT, fill=self.loss.ignore_index)
+        return self.context.split(tokens_BT), targets_BT
 
     def chain(self) -> dict[str, nn.Module]:
         """Its modules by their names in it, from tokens to logits: each takes what the one before returns."""
@@ -183,7 +189,8 @@ def on_ranks(
     model:   whole, best on the meta device
     scheme:  of the data axis
     micro_batches, schedule, chunks: of a step, where ranks lie along pipeline; its losses are parts of the
-             mean over micro-batches. Without a schedule each of these ranks has all blocks
+             mean over micro-batches, which are what `split` returns. Without a schedule each of these ranks
+             has all blocks
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix

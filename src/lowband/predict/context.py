@@ -33,6 +33,7 @@ from lowband.spec.activations import (
     CONTEXT_SCATTER,
     TOKENS_COUNT,
 )
+from lowband.spec.records import mean
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Waits:
 
     forward, backward: for which a block waits; the recomputed forward is in backward
     count: for which the loss waits
-    lane:  of each row in its passes, hidden or not, in all blocks of a rank
+    lane:  of each row in its passes, hidden or not, in all blocks of a rank; the count's of a rank that has
+           the loss
     """
 
     forward: Num = 0.0
@@ -87,7 +89,7 @@ def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
         gather_again + step_s(CONTEXT_SCATTER.name),
         step_s(CONTEXT_RING_AGAIN.name),
     )
-    blocks = job.model.layers
+    blocks = job.model.layers // job.axes.pipeline
     lane = {name: blocks * passes(rows[name][0].row, again) * time for name, time in row_s.items()}
     count: Num = 0.0
     for hop, sent in by_hop(TOKENS_COUNT, Fraction(COUNT_BYTES * job.levels.world), job.levels):
@@ -115,7 +117,10 @@ def context_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
     """
     if job.axes.context == 1:
         return {}
-    return sent_along_context(
+    found = sent_along_context(
         job.model, job.layout, job.levels, job.axes.tensor, int(job.micro_batch * job.own_tokens),
         int(job.accumulation), job.recompute == "full", job.compute_dtype,
     )  # fmt: skip
+    stages = job.axes.pipeline  # each rank has its own layers, and one of them the loss
+    shares = {key: Fraction(sent) / stages for key, sent in found.items()}
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in shares.items()}

@@ -146,9 +146,6 @@ def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
         )
     degrees = axes.degrees(ranks)
     axes.check(model)
-    if axes.context > 1 and axes.pipeline > 1:
-        what = f"context {axes.context}: stages do not divide the tokens of their sequences yet"
-        raise UserError(what, where=f"pipeline {axes.pipeline}", allowed="context 1, or pipeline 1")
     check_numbers(axes.row, axes.pipeline, 1, axes.chunks)
     try:
         return Mesh.fit(machine.sizes, degrees)

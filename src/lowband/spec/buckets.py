@@ -13,8 +13,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.step import reductions
 from lowband.spec.wire import is_plain
 
-# Elements. In fp32 25 MiB, DDP's bucket by default. While ranks exchange a bucket they receive up to as much
-# again, which DDP does not; in turn a leaf's gradient is freed when it has moved to the bucket.
+# Elements. In fp32 25 MiB, DDP's bucket by default.
 BUCKET_NUMEL = 25 * 2**20 // 4
 
 

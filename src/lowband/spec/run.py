@@ -180,9 +180,6 @@ class RunSpec(RunOptions):
                 f"order {self.order}, collectives {self.collectives}", where=where,
                 allowed="order depth (see schedule) and collectives hops",
             )  # fmt: skip
-        if self.context > 1:
-            what = f"context {self.context}: stages do not divide the tokens of their sequences yet"
-            raise UserError(what, where=where, allowed="context 1, or pipeline 1")
         if self.scheme.sync is not None:
             what = f"scheme '{self.scheme.name}': replicas that meet seldom have no stages"
             raise UserError(what, where=where, allowed="schemes without sync")

@@ -32,7 +32,7 @@ class Lowband(Trainer):
 
     def __init__(self, model: GPT, spec: RunSpec, device: torch.device) -> None:
         """model: on the meta device; it is made on `device`, one parameter at a time"""
-        self._names = list(model.state_dict())
+        self._names, self._split = list(model.state_dict()), model.split
         of_step: dict[str, Any] = {"collectives": spec.collectives}
         if spec.is_in_stages:
             of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each}
@@ -57,7 +57,7 @@ class Lowband(Trainer):
 
     def accumulate(self, passes: int, batch_of: Callable[[int], Batch]) -> list[torch.Tensor]:
         if isinstance(self.model, Pipeline):
-            return self.model.step([batch_of(i) for i in range(passes)])
+            return self.model.step([self._split(*batch_of(i)) for i in range(passes)])
         if self._order == "breadth":
             return accumulate(self.model, range(passes), lambda i: self.model(*batch_of(i)) / passes)
         return super().accumulate(passes, batch_of)

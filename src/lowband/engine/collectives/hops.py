@@ -12,6 +12,7 @@ from lowband.engine.collectives.parts import range_of, sum_rows
 from lowband.engine.collectives.ring import gather_around, in_rank_order
 from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
+from lowband.spec.partition import pieces
 from lowband.spec.wire import Wire
 
 # torch 2.13 renamed these and deprecates the old names.
@@ -102,15 +103,18 @@ def exchange(call: Call, messages: torch.Tensor, bound: BoundHop, name: str, wir
 def add_partners(call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> torch.Tensor:
     """Exchange rows, [partners, n]; leaves the sum of all partners' in this rank's row and returns it.
 
+    Piece by piece, so that little is held besides the rows (spec.partition.pieces).
     gloo's own reduce-scatter is an all-reduce, which sends twice the bytes of this exchange.
     """
-    own = rows[bound.place]
-    theirs = call.hold(torch.empty_like(rows[1:]))
-    free = iter(theirs)
-    into = [own if place == bound.place else next(free) for place in range(len(rows))]
-    sent, received = ([each[place] for place in bound.places] for each in (rows, into))
-    bound.exchange(sent, received, call.name(name))
-    count_bytes(call, bound, name, "native", theirs.nbytes)
-    sum_rows(into, [bound.hop] if bound.joined is None else bound.joined.hops, out=own)
+    own, hops = rows[bound.place], [bound.hop] if bound.joined is None else bound.joined.hops
+    cuts = pieces(own.numel(), len(rows) - 1)
+    theirs = call.hold(rows.new_empty(len(rows) - 1, cuts[0][1]))
+    for start, stop in cuts:
+        free = iter(theirs[:, : stop - start])
+        into = [own[start:stop] if place == bound.place else next(free) for place in range(len(rows))]
+        received = [into[place] for place in bound.places]
+        bound.exchange([rows[place, start:stop] for place in bound.places], received, call.name(name))
+        sum_rows(into, hops, out=own[start:stop])
+    count_bytes(call, bound, name, "native", (len(rows) - 1) * own.nbytes)
     call.release(theirs)
     return own

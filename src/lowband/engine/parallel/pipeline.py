@@ -51,7 +51,8 @@ class Pipeline(nn.Module):
                    tensor, or a tuple as its arguments. A rank keeps those of its stages, as its submodules
                    "0", "1", ...: their places in the chain. Or a module with a method `chain()` that returns
                    them by their names in it, which they keep. On the meta device no rank has them all. To
-                   cut it along tensor, too, `lowband.parallelize` that module, or an nn.ModuleList, before
+                   cut it along tensor, too, `lowband.parallelize` that module, or an nn.ModuleList, before;
+                   to divide tokens, `bind` it to a `lowband.Context`, and `split` what a step takes
     loss:          maps the last module's output and a target to one number. If the head's vocabulary is cut,
                    an nn.CrossEntropyLoss that was cut with the chain, as a further module of the ModuleList
     scheme:        of every stage, a Scheme or its name; a module of the chain is a unit
@@ -141,6 +142,8 @@ class Pipeline(nn.Module):
             engine.pipeline.count_in(engine.ledger)
         if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
             of_loss.count_in(engine.ledger)
+        if (context := getattr(chain, "_lowband_context", None)) is not None:
+            context.count_in(engine.ledger)
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
 

@@ -15,8 +15,8 @@ It covers these choices only:
                 where a step has several micro-batches; on several every schedule that is predicted, with
                 every power of two of stages a rank, to 8, that the model and the schedule allow
 
-Left out, as `left_out` says: ranks along context beside stages, which no run has, and without zigzag; an
-embedding that two ranks share, which is not predicted.
+Left out, as `left_out` says: ranks along context without zigzag; an embedding that two ranks share, which is
+not predicted.
 """
 
 import itertools
@@ -157,7 +157,7 @@ def plan(
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
         raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
-    return Plan(ranked, found, left_out(model, axes, possible))
+    return Plan(ranked, found, left_out(model, possible))
 
 
 def axes_to_try(
@@ -267,14 +267,12 @@ def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
                 yield way
 
 
-def left_out(model: ModelSpec, axes: Sequence[Ways], possible: Sequence[Ways]) -> str:
-    """What a search over these axes does not try, and why, in one line. possible: those that it tries"""
+def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
+    """What a search over these axes does not try, and why, in one line."""
     found = ["ranks along context, but those of --cp"]
     if any(one.context > 1 for one in axes):
-        found = ["context without zigzag, which is never faster"]
-        if any(one.context > 1 and one.pipeline > 1 for one in axes):
-            found.append("ranks along context beside stages, which a run refuses")
-    if model.tied_head and any(one.pipeline > 1 for one in possible):
+        found = ["ranks along context without zigzag, which is never faster"]
+    if model.tied_head and any(one.pipeline > 1 for one in axes):
         found.append("schedules whose first and last stage are on two ranks, which share the embedding")
     return "not tried: " + "; ".join(found)
 
