@@ -130,6 +130,14 @@ def test_a_plan_over_context_is_brute_force() -> None:
     assert reasons[f"ways {best.job.axes.context_attention}"].endswith("slower")
 
 
+@pytest.mark.parametrize(("way", "says"), [("rign", "unknown way 'rign'"), ("nod=ring", "no level 'nod'")])
+def test_a_way_that_is_no_way_is_not_left_out(way: str, says: str) -> None:
+    """Beside others that are, it would be missed by nobody."""
+    axes = axes_to_try(machine(KIBIBYTES), [1], [1], [1, 2])
+    with pytest.raises(UserError, match=says):
+        plan(machine(KIBIBYTES), OURS, MODEL, RANKS, 64, BATCH, axes, ways=["ring", way])
+
+
 def test_zigzag_is_never_slower() -> None:
     axes = Ways(context=4)
     for way, seq_len in product(["heads", "gather", "ring", "package=gather,node=ring"], (16, 64)):

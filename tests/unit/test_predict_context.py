@@ -394,7 +394,10 @@ def test_the_command_names_bytes_by_level(capsys: pytest.CaptureFixture[str]) ->
     assert "dp 4\n" in found
     assert "cp 16, node=heads,package=heads,world=ring, zigzag: a rank sends" in found
     assert "no way for level 'package'" in said(capsys, "--cp", "16", "--ways", "world=ring", fails=True)
-    assert "unknown way 'state'" in said(capsys, "--cp", "2", "--ways", "state", fails=True)
+    for along in ("1", "2"):
+        assert "unknown way 'state'" in said(capsys, "--cp", along, "--ways", "ring", "state", fails=True)
+        assert "no level 'nod'" in said(capsys, "--cp", along, "--ways", "nod=ring", fails=True)
+        assert "unknown way ''" in said(capsys, "--cp", along, "--ways", "node=", fails=True)
     assert "are no multiple of context 3" in said(capsys, "--cp", "3", fails=True)
 
 

@@ -12,7 +12,7 @@ from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
-from lowband.spec.context import Layout, check_context, check_layout, every_way, layout_of
+from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -122,6 +122,12 @@ class Workload:
 
 
 ALL_WAYS = "all"
+
+
+def check_ways(machine: Machine, ways: Sequence[str]) -> None:
+    """Raises UserError for an unknown way or level: of several ways, those that ranks cannot attend in are left
+    out, and so would be a typing error."""
+    check_names((way for way in ways if way != ALL_WAYS), [level.name for level in machine.levels])
 
 
 def in_ways(machine: Machine, ranks: int, axes: Ways, ways: Sequence[str]) -> list[Ways]:

@@ -34,7 +34,7 @@ from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
-from lowband.predict.workload import ALL_WAYS, Workload, in_ways, mesh_of
+from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
 from lowband.spec.axes import SHORT_ALL, Ways
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
@@ -134,6 +134,7 @@ def plan(
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
+    check_ways(machine, ways)
     axes = axes or axes_to_try(machine)
     possible = _possible(machine, model, ranks, axes, seq_len, ways)
     tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
