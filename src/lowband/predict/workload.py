@@ -125,8 +125,8 @@ ALL_WAYS = "all"
 
 
 def check_ways(machine: Machine, ways: Sequence[str]) -> None:
-    """Raises UserError for an unknown way or level: of several ways, those that ranks cannot attend in are left
-    out, and so would be a typing error."""
+    """Raises UserError for an unknown way or level: of several ways, those in which ranks cannot attend are
+    left out, and so would be a typing error."""
     check_names((way for way in ways if way != ALL_WAYS), [level.name for level in machine.levels])
 
 

@@ -23,6 +23,7 @@ from lowband.spec.activations import (
     CONTEXT_RING_GRAD,
     CONTEXT_SCATTER,
 )
+from lowband.spec.model import AttentionKernel
 from lowband.spec.step import Collective
 
 NAME = "attention"
@@ -30,12 +31,13 @@ NAME = "attention"
 
 @dataclass(frozen=True)
 class What:
-    """causal: a query sees no later key; documents: [B, tokens of the sequence], or None: see Context"""
+    """causal, kernel: see Context.attention; documents: [B, tokens of the sequence], or None"""
 
     exchanges: ContextExchanges
     causal: bool
     scale: float
     documents: torch.Tensor | None
+    kernel: AttentionKernel
 
 
 class Blocks(torch.autograd.Function):
@@ -50,7 +52,7 @@ class Blocks(torch.autograd.Function):
         is_one = walk.is_one
         for step, block in walk.blocks(torch.stack([k, v]), CONTEXT_GATHER, CONTEXT_RING):
             for rows, columns, seen in walk.pairs(step):
-                o, own = forward(q[:, :, rows], *_chosen(block, columns), seen, what.scale)
+                o, own = forward(q[:, :, rows], *_chosen(block, columns), seen, what.scale, what.kernel)
                 if is_one:
                     out, lse = o, own
                     continue
@@ -78,7 +80,8 @@ class Blocks(torch.autograd.Function):
             for rows, columns, seen in walk.pairs(step):
                 merged = out[:, :, rows], lse[:, :, rows]
                 qkv = q[:, :, rows], *_chosen(block, columns)
-                a, b, c = backward(grad[:, :, rows].contiguous(), qkv, merged, seen, what.scale)
+                dout = grad[:, :, rows].contiguous()
+                a, b, c = backward(dout, qkv, merged, seen, what.scale, what.kernel)
                 dq[:, :, rows] += a
                 _add(found, columns, torch.stack([b, c]))
             found = walk.scattered(found)
