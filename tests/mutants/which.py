@@ -166,7 +166,8 @@ _CHECKPOINT = {
 # folder or file inside the package -> its tests
 _TESTS = {
     "spec/context": _dist("context", "context_gpt"),
-    "cost/context": _dist("context_gpt"),
+    "cost/context_load": [f"{UNIT}predict_context.py", *_dist("context_kept")],
+    "cost/context": [f"{UNIT}predict_context.py", *_dist("context_gpt")],
     "cost/states": _dist("linear", "context_gpt"),
     "spec/activations": _dist("tensor", "tensor_shard"),
     "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
@@ -220,6 +221,7 @@ _TESTS = {
     "predict/bubble": [f"{UNIT}predict_uneven.py", f"{UNIT}predict_stages.py", *_PREDICT],
     "predict/place": [f"{UNIT}predict_uneven.py", f"{UNIT}predict_stages.py", *_PREDICT],
     "predict/search/advice": [f"{UNIT}advice.py"],
+    "predict/context": [f"{UNIT}predict_context.py"],
     "predict/defaults": [f"{UNIT}defaults.py"],
     "predict/search/plan_seldom": [f"{UNIT}plan_seldom.py"],
     "predict/show/render": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],

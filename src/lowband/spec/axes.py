@@ -22,6 +22,9 @@ StatesOption = Literal["auto", States]
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
+# The same with the axis of context, where ranks may lie along it.
+SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways"}
+
 
 class Axes(Strict):
     """Degrees of the axes beside data, which has the ranks that are left, and how their ranks work together.
@@ -158,11 +161,12 @@ class Ways(InStages):
         interleave: int = 1,
         schedule: Schedule = "1f1b",
         layers: Sequence[int] = (),
+        cp: int = 1,
     ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
         return cls(
-            tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1,
-            layers=tuple(layers),
+            tensor=tp, context=cp, pipeline=pp, chunks=interleave, schedule=schedule,
+            sequence_parallel=tp > 1, layers=tuple(layers),
         )  # fmt: skip
 
     @property

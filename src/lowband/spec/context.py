@@ -15,19 +15,22 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 (arXiv 2310.01889), USP (arXiv 2405.07719), LASP (arXiv 2404.02882), LASP-2 (arXiv 2502.07563).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
 from lowband.spec.axes import Axes, States, StatesOption
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels, Mesh
+from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
 Way = Literal["heads", "gather", "ring", "state"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer
+
+WHERE: Final = "context_attention"
 
 
 class WrongLayers(UserError):
@@ -45,32 +48,53 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
     Raises UserError for an unknown way or level, for a level without one, and for another order than heads
     inside, then gather, then ring, and for state beside another way.
     """
-    where = "context_attention"
     crossed = [hop.level for hop in levels.hops(SELF, WORLD)]
     if isinstance(attention, str) and "=" not in attention:
         given: Mapping[str, str] = dict.fromkeys(crossed or [WORLD], attention)
-    elif isinstance(attention, str):
-        pairs = [part.strip().partition("=") for part in attention.split(",")]
-        given = {level: way for level, _, way in pairs}
     else:
-        given = attention
-    for level, way in given.items():
-        levels.index(level)
-        if way not in WAYS:
-            raise UserError(f"unknown way '{way}'", where=where, allowed=WAYS)
+        given = _by_level(attention) if isinstance(attention, str) else attention
+    _check_names(given, levels.names)
     if "state" in given.values() and {*given.values()} != {"state"}:
         others = sorted({*given.values()} - {"state"})
         what = f"state on one level and {others[0]} on another: layers are linear or they are not"
-        raise UserError(what, where=where, allowed="state on all levels, or on none")
+        raise UserError(what, where=WHERE, allowed="state on all levels, or on none")
     if missing := [level for level in crossed if level not in given]:
         what = f"no way for level '{missing[0]}', which context ranks cross"
-        raise UserError(what, where=where, allowed=WAYS)
+        raise UserError(what, where=WHERE, allowed=WAYS)
     found: dict[str, Way] = {level: given[level] for level in crossed}  # type: ignore[misc]
     for (inner, a), (outer, b) in pairwise(found.items()):
         if WAYS.index(a) > WAYS.index(b):
             what = f"{a} on '{inner}' lies inside of {b} on '{outer}'"
-            raise UserError(what, where=where, allowed="from the inside: heads, gather, ring")
+            raise UserError(what, where=WHERE, allowed="from the inside: heads, gather, ring")
     return found
+
+
+def _by_level(attention: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in attention.split(",")]
+    return {level: way for level, _, way in pairs}
+
+
+def _check_names(given: Mapping[str, str], levels: Sequence[str]) -> None:
+    for level, way in given.items():
+        if level not in levels:
+            raise UserError(f"no level '{level}'", where=WHERE, allowed=levels)
+        if way not in WAYS:
+            raise UserError(f"unknown way '{way}'", where=WHERE, allowed=WAYS)
+
+
+def check_names(ways: Iterable[str], levels: Sequence[str]) -> None:
+    """Raises UserError for a way, as text, that no ranks could attend in. levels: the machine's"""
+    for way in ways:
+        _check_names(_by_level(way) if "=" in way else {WORLD: way}, (SELF, *levels))
+
+
+def every_way(levels: Levels) -> list[str]:
+    """Each way of softmax for all levels that context ranks cross, and each mix of them that their order
+    allows, as `ways_of` reads them."""
+    crossed, ways = [hop.level for hop in levels.hops(SELF, WORLD)], [way for way in WAYS if way != "state"]
+    mixes = [mix for mix in combinations_with_replacement(ways, len(crossed)) if len(set(mix)) > 1]
+    by_level = [",".join(f"{a}={b}" for a, b in zip(crossed, mix, strict=True)) for mix in mixes]
+    return [*ways, *by_level]
 
 
 def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
@@ -168,3 +192,31 @@ class Layout:
         tokens = [position for run in self.runs(part, length) for position in range(*run)]
         mine = len(tokens) // self.ranks("heads")
         return tokens[of_heads * mine : (of_heads + 1) * mine]
+
+
+def layout_of(sizes: Mapping[str, int], axes: Axes, ranks: int) -> Layout:
+    """Which tokens of a sequence are whose, on a machine whose levels have these sizes.
+
+    Raises UserError for ways that do not fit the levels.
+    """
+    levels = Mesh.fit(sizes, axes.with_context(ranks)).levels("context")
+    ways = ways_of(axes.context_attention, levels)
+    return Layout(levels, ways, axes.zigzag, axes.context_states)
+
+
+def check_layout(layout: Layout, axes: Axes, model: ModelSpec, seq_len: int) -> None:
+    """Raises UserError for lengths and heads that ranks along context cannot divide, and for layers that do
+    not attend so."""
+    where, linear = f"context {axes.context}", model.linear_layers
+    layout.check_layers(softmax=linear < model.layers, linear=linear > 0)
+    if layout.travels is not None and not linear:
+        what = f"model '{model.name}' has no linear layers, whose states would travel"
+        raise UserError(what, where=f"context_states {axes.context_states}", allowed="auto")
+    if seq_len % layout.multiple:
+        allowed = f"multiples of {layout.multiple}"
+        raise UserError(f"{seq_len} tokens cannot be divided", where=where, allowed=allowed)
+    heads, ranks = model.heads // axes.tensor, layout.ranks("heads")
+    groups = max((model.kv_heads or model.heads) // axes.tensor, 1)
+    if heads % ranks or (groups % ranks and ranks % groups):
+        of_keys = "" if groups == heads else f" with {groups} of keys"
+        raise UserError(f"{heads} heads{of_keys} cannot be divided over {ranks} ranks of heads", where=where)

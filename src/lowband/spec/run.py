@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from lowband.errors import UserError
 from lowband.spec.axes import AXES, InStages
-from lowband.spec.context import Layout, check_context, ways_of
+from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
@@ -201,18 +201,8 @@ class RunSpec(RunOptions):
             raise UserError(what, where="sequence_parallel")
 
     def _check_context(self) -> None:
-        layout, where = self.layout, f"context {self.context}"
-        linear = self.model.linear_layers
-        layout.check_layers(softmax=linear < self.model.layers, linear=linear > 0)
-        if layout.travels is not None and not linear:
-            what = f"model '{self.model.name}' has no linear layers, whose states would travel"
-            raise UserError(what, where=f"context_states {self.context_states}", allowed="auto")
-        if self.seq_len % layout.multiple:
-            allowed = f"multiples of {layout.multiple}"
-            raise UserError(f"{self.seq_len} tokens cannot be divided", where=where, allowed=allowed)
-        heads, ranks = self.model.heads // self.tensor, layout.ranks("heads")
-        if heads % ranks:
-            raise UserError(f"{heads} heads cannot be divided over {ranks} ranks of heads", where=where)
+        layout = self.layout
+        check_layout(layout, self, self.model, self.seq_len)
         if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
             what = (
                 "in a ring over several levels, next ranks lie on different ones, and one is counted for all"
@@ -228,8 +218,7 @@ class RunSpec(RunOptions):
     @property
     def layout(self) -> Layout:
         """Which tokens of a sequence are whose, along context."""
-        levels = Mesh.fit(self.machine.sizes, self.with_context(self.ranks)).levels("context")
-        return Layout(levels, ways_of(self.context_attention, levels), self.zigzag, self.context_states)
+        return layout_of(self.machine.sizes, self, self.ranks)
 
     @property
     def point(self) -> dict[str, Any]:
