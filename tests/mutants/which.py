@@ -164,7 +164,8 @@ _CHECKPOINT = {
 # folder or file inside the package -> its tests
 _TESTS = {
     "spec/context": _dist("context", "context_gpt"),
-    "cost/context": _dist("context_gpt"),
+    "cost/context_load": [f"{UNIT}predict_context.py", *_dist("context_kept")],
+    "cost/context": [f"{UNIT}predict_context.py", *_dist("context_gpt")],
     "spec/activations": _dist("tensor", "tensor_shard"),
     "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
     "cost/contents": [f"{DIST}count.py"],
@@ -215,6 +216,7 @@ _TESTS = {
     "cost/tcp": [f"{UNIT}box_layout.py", f"{UNIT}report_box.py"],
     "predict": [*_PREDICT, f"{UNIT}command_line.py"],
     "predict/search/advice": [f"{UNIT}advice.py"],
+    "predict/context": [f"{UNIT}predict_context.py"],
     "predict/defaults": [f"{UNIT}defaults.py"],
     "predict/search/plan_seldom": [f"{UNIT}plan_seldom.py"],
     "predict/show/render": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],

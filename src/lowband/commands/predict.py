@@ -28,13 +28,18 @@ def add(commands: Any) -> None:
     _add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
     predict.add_argument(
-        "--micro-batch", nargs="+", type=at_least_one, default=[1], help="sequences per pass"
+        "--micro-batch", nargs="+", type=at_least_one, default=[1], metavar="N", help="sequences per pass"
     )
-    predict.add_argument("--accumulation", nargs="+", type=at_least_one, default=[1], help="passes per step")
+    predict.add_argument(
+        "--accumulation", nargs="+", type=at_least_one, default=[1], metavar="N", help="passes per step"
+    )
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
-    predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
+    _add_context(predict, "ring")
+    predict.add_argument(
+        "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
+    )
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
@@ -57,6 +62,7 @@ def add(commands: Any) -> None:
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
+    _add_context(plan, "all")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--outer-gbps", type=positive, metavar="RATE",
@@ -81,6 +87,17 @@ def add(commands: Any) -> None:
     rehearse.add_argument("--json", action="store_true")
     rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     rehearse.set_defaults(run=_rehearse)
+
+
+def _add_context(parser: argparse.ArgumentParser, ways: str) -> None:
+    """Add the options of ranks along context. ways: the default"""
+    parser.add_argument(
+        "--cp", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks along context"
+    )
+    parser.add_argument(
+        "--ways", nargs="+", default=[ways], metavar="WAY",
+        help=f"of theirs: heads, gather, ring; package=heads,world=ring; all ({ways})",
+    )  # fmt: skip
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +130,9 @@ def _predict(options: argparse.Namespace) -> int:
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
-    axes = Ways.of_options(options.tp, options.pp, options.interleave, options.schedule)
+    axes = [
+        Ways.of_options(options.tp, options.pp, options.interleave, options.schedule, cp) for cp in options.cp
+    ]
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
     records = Grid(**values).records()
     if options.json:
@@ -126,7 +145,8 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
-    writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+    columns = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.DictWriter(sys.stdout, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
@@ -152,8 +172,8 @@ def _plan(options: argparse.Namespace) -> None:
         return
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp),
-        options.micro_batch, options.recompute, options.exact,
+        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp, options.cp),
+        options.micro_batch, options.recompute, options.exact, options.ways,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
     if options.json:
@@ -174,8 +194,8 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
-    if options.write or options.tp or options.pp:
-        raise UserError("--outer-gbps is without --write, --tp and --pp")
+    if options.write or options.tp or options.pp or options.cp != [1]:
+        raise UserError("--outer-gbps is without --write, --tp, --pp and --cp")
     machine, stack = setting(config, options.cluster, options.stack)
     machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
     model = config.given_model(options.model)

@@ -8,6 +8,7 @@ import numpy as np
 
 from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.bytes import stage_numels
+from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num
 from lowband.cost.stages import most_summed
@@ -28,6 +29,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
 
         activations  of all blocks for the micro-batches in flight, and of the one block being recomputed
         logits       of the output layer, at the loss
+        context      along context alone: what attention of the block in backward holds (cost.context_load)
         framework    memory of the machine's runtime itself
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
 
@@ -53,8 +55,9 @@ def memory_items(job: Workload) -> dict[str, Num]:
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
         _value(job.stack.gathered_inputs, 0),
+        kept_more(job.model, axes.tensor, job.layout, job.compute_dtype),
     )  # fmt: skip
-    tokens = job.micro_batch * job.seq_len
+    tokens = job.micro_batch * job.own_tokens
     blocks = job.model.layers // axes.pipeline
     if SCHEDULES[axes.row].splits and job.recompute != "none":
         in_blocks: Num = 0.0
@@ -67,6 +70,8 @@ def memory_items(job: Workload) -> dict[str, Num]:
         in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
         items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
     items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
+    if axes.context > 1:
+        items["context"] = tokens * held_more(job.model, axes.tensor, job.layout, job.compute_dtype)
     items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, numels)
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
@@ -77,12 +82,14 @@ def _value(fact: Fact | None, otherwise: float) -> float:
 
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
-    """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, with
-    all activations, and gradients only if they accumulate; after the backward, with all gradients."""
+    """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, or
+    along context in the block behind it, with all activations, and gradients only if they accumulate; after
+    the backward, with all gradients."""
     weights = items["weights"] + items["secondary"] + items["framework"]
     weights = weights + sum(items.get(kind, 0) for kind in ("anchor", "outer", "in_flight"))
     masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
-    at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
+    last = np.maximum(items["logits"], items.get("context", 0))
+    at_loss = items["activations"] + last + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]
     at_peak = np.maximum(at_loss, after) + items.get("sums", 0)
     in_step = items["optim"] + items["gathered"] + at_peak

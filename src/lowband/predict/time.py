@@ -32,6 +32,9 @@ sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poiri
 M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
 batch, behind M f or M b.
 
+Ranks along context compute with their part of the tokens, attention as long as the one that has most of it
+(cost/context_load.py), and wait in each block for what does not hide behind it (context.py): item `context`.
+
 All computation takes as long as on the slowest of the ranks (cost/stragglers.py); what it takes beyond a
 middle device's is the item `straggler`.
 """
@@ -44,9 +47,11 @@ from lowband.cost.buffers import by_bucket
 from lowband.cost.bytes import Transfer, stage_numels, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, work
+from lowband.cost.context_load import attended, merges
 from lowband.cost.numbers import Num, join
 from lowband.cost.stragglers import slower
 from lowband.cost.timeline import idle_passes, idle_s
+from lowband.predict.context import waits
 from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
@@ -55,7 +60,7 @@ from lowband.spec.step import ANCHOR_GATHER, BACKWARD_GATHER, FORWARD_GATHER, ST
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
-    "pipeline_exchange", "bubble",
+    "context", "pipeline_exchange", "bubble",
     *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
 
@@ -77,7 +82,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     computer = Computer(job.machine, job.compute_dtype, case)
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
-        job.dropout,
+        job.dropout, attended(job.layout, job.attention == "plain"), merges(job.layout),
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -89,8 +94,9 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
     computed_s = w.backward + w.recompute
     tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 2 if job.recompute == "full" else 1, case)
-    forward_s = w.forward + tp_forward_s + forward_host_s  # of one block and micro-batch
-    backward_s = computed_s + tp_backward_s + backward_host_s
+    along = waits(job, other, w, overlap)
+    forward_s = w.forward + tp_forward_s + along.forward + forward_host_s  # of one block and micro-batch
+    backward_s = computed_s + tp_backward_s + along.backward + backward_host_s
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
 
     def add(name: str, time: Num) -> None:
@@ -101,6 +107,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
+    add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
     optimizer = {"optimizer": _optimizer_s(job, computer)}
     for name, time in (_computed(middle, blocks, micro_batches) | optimizer).items():
@@ -119,6 +126,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
     often = {r.name: times[r.every] for r in STEP}
     often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), job.gathers, strict=True))
     lane = {name: n * (root.get(name, 0.0) + blocks * block.get(name, 0.0)) for name, n in often.items()}
+    lane |= {name: micro_batches * time for name, time in along.lane.items()}
     return StepTime(total(items, items), items, lane)
 
 
@@ -242,7 +250,7 @@ def _all_reduce_s(job: Workload, network: Network) -> Num:
     if (ranks := job.axes.tensor) == 1:
         return 0.0
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.seq_len * job.model.hidden
+    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.own_tokens * job.model.hidden
     return network.ring_s(hops, sent, rounds=2)
 
 

@@ -15,6 +15,9 @@ AxisName = Literal["tensor", "context", "data", "pipeline"]
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
+# The same with the axis of context, where ranks may lie along it.
+SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways"}
+
 
 class Axes(Strict):
     """Degrees of the axes beside data, which has the ranks that are left, and how their ranks work together.
@@ -113,9 +116,13 @@ class Ways(Axes):
     schedule: Schedule = "1f1b"
 
     @classmethod
-    def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
+    def of_options(
+        cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b", cp: int = 1
+    ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
-        return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+        return cls(
+            tensor=tp, context=cp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1
+        )
 
     @property
     def stages(self) -> int:

@@ -15,13 +15,14 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
 from lowband.spec.axes import Axes
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Levels, Mesh
+from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
 Way = Literal["heads", "gather", "ring"]
@@ -60,6 +61,15 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
             what = f"{a} on '{inner}' lies inside of {b} on '{outer}'"
             raise UserError(what, where=where, allowed="from the inside: heads, gather, ring")
     return found
+
+
+def every_way(levels: Levels) -> list[str]:
+    """Each way for all levels that context ranks cross, and each mix of them that their order allows, as
+    `ways_of` reads them."""
+    crossed = [hop.level for hop in levels.hops(SELF, WORLD)]
+    mixes = [mix for mix in combinations_with_replacement(WAYS, len(crossed)) if len(set(mix)) > 1]
+    by_level = [",".join(f"{a}={b}" for a, b in zip(crossed, mix, strict=True)) for mix in mixes]
+    return [*WAYS, *by_level]
 
 
 def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
@@ -124,3 +134,25 @@ class Layout:
         tokens = [position for run in self.runs(part, length) for position in range(*run)]
         mine = len(tokens) // self.ranks("heads")
         return tokens[of_heads * mine : (of_heads + 1) * mine]
+
+
+def layout_of(sizes: Mapping[str, int], axes: Axes, ranks: int) -> Layout:
+    """Which tokens of a sequence are whose, on a machine whose levels have these sizes.
+
+    Raises UserError for ways that do not fit the levels.
+    """
+    levels = Mesh.fit(sizes, axes.with_context(ranks)).levels("context")
+    return Layout(levels, ways_of(axes.context_attention, levels), axes.zigzag)
+
+
+def check_layout(layout: Layout, axes: Axes, model: ModelSpec, seq_len: int) -> None:
+    """Raises UserError for lengths and heads that ranks along context cannot divide."""
+    where = f"context {axes.context}"
+    if seq_len % layout.multiple:
+        allowed = f"multiples of {layout.multiple}"
+        raise UserError(f"{seq_len} tokens cannot be divided", where=where, allowed=allowed)
+    heads, ranks = model.heads // axes.tensor, layout.ranks("heads")
+    groups = max((model.kv_heads or model.heads) // axes.tensor, 1)
+    if heads % ranks or (groups % ranks and ranks % groups):
+        of_keys = "" if groups == heads else f" with {groups} of keys"
+        raise UserError(f"{heads} heads{of_keys} cannot be divided over {ranks} ranks of heads", where=where)

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from lowband.errors import UserError
 from lowband.spec.axes import AXES, Axes
-from lowband.spec.context import Layout, check_context, ways_of
+from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
@@ -200,12 +200,7 @@ class RunSpec(RunOptions):
 
     def _check_context(self) -> None:
         layout, where = self.layout, f"context {self.context}"
-        if self.seq_len % layout.multiple:
-            allowed = f"multiples of {layout.multiple}"
-            raise UserError(f"{self.seq_len} tokens cannot be divided", where=where, allowed=allowed)
-        heads, ranks = self.model.heads // self.tensor, layout.ranks("heads")
-        if heads % ranks:
-            raise UserError(f"{heads} heads cannot be divided over {ranks} ranks of heads", where=where)
+        check_layout(layout, self, self.model, self.seq_len)
         if self.context > 1 and self.attention == "flash2":
             what = "flash2 does not merge blocks of keys"
             raise UserError(what, where=where, allowed="attention: sdpa")
@@ -221,8 +216,7 @@ class RunSpec(RunOptions):
     @property
     def layout(self) -> Layout:
         """Which tokens of a sequence are whose, along context."""
-        levels = Mesh.fit(self.machine.sizes, self.with_context(self.ranks)).levels("context")
-        return Layout(levels, ways_of(self.context_attention, levels), self.zigzag)
+        return layout_of(self.machine.sizes, self, self.ranks)
 
     @property
     def point(self) -> dict[str, Any]:
