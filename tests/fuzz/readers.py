@@ -41,6 +41,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "kernels/c_library.py": OWN + "the kernel's own files about the processor",
     "kernels/device.py": OWN + "whether one variable is 1",
     "model/data.py": ("text file", "tokens"),
+    "predict/search/lengths_cost.py": ("lowband plan",),
     "predict/show/advice_page.py": OWN + "the template in the package",
     "preflight/main.py": ("spec.json", "environment"),
     "preflight/probes.py": OWN + "files that the ranks have just written",

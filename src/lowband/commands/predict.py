@@ -14,6 +14,9 @@ from lowband.spec.step import Schedule
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config
+    from lowband.spec.machine import Machine
+    from lowband.spec.model import ModelSpec
+    from lowband.spec.stack import Stack
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 RECOMPUTE = ["none", "selective", "op", "full"]
@@ -64,6 +67,10 @@ def add(commands: Any) -> None:
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     _add_context(plan, "all")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
+    plan.add_argument(
+        "--lengths", type=Path, metavar="FILE",
+        help="a batch's, one a line: which sequence goes to which ranks, in how many micro-steps",
+    )  # fmt: skip
     plan.add_argument(
         "--outer-gbps", type=positive, metavar="RATE",
         help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
@@ -167,6 +174,9 @@ def _plan(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    if options.lengths is not None:
+        _plan_lengths(options, machine, stack, model)
+        return
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
@@ -182,6 +192,26 @@ def _plan(options: argparse.Namespace) -> None:
         _print_csv(plan_files.records(found))
     else:
         print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
+
+
+def _plan_lengths(
+    options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.search.lengths_cost import Job, read_lengths
+    from lowband.predict.show import lengths as show
+
+    if options.write or options.tp or options.pp or options.outer_gbps is not None or options.cp != [1]:
+        raise UserError("--lengths is without --write, --tp, --pp, --cp and --outer-gbps")
+    batch = read_lengths(options.lengths, model)
+    rows = show.rows(batch, Job(machine, stack, model, options.gpus, options.recompute[-1]))
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        print(show.report(batch, rows))
 
 
 SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
