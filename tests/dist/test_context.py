@@ -247,6 +247,8 @@ REFUSED = [
     ("ring", (4, 4), 8, {"causal": False}, "of an unknown number"),
     ("ring", (4, 4), 8, {"causal": False, "tokens": 9}, "of 9"),
     ("flash", (4, 4), 8, {}, "unknown way 'flash' (allowed: heads, gather, ring)"),
+    ("ring", (4, 4), 8, {"kernel": "flash3"}, "unknown kernel 'flash3' (allowed: sdpa, flash2)"),
+    ("ring", (4, 4), 8, {"kernel": "flash2"}, "needs Triton and a CUDA or ROCm device, not cpu"),
     ({"rack": "ring"}, (4, 4), 8, {}, "no level 'rack'"),
     ({}, (4, 4), 8, {}, "no way for level 'world'"),
 ]

@@ -142,7 +142,6 @@ REFUSED = [
         "2 heads cannot be divided over 4",
     ),
     ({"context": 2, "context_attention": "state"}, "unknown way 'state' (allowed: heads, gather, ring)"),
-    ({"context": 2, "attention": "flash2"}, "flash2 does not merge blocks of keys"),
     ({"context": 4, "device": "fake"}, "in a ring over several levels"),
     ({"context": 2, "engine": "fsdp2"}, "its only axis is data"),
     ({"context": 4, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16, "ranks": 8}, ""),

@@ -1,4 +1,4 @@
-"""Attention between ranks along context: what it computes, keeps and holds, counted by torch and closed forms."""
+"""Attention between ranks along context: computed, kept and held, as torch counts them and in closed form."""
 
 from typing import Any
 

@@ -59,7 +59,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "advise-page": (f"{JOB} --gpus 16 32 --scheme zero3 --seq 64 --out page.html",),
     "predict": (
         f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full",
-        f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 64 128 --csv",
+        f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
     ),
     "plan": (

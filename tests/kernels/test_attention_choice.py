@@ -49,6 +49,28 @@ def test_trains_as_with_torchs_attention(tmp_path: Path) -> None:
     assert losses["flash2"] != losses["sdpa"]  # another kernel, other roundings
 
 
+WAYS = {"heads": (2, True), "gather": (2, False), "package=heads,node=ring": (4, True), "ring": (4, False)}
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if "=" in way else [pytest.mark.wide]) for way in WAYS]
+)
+def test_blocks_of_keys_on_other_ranks_are_merged(tmp_path: Path, way: str) -> None:
+    """Beside one process with torch's kernels."""
+    ranks, zigzag = WAYS[way]
+    found = []
+    for name, axes in {
+        "alone": {"attention": "sdpa"},
+        "along": {"ranks": ranks, "context": ranks, "context_attention": way, "zigzag": zigzag},
+    }.items():
+        done = train(tmp_path / name, spec_of(micro_batch=1, seq_len=16, **axes), interpret="1")
+        assert done.returncode == 0, done.stderr
+        found.append([(step.loss, step.grad_norm) for step in RunFolder(tmp_path / name).read_steps()])
+    assert len(found[0]) == len(found[1]) == 2
+    for ours, torchs in zip(*found, strict=True):
+        assert ours == pytest.approx(torchs, rel=1e-5)
+
+
 def test_refused_in_one_line_without_a_gpu(tmp_path: Path) -> None:
     done = train(tmp_path, spec_of(), interpret="0")
     assert done.returncode == 2

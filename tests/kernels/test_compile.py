@@ -75,6 +75,30 @@ spec.loader.exec_module(pipelined := importlib.util.module_from_spec(spec))
 ]
 print(compile_variant(variant, "sm_90").serialized)
 """
+# Launches of attention for some lengths where tiles are compiled for an H100 and neither timed nor run.
+LENGTHS = """
+import json, torch
+from types import SimpleNamespace
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from lowband.kernels import flash_attention_triton as fast
+driver.set_active(SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0, get_current_stream=lambda _: 0,
+))
+kernels, timed = (fast._forward, fast._backward_keys, fast._backward_queries), []
+for function in (*(kernel.fn for kernel in kernels), fast._delta):
+    function.run = lambda *a, run=function.run, **k: run(*a, **{**k, "warmup": True})
+for kernel in kernels:
+    kernel._do_bench = lambda *_, **__: timed.append(1) or [0.0]
+for queries, keys in ((4096, 4096), (3008, 2064), (512, 512), (304, 272), (304, 4096), (8, 8), (24, 24)):
+    q, k = (torch.empty(1, 1, length, 32, dtype=torch.bfloat16) for length in (queries, keys))
+    rows = torch.empty(1, 1, queries)
+    fast.launch_forward(q, k, k, q, rows, True, 0.1)
+    fast.launch_backward(q, q, k, k, q, rows, None, q, k, k, True, 0.1)
+    compiled = [len(kernel.fn.device_caches[0][0]) for kernel in kernels]
+    print(json.dumps([queries, keys, [len(kernel.cache) for kernel in kernels], len(timed), compiled]))
+"""
 
 
 def python(code: str, *arguments: str, packages: Path | None = None) -> str:
@@ -143,6 +167,21 @@ def packages_of(version: str) -> Path | None:
 
 def test_sizes_of_one_compile() -> None:
     assert len(python(ONES).split()) >= 14
+
+
+@pytest.mark.parametrize("version", ["pinned", pytest.param(DEVICES_TRITON, marks=pytest.mark.wide)])
+def test_tiles_are_chosen_by_class_of_length_and_the_code_is_one(version: str) -> None:
+    """A class is timed once: the tiles of heads of 32 are 2, 2 and 1. Odd lengths are compiled apart."""
+    found = [json.loads(line) for line in python(LENGTHS, packages=packages_of(version)).splitlines()]
+    assert found == [
+        [4096, 4096, [1, 1, 1], 5, [1, 1, 1]],
+        [3008, 2064, [1, 1, 1], 5, [1, 1, 1]],  # as 4096 and 4096
+        [512, 512, [2, 2, 2], 10, [1, 1, 1]],
+        [304, 272, [2, 2, 2], 10, [1, 1, 1]],  # as 512 and 512
+        [304, 4096, [3, 3, 3], 15, [1, 1, 1]],
+        [8, 8, [4, 4, 4], 20, [2, 2, 2]],
+        [24, 24, [5, 5, 5], 25, [2, 2, 2]],
+    ]
 
 
 def test_the_shipped_table_is_what_compiles(compiled: list[dict[str, Any]]) -> None:

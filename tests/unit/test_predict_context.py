@@ -13,7 +13,7 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.cost.collectives import Network
-from lowband.cost.compute import Computer, work
+from lowband.cost.compute import Computer, Work, work
 from lowband.cost.contents import step_bytes
 from lowband.cost.context import elements, parts
 from lowband.cost.context_load import attended, held_more, kept_more
@@ -83,6 +83,15 @@ def test_bytes_are_those_of_a_run(way: str, tensor: int, recompute: str) -> None
     """`step_bytes` is what the engine counts (tests/dist/test_context_gpt.py)."""
     way = way.replace("node", "world").replace("package", "node") if tensor == 2 else way
     spec = run(context_attention=way, tensor=tensor, recompute=recompute, accumulation=3)
+    check_bytes(spec)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_bytes_of_stages_are_those_of_a_run(schedule: str) -> None:
+    check_bytes(run(pipeline=2, schedule=schedule, context=2, accumulation=4, recompute="full"))
+
+
+def check_bytes(spec: RunSpec) -> None:
     found = context_sent(workload_of(spec))
     assert found == {
         key: n for key, n in step_bytes(spec).items() if key[1].startswith(("context", "tokens"))
@@ -187,7 +196,7 @@ LLAMA = GPT.model_copy(
 @pytest.mark.parametrize(("zigzag", "reached"), [(False, (24.0, 6.2)), (True, (38.2, 10.6))])
 def test_what_ring_flash_attention_prints(zigzag: bool, reached: tuple[float, float]) -> None:
     """Iterations per second of attention on 8 A100, 8K tokens each, forward, and forward and backward, as
-    shares of an eighth of one card's (zhuzilin/ring-flash-attention, README, batch API). Nothing is fitted."""
+    shares of an eighth of one card's (zhuzilin/ring-flash-attention, README, batch API). None is fitted."""
     ideal = 46.7, 11.8
     device, stack = setting(CONFIG, "dgx-a100", "ours")
     one = job(8, model=LLAMA, machine=device, seq_len=2**16, zigzag=zigzag, recompute="none")
@@ -229,7 +238,7 @@ def test_without_links_a_rank_computes_its_part() -> None:
 
 
 def test_a_ring_of_two_by_hand() -> None:
-    """One block of keys travels behind one of two steps; gradients travel twice, and nothing hides them."""
+    """One block of keys travels behind the first step, gradients behind the second, and home behind none."""
     one = job(2, micro_batch=3, recompute="none")
     tokens, width = 3 * 128, GPT.hidden
     passed = 5e-6 + 2 * tokens * width * 2 / 4e9
@@ -240,7 +249,8 @@ def test_a_ring_of_two_by_hand() -> None:
     found = waits(slow, network, computed, overlap=1.0)
     attention = computed.attention
     assert found.forward == pytest.approx(max(passed - attention / 2, 0))
-    assert found.backward == pytest.approx(max(passed - 2.5 * attention / 2, 0) + 2 * home)
+    behind = 2.5 * attention / 2
+    assert found.backward == pytest.approx(max(passed - behind, 0) + max(home - behind, 0) + home)
     assert 0 < found.forward < passed
     everything = waits(slow, network, computed, overlap=0.0)
     assert everything.forward == pytest.approx(passed)
@@ -290,6 +300,21 @@ def test_a_ring_waits_for_its_slowest_link() -> None:
     assert Network(cards, OURS).pass_on_s(hops, 1e9) == pytest.approx(0.5)
 
 
+def test_a_stage_waits_for_its_own_layers() -> None:
+    """Half of the layers on each of two ranks; activations of a rank's tokens travel between them."""
+    alone = job(2, machine=machine(latency_us=5), ranks=4, accumulation=4, recompute="none")
+    staged = replace(alone, axes=alone.axes.model_copy(update={"pipeline": 2}), ranks=8)
+    whole, half = step_time(alone), step_time(staged)
+    count = 4 * waits(alone, Network(alone.machine, OURS, shards=False), *_computed(alone)).count
+    assert half.items["context"] - count == pytest.approx((whole.items["context"] - count) / 2)
+    assert half.lane["context_ring"] == pytest.approx(whole.lane["context_ring"] / 2)
+    assert half.items["pipeline_exchange"] == pytest.approx(4 * 2 * (5e-6 + 2 * 128 * 64 / 1e9))
+
+
+def _computed(one: Workload) -> tuple[Work, float]:
+    return work(Computer(one.machine, "bf16"), GPT, 1, one.seq_len, "none", "flash", one.axes), 1.0
+
+
 # ---- memory
 
 
@@ -304,8 +329,8 @@ def test_activations_are_divided_and_a_way_holds_more() -> None:
         assert found["logits"] == float(alone["logits"]) / 4
         assert found["context"] == 64 * held_more(GPT, 1, one.layout, "bf16")
     ring, gather = (job(4, way).layout for way in ("ring", "gather"))
-    assert held_more(GPT, 1, ring, "bf16") == 2 * (4 * 64 + 64 + 2 * 64) + 4 * (64 + 4 * 64 + 2 * 64)
-    assert held_more(GPT, 1, gather, "bf16") == 2 * (2 * 64 + 2 * 512 + 64) + 4 * (64 + 2 * 64 + 3 * 512)
+    assert held_more(GPT, 1, ring, "bf16") == 2 * (4 * 64 + 2 * 64 + 4 * 64) + 4 * (64 + 4 * 64 + 2 * 64)
+    assert held_more(GPT, 1, gather, "bf16") == 2 * (2 * 64 + 3 * 512 + 2 * 64) + 4 * (64 + 2 * 64 + 3 * 512)
     heads = job(4, "heads", model=GROUPED).layout
     assert kept_more(GROUPED, 1, heads, "bf16") == 2 * (64 + 2 * (4 * 8 - 2 * 8))
 
@@ -350,8 +375,6 @@ def test_what_cannot_be_divided_is_refused() -> None:
         job(4, seq_len=250)
     with pytest.raises(UserError, match="8 heads with 3 of keys cannot be divided over 2 ranks of heads"):
         job(2, "heads", model=GPT.model_construct(**{**GPT.model_dump(), "kv_heads": 3}))
-    with pytest.raises(UserError, match="stages do not divide the tokens"):
-        replace(job(1), axes=Ways(context=2, pipeline=2))
     with pytest.raises(UserError, match="crosses replicas"):
         replace(job(1), scheme=CONFIG.scheme("local-sgd"), axes=Ways(context=8))
 
@@ -371,7 +394,10 @@ def test_the_command_names_bytes_by_level(capsys: pytest.CaptureFixture[str]) ->
     assert "dp 4\n" in found
     assert "cp 16, node=heads,package=heads,world=ring, zigzag: a rank sends" in found
     assert "no way for level 'package'" in said(capsys, "--cp", "16", "--ways", "world=ring", fails=True)
-    assert "unknown way 'state'" in said(capsys, "--cp", "2", "--ways", "state", fails=True)
+    for along in ("1", "2"):
+        assert "unknown way 'state'" in said(capsys, "--cp", along, "--ways", "ring", "state", fails=True)
+        assert "no level 'nod'" in said(capsys, "--cp", along, "--ways", "nod=ring", fails=True)
+        assert "unknown way ''" in said(capsys, "--cp", along, "--ways", "node=", fails=True)
     assert "are no multiple of context 3" in said(capsys, "--cp", "3", fails=True)
 
 

@@ -14,8 +14,8 @@ Of each token a rank keeps, from forward to backward, the output twice (as atten
 of the product behind it), and keys that were repeated for ranks of heads. In a block's backward it holds,
 with q elements of queries and k of keys a token (cost/context.py), w bytes a value and 4 of a sum:
 
-    w      keys and values 2 k, the ones that are coming 2 k (ring), those gathered 2 k G (gather), the
-           gradients of one step q + 2 k G
+    w      keys and values 2 k, the ones that are coming 2 k (ring), those gathered 2 k G (gather);
+           of one step the output's gradient q, and gradients q + 2 k G and, in one piece, 2 k G
     4      of gradients: the queries' q, those that travel 2 k and those that arrive 2 k (ring), the block's
            2 k G, and what is reduced, by parts and in the order of their places, 4 k G (gather)
 
@@ -71,5 +71,6 @@ def held_more(model: ModelSpec, tensor: int, layout: Layout, dtype: str) -> floa
     again = block if gathered > 1 else 0
     sums = max(GRAD_BYTES, DTYPE_BYTES[dtype])
     return float(
-        DTYPE_BYTES[dtype] * (here + again + queries + block) + sums * (queries + here + block + 2 * again)
+        DTYPE_BYTES[dtype] * (here + again + 2 * queries + 2 * block)
+        + sums * (queries + here + block + 2 * again)
     )

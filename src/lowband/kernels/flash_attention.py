@@ -8,6 +8,10 @@ and for a gradient do of out, with delta = the row sums of do * out:
 
     dv = P^T do      dP = do v^T      dS = P * (dP - delta)      dq = s dS k      dk = s dS^T q
 
+Keys may come in parts, each with its own output o_i and L_i: L = logaddexp of the L_i, o = sum of
+o_i exp(L_i - L). A part's gradients follow from o, do and L of the whole by the formulas above. Or torch's
+autograd goes through the sum: with a gradient dL of a part's L, dS = P * (dP - delta + dL).
+
 With causal masking a query sees the keys up to its own position, with the last query and the last key aligned
 (as in FlashAttention since 2.1): key j <= query i + Tk - Tq. A query that sees no key has an output of 0.
 
@@ -37,19 +41,64 @@ def inputs(
 
 
 def reference(
-    q_BNTD: torch.Tensor, k_BGTD: torch.Tensor, v_BGTD: torch.Tensor, is_causal: bool, scale: float
+    q_BNTD: torch.Tensor,
+    k_BGTD: torch.Tensor,
+    v_BGTD: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    mask_BTT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, N, Tq, D] and logsumexp [B, N, Tq] by the module's formulas, in the inputs' dtype."""
-    N, Tq, Tk = q_BNTD.shape[1], q_BNTD.shape[2], k_BGTD.shape[2]
-    k, v = (x.repeat_interleave(N // x.shape[1], dim=1) for x in (k_BGTD, v_BGTD))
-    scores = scale * q_BNTD @ k.transpose(-1, -2)
-    if is_causal:
-        seen = torch.ones(Tq, Tk, dtype=torch.bool, device=q_BNTD.device).tril(Tk - Tq)
-        scores = scores.masked_fill(~seen, float("-inf"))
+    """Output [B, N, Tq, D] and logsumexp [B, N, Tq] by the module's formulas, in the inputs' dtype.
+
+    mask_BTT: [B, Tq, Tk] bool, which keys a query may see; default: all
+    """
+    scores = _scores(q_BNTD, k_BGTD, is_causal, scale, mask_BTT)
     logsumexp = scores.logsumexp(-1)
+    return _weights(scores, logsumexp) @ _repeated(v_BGTD, q_BNTD), logsumexp
+
+
+def reference_gradients(
+    dout_BNTD: torch.Tensor,
+    q_BNTD: torch.Tensor,
+    k_BGTD: torch.Tensor,
+    v_BGTD: torch.Tensor,
+    out_BNTD: torch.Tensor,
+    logsumexp_BNT: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    mask_BTT: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `gradients` computes, by the module's formulas, in the inputs' dtype."""
+    weights = _weights(_scores(q_BNTD, k_BGTD, is_causal, scale, mask_BTT), logsumexp_BNT)
+    delta = (dout_BNTD * out_BNTD).sum(-1, keepdim=True)
+    dscores = weights * (dout_BNTD @ _repeated(v_BGTD, q_BNTD).transpose(-1, -2) - delta) * scale
+    dk, dv = dscores.transpose(-1, -2) @ q_BNTD, weights.transpose(-1, -2) @ dout_BNTD
+    groups = k_BGTD.shape[1], -1
+    return dscores @ _repeated(k_BGTD, q_BNTD), dk.unflatten(1, groups).sum(2), dv.unflatten(1, groups).sum(2)
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, is_causal: bool, scale: float, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """[B, N, Tq, Tk], -inf where a query does not see a key."""
+    scores = scale * q @ _repeated(k, q).transpose(-1, -2)
+    Tq, Tk = scores.shape[-2:]
+    if is_causal:
+        hidden = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu(Tk - Tq + 1)
+        scores.masked_fill_(hidden, float("-inf"))
+    if mask is not None:
+        scores.masked_fill_(~mask.unsqueeze(1), float("-inf"))
+    return scores
+
+
+def _weights(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
     sees_any = logsumexp.isfinite().unsqueeze(-1)
-    weights = torch.where(sees_any, scores - logsumexp.unsqueeze(-1), float("-inf")).exp()
-    return weights @ v, logsumexp
+    return torch.where(sees_any, scores - logsumexp.unsqueeze(-1), float("-inf")).exp()
+
+
+def _repeated(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Keys or values for each head of queries."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def require(device: torch.device) -> None:
@@ -95,18 +144,69 @@ def attention(
     scale: default 1 / sqrt(D). A last dim that is not contiguous is copied; other strides are free.
     Raises UserError for a head size, a grouping, a dtype or a device that the kernels do not support.
     """
-    require(q_BNTD.device)
-    _check_shapes(q_BNTD, k_BGTD, v_BGTD)
-    D = q_BNTD.shape[3]
-    check_heads(q_BNTD.shape[1], k_BGTD.shape[1], D)
-    check_dtype(q_BNTD.dtype, D, q_BNTD.device)
+    return attention_with_logsumexp(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)[0]
+
+
+def attention_with_logsumexp(
+    q_BNTD: torch.Tensor,
+    k_BGTD: torch.Tensor,
+    v_BGTD: torch.Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attention`, and the logsumexp of each query's scores: fp32 [B, N, Tq], -inf for a query without keys.
+
+    Both are differentiable, so that outputs of the same queries for parts of the keys can be merged. What it
+    raises is `attention`'s.
+    """
+    scale = _checked(q_BNTD, k_BGTD, v_BGTD, scale)
+    if _is_upcast(q_BNTD):
+        q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
+        out, logsumexp = _forward(q, k, v, is_causal, scale)
+        return out.to(q_BNTD.dtype), logsumexp
+    return _forward(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)
+
+
+def gradients(
+    dout_BNTD: torch.Tensor,
+    q_BNTD: torch.Tensor,
+    k_BGTD: torch.Tensor,
+    v_BGTD: torch.Tensor,
+    out_BNTD: torch.Tensor,
+    logsumexp_BNT: torch.Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v, in their shapes and dtypes, where k and v may be a part of a query's keys.
+
+    dout, out, logsumexp: of the merged output, fp32 the last; each may be a view of a larger tensor
+    Those of q are to be summed over the parts. What it raises is `attention`'s.
+    """
+    scale = _checked(q_BNTD, k_BGTD, v_BGTD, scale)
+    tensors = dout_BNTD, q_BNTD, k_BGTD, v_BGTD, out_BNTD
+    if _is_upcast(q_BNTD):
+        found = _backward(*(x.float() for x in tensors), logsumexp_BNT, None, is_causal, scale)
+        dq, dk, dv = (x.to(q_BNTD.dtype) for x in found)
+        return dq, dk, dv
+    return _backward(*tensors, logsumexp_BNT, None, is_causal, scale)
+
+
+def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
+    """The scale. Raises UserError for what the kernels do not support."""
+    require(q.device)
+    _check_shapes(q, k, v)
+    D = q.shape[3]
+    check_heads(q.shape[1], k.shape[1], D)
+    check_dtype(q.dtype, D, q.device)
     scale = D**-0.5 if scale is None else scale
     if not scale > 0:  # the kernels take the largest score before scaling
         raise UserError(f"scale {scale} is not positive", where="attention flash2")
-    if IS_INTERPRETED and q_BNTD.dtype == torch.bfloat16:  # the interpreter's bf16 arithmetic is wrong
-        q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
-        return _forward(q, k, v, is_causal, scale)[0].to(torch.bfloat16)
-    return _forward(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)[0]
+    return scale
+
+
+def _is_upcast(q: torch.Tensor) -> bool:
+    """Whether the kernels get fp32: the interpreter's bf16 arithmetic is wrong."""
+    return IS_INTERPRETED and q.dtype == torch.bfloat16
 
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -147,27 +247,31 @@ def _(q, k, v, is_causal, scale):
 @torch.library.custom_op("lowband::flash_attention_backward", mutates_args=())
 def _backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-    logsumexp: torch.Tensor, is_causal: bool, scale: float,
+    logsumexp: torch.Tensor, dlogsumexp: torch.Tensor | None, is_causal: bool, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     from lowband.kernels import flash_attention_triton
 
-    dout, q, k, v = (_with_contiguous_heads(x) for x in (dout, q, k, v))
-    return flash_attention_triton.backward(dout, q, k, v, out, logsumexp, is_causal, scale)
+    dout, q, k, v, out = (_with_contiguous_heads(x) for x in (dout, q, k, v, out))
+    logsumexp = logsumexp.contiguous()
+    return flash_attention_triton.backward(dout, q, k, v, out, logsumexp, dlogsumexp, is_causal, scale)
 
 
 @_backward.register_fake
-def _(dout, q, k, v, out, logsumexp, is_causal, scale):
+def _(dout, q, k, v, out, logsumexp, dlogsumexp, is_causal, scale):
     return tuple(torch.empty_like(_with_contiguous_heads(x)) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output) -> None:
     q, k, v, ctx.is_causal, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)  # the logsumexp's gradient is not used
+    ctx.set_materialize_grads(False)  # where only the output is used, the logsumexp's gradient costs nothing
 
 
-def _gradients(ctx, dout, _dlogsumexp):
-    return *_backward(dout, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None
+def _gradients(ctx, dout, dlogsumexp):
+    q, k, v, out, logsumexp = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    found = _backward(dout, q, k, v, out, logsumexp, dlogsumexp, ctx.is_causal, ctx.scale)
+    return *found, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

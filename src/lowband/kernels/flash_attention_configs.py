@@ -1,8 +1,10 @@
-"""Candidate tile sizes for the autotuner: the first call for a head size and a mask times them all.
+"""Candidate tile sizes for the autotuner: the first call for a head size, a mask and a class of lengths times
+them all.
 
-There are few, so that tuning takes seconds. The autotuner itself skips tiles that do not fit a device's
-shared memory. ROWS are queries, COLUMNS are keys. `lowband bench-kernel --compile` compiles the first tile of
-each list.
+A class is a power of two: lengths that round up to the same one share a tile, so lengths that vary from batch
+to batch are seldom timed anew. The compiled code is the same for all classes. There are few tiles, so that
+tuning takes seconds. The autotuner itself skips tiles that do not fit a device's shared memory. ROWS are
+queries, COLUMNS are keys. `lowband bench-kernel --compile` compiles the first tile of each list.
 """
 
 from collections.abc import Callable
@@ -58,11 +60,18 @@ BACKWARD_QUERIES: Tiles = {
         256: [(32, 16, 4, 1)],
     },
 }
+# Arguments that the kernels themselves never read. They stand in the tuner's key, and in no compiled code's.
+CLASSES = ("queries_class", "keys_class")
 INTERPRETED: Tile = (64, 32, 1, 1)  # unequal, so that mixing up rows and columns fails
 
 
+def classes(queries: int, keys: int) -> dict[str, int]:
+    """The lengths' classes, as a tuned kernel takes them: the powers of two that they round up to."""
+    return dict(zip(CLASSES, map(triton.next_power_of_2, (queries, keys)), strict=True))
+
+
 def tuned(tiles: Tiles) -> Callable:
-    """Autotuning decorator for a kernel with the constants HEAD, IS_CAUSAL, ROWS and COLUMNS."""
+    """Decorator: a kernel with the constants HEAD, IS_CAUSAL, ROWS and COLUMNS, and the arguments CLASSES."""
     by_head = tiles["hip" if IS_HIP else "cuda"]
     if IS_INTERPRETED:
         by_head = {head: [INTERPRETED] for head in by_head}
@@ -72,11 +81,13 @@ def tuned(tiles: Tiles) -> Callable:
     def of_this_head(_configs: object, arguments: dict, HEAD: int, **_others: object) -> list[triton.Config]:
         return [configs[tile] for tile in by_head[HEAD]]
 
-    return triton.autotune(
+    tuner = triton.autotune(
         list(configs.values()),
-        key=["HEAD", "IS_CAUSAL"],
+        key=["HEAD", "IS_CAUSAL", *CLASSES],
         prune_configs_by={"early_config_prune": of_this_head},
     )
+    # Specialised, a class of 1 would be a constant and one of 16 a multiple: the same code compiled again.
+    return lambda kernel: tuner(triton.jit(kernel, do_not_specialize=CLASSES))
 
 
 def _config(tile: Tile) -> triton.Config:

@@ -23,7 +23,14 @@ import torch
 import triton
 import triton.language as tl
 
-from lowband.kernels.flash_attention_configs import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles, tuned
+from lowband.kernels.flash_attention_configs import (
+    BACKWARD_KEYS,
+    BACKWARD_QUERIES,
+    FORWARD,
+    Tiles,
+    classes,
+    tuned,
+)
 from lowband.kernels.variant import Variant
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -46,7 +53,7 @@ def launch_forward(q, k, v, out, logsumexp, is_causal, scale) -> None:
     B, N, Tq, D = q.shape
     _forward[lambda c: (triton.cdiv(Tq, c["ROWS"]), B * N)](
         q, k, v, out, logsumexp, *_strides(q, k, v, out), N, N // k.shape[1], Tq, k.shape[2],
-        scale, HEAD=D, IS_CAUSAL=is_causal,
+        scale, **classes(Tq, k.shape[2]), HEAD=D, IS_CAUSAL=is_causal,
     )  # fmt: skip
 
 
@@ -57,29 +64,35 @@ def backward(
     v: torch.Tensor,
     out: torch.Tensor,
     logsumexp: torch.Tensor,
+    dlogsumexp: torch.Tensor | None,
     is_causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v, in their shapes, from the output's gradient dout [B, N, Tq, D]."""
+    """Gradients of q, k and v, in their shapes, from the output's gradient dout [B, N, Tq, D].
+
+    logsumexp: contiguous; dlogsumexp: its gradient, or None for zeros
+    """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale)
+    launch_backward(dout, q, k, v, out, logsumexp, dlogsumexp, dq, dk, dv, is_causal, scale)
     return dq, dk, dv
 
 
-def launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, scale) -> None:
+def launch_backward(dout, q, k, v, out, logsumexp, dlogsumexp, dq, dk, dv, is_causal, scale) -> None:
     B, N, Tq, D = q.shape
     G, Tk = k.shape[1], k.shape[2]
     delta = torch.empty_like(logsumexp)
     _delta[(triton.cdiv(Tq, DELTA_ROWS), B * N)](
         out, dout, delta, *_strides(out, dout), N, Tq, HEAD=D, ROWS=DELTA_ROWS
     )
+    if dlogsumexp is not None:  # of a query without keys it may be anything, such as logaddexp's NaN
+        delta -= dlogsumexp.masked_fill(logsumexp == float("-inf"), 0)
     _backward_keys[lambda c: (triton.cdiv(Tk, c["COLUMNS"]), B * G)](
         q, k, v, dout, logsumexp, delta, dk, dv, *_strides(q, k, v, dout, dk, dv), N, N // G, Tq, Tk,
-        scale, HEAD=D, IS_CAUSAL=is_causal,
+        scale, **classes(Tq, Tk), HEAD=D, IS_CAUSAL=is_causal,
     )  # fmt: skip
     _backward_queries[lambda c: (triton.cdiv(Tq, c["ROWS"]), B * N)](
         q, k, v, dout, logsumexp, delta, dq, *_strides(q, k, v, dout, dq), N, N // G, Tq, Tk,
-        scale, HEAD=D, IS_CAUSAL=is_causal,
+        scale, **classes(Tq, Tk), HEAD=D, IS_CAUSAL=is_causal,
     )  # fmt: skip
 
 
@@ -115,12 +128,11 @@ def variants(device: str) -> Iterator[Variant]:
 
 
 @tuned(FORWARD)
-@triton.jit
 def _forward(
     q, k, v, out,  # pointers to [B, N, Tq, D], [B, G, Tk, D], [B, G, Tk, D], [B, N, Tq, D]
     logsumexp,  # pointer to [B, N, Tq] fp32
     q_b, q_n, q_t, k_b, k_n, k_t, v_b, v_n, v_t, out_b, out_n, out_t,  # strides
-    heads, group, queries, keys, scale,
+    heads, group, queries, keys, scale, queries_class, keys_class,
     HEAD: tl.constexpr, IS_CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     # With a causal mask the last queries have the most keys, so they go first.
@@ -232,13 +244,12 @@ def _delta(
 
 
 @tuned(BACKWARD_KEYS)
-@triton.jit
 def _backward_keys(
     q, k, v, dout,  # pointers to [B, N, Tq, D], [B, G, Tk, D], [B, G, Tk, D], [B, N, Tq, D]
     logsumexp, delta,  # pointers to [B, N, Tq] fp32
     dk, dv,  # pointers to [B, G, Tk, D]
     q_b, q_n, q_t, k_b, k_n, k_t, v_b, v_n, v_t, dout_b, dout_n, dout_t, dk_b, dk_n, dk_t, dv_b, dv_n, dv_t,
-    heads, group, queries, keys, scale,
+    heads, group, queries, keys, scale, queries_class, keys_class,
     HEAD: tl.constexpr, IS_CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block, kv_heads = tl.program_id(0), heads // group
@@ -313,13 +324,12 @@ def _row_values(logsumexp, delta, rows, queries):
 
 
 @tuned(BACKWARD_QUERIES)
-@triton.jit
 def _backward_queries(
     q, k, v, dout,  # pointers to [B, N, Tq, D], [B, G, Tk, D], [B, G, Tk, D], [B, N, Tq, D]
     logsumexp, delta,  # pointers to [B, N, Tq] fp32
     dq,  # pointer to [B, N, Tq, D]
     q_b, q_n, q_t, k_b, k_n, k_t, v_b, v_n, v_t, dout_b, dout_n, dout_t, dq_b, dq_n, dq_t,
-    heads, group, queries, keys, scale,
+    heads, group, queries, keys, scale, queries_class, keys_class,
     HEAD: tl.constexpr, IS_CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block = tl.num_programs(0) - 1 - tl.program_id(0) if IS_CAUSAL else tl.program_id(0)

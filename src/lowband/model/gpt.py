@@ -18,7 +18,6 @@ from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.parallel.tensor import parallelize
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
-from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.schedules import Name
@@ -35,7 +34,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
         super().__init__()
-        self.flash = flash_attention.attention if kernel == "flash2" else None
+        self.kernel: AttentionKernel = kernel
         self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
@@ -50,9 +49,9 @@ class Attention(nn.Module):
             places = None if self.context is None else self.context.places(x_BTH)
             q_BNTD, k_BNTD = rotate(q_BNTD, places), rotate(k_BNTD, places)
         if self.context is not None:
-            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD)
-        elif self.flash is not None:
-            y_BNTD = self.flash(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+            y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD, kernel=self.kernel)
+        elif self.kernel == "flash2":
+            y_BNTD = flash_attention.attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         else:
             y_BNTD = F.scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
         return self.out(y_BNTD.transpose(1, 2).reshape(B, T, -1))
@@ -206,16 +205,13 @@ def on_ranks(
 
 
 def attend_along(model: GPT, context: Context) -> None:
-    """Have the model's attention and loss know the ranks along context. Raises UserError for flash2."""
+    """Have the model's attention and loss know the ranks along context."""
     context.bind(model)
     model.context, model.loss.reduction = context, "sum"
     if model.positions is not None:
         model.positions.context = context
     for module in model.modules():
         if isinstance(module, Attention):
-            if module.flash is not None:
-                what = "flash2 does not merge blocks of keys"
-                raise UserError(what, where="a context axis", allowed="attention: sdpa")
             module.context = context
 
 

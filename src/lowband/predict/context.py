@@ -5,11 +5,12 @@ values g, passing them on p (again in the backward), reducing their gradients s,
 of one pass h:
 
     forward    h + R g + sum over i < R - 1 of (join(g + a_i, p) - g - a_i)
-    backward   h + R (g + s + d) + sum over i < R - 1 of (join(g + b_i + s, p) - g - b_i - s)
+    backward   h + R (g + s) + d + sum over i < R of (join(g + b_i + s, l_i) - g - b_i - s)
+               l_i = p (but for the last step) + d (but for the first)
 
-The next keys and values travel behind the attention to those at hand; all else is waited for. In the last
-step none are coming, but gradients still have their way home. They have lanes of their own: as in tensor
-parallelism, what gathers weights hides behind the whole pass.
+The next keys and values travel behind the attention to those at hand, and so do the gradients of the step
+before; all else is waited for. After the last step gradients have their way home. These exchanges have lanes
+of their own: as in tensor parallelism, what gathers weights hides behind the whole pass.
 """
 
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ from lowband.spec.activations import (
     CONTEXT_SCATTER,
     TOKENS_COUNT,
 )
+from lowband.spec.records import mean
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Waits:
 
     forward, backward: for which a block waits; the recomputed forward is in backward
     count: for which the loss waits
-    lane:  of each row in its passes, hidden or not, in all blocks of a rank
+    lane:  of each row in its passes, hidden or not, in all blocks of a rank; the count's of a rank that has
+           the loss
     """
 
     forward: Num = 0.0
@@ -67,12 +70,13 @@ def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
     shares = attended(layout, job.attention == "plain")
     whole = sum(shares)
 
-    def ring_s(attention_s: Num, beside_s: Num, passed_s: Num) -> Num:
+    def ring_s(attention_s: Num, beside_s: Num, keys_s: Num, grads_s: Num = 0.0) -> Num:
         exposed: Num = 0.0
-        for each in shares[:-1]:
+        for step, each in enumerate(shares):
             behind = float(each / whole) * attention_s + beside_s
-            exposed = exposed + join(behind, passed_s, overlap) - behind
-        return exposed
+            passed = (keys_s if step < len(shares) - 1 else 0.0) + (grads_s if step else 0.0)
+            exposed = exposed + join(behind, passed, overlap) - behind
+        return exposed + grads_s
 
     def fixed_s(*names: str) -> Num:
         return sum((row_s.get(name, 0.0) for name in names), start=0.0)
@@ -81,13 +85,14 @@ def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
     forward = fixed_s(CONTEXT_HEADS.name, CONTEXT_GATHER.name) + ring_s(
         work.attention, gather, step_s(CONTEXT_RING.name)
     )
-    waited = (CONTEXT_HEADS_GRAD, CONTEXT_GATHER_AGAIN, CONTEXT_SCATTER, CONTEXT_RING_GRAD)
+    waited = (CONTEXT_HEADS_GRAD, CONTEXT_GATHER_AGAIN, CONTEXT_SCATTER)
     backward = fixed_s(*(row.name for row in waited)) + ring_s(
         work.attention_backward,
         gather_again + step_s(CONTEXT_SCATTER.name),
         step_s(CONTEXT_RING_AGAIN.name),
+        step_s(CONTEXT_RING_GRAD.name),
     )
-    blocks = job.model.layers
+    blocks = job.model.layers // job.axes.pipeline
     lane = {name: blocks * passes(rows[name][0].row, again) * time for name, time in row_s.items()}
     count: Num = 0.0
     for hop, sent in by_hop(TOKENS_COUNT, Fraction(COUNT_BYTES * job.levels.world), job.levels):
@@ -115,7 +120,10 @@ def context_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
     """
     if job.axes.context == 1:
         return {}
-    return sent_along_context(
+    found = sent_along_context(
         job.model, job.layout, job.levels, job.axes.tensor, int(job.micro_batch * job.own_tokens),
         int(job.accumulation), job.recompute == "full", job.compute_dtype,
     )  # fmt: skip
+    stages = job.axes.pipeline  # each rank has its own layers, and one of them the loss
+    shares = {key: Fraction(sent) / stages for key, sent in found.items()}
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in shares.items()}

@@ -10,7 +10,7 @@ from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.show.render import record
-from lowband.predict.workload import ALL_WAYS, Workload, in_ways
+from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
 from lowband.spec.context import check_layout, layout_of
@@ -57,6 +57,7 @@ class Grid:
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
         models = [self.config.given_model(name) for name in self.model]
+        check_ways(machine, self.ways)
         inner = list(machine.sizes)
         schemes = [self.config.given_scheme(name).on(inner) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute, axes in product(

@@ -262,6 +262,6 @@ def _exchange_s(job: Workload, network: Network) -> Num:
     if job.axes.pipeline == 1:
         return 0.0
     level = job.mesh.along("pipeline")[0].level  # the links to the next stage
-    moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.axes.tensor
+    moved = 2 * job.micro_batch * job.own_tokens * job.model.hidden / job.axes.tensor
     one = network.base_s + network.latency_s(level) + moved / network.rate(level)
     return 2 * job.axes.chunks * one

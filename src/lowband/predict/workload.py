@@ -12,7 +12,7 @@ from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
-from lowband.spec.context import Layout, check_context, check_layout, every_way, layout_of
+from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -124,6 +124,12 @@ class Workload:
 ALL_WAYS = "all"
 
 
+def check_ways(machine: Machine, ways: Sequence[str]) -> None:
+    """Raises UserError for an unknown way or level: of several ways, those in which ranks cannot attend are
+    left out, and so would be a typing error."""
+    check_names((way for way in ways if way != ALL_WAYS), [level.name for level in machine.levels])
+
+
 def in_ways(machine: Machine, ranks: int, axes: Ways, ways: Sequence[str]) -> list[Ways]:
     """These axes with their ranks along context attending in each of the ways, or in all that there are.
 
@@ -146,9 +152,6 @@ def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
         )
     degrees = axes.degrees(ranks)
     axes.check(model)
-    if axes.context > 1 and axes.pipeline > 1:
-        what = f"context {axes.context}: stages do not divide the tokens of their sequences yet"
-        raise UserError(what, where=f"pipeline {axes.pipeline}", allowed="context 1, or pipeline 1")
     check_numbers(axes.row, axes.pipeline, 1, axes.chunks)
     try:
         return Mesh.fit(machine.sizes, degrees)

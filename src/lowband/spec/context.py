@@ -13,7 +13,7 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 (arXiv 2310.01889), USP (arXiv 2405.07719).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
@@ -28,6 +28,7 @@ from lowband.spec.scheme import Scheme
 Way = Literal["heads", "gather", "ring"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer
 
+WHERE: Final = "context_attention"
 Run = tuple[int, int]  # positions of neighbouring tokens: first and last-plus-one
 
 
@@ -39,28 +40,40 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
     Raises UserError for an unknown way or level, for a level without one, and for another order than heads
     inside, then gather, then ring.
     """
-    where = "context_attention"
     crossed = [hop.level for hop in levels.hops(SELF, WORLD)]
     if isinstance(attention, str) and "=" not in attention:
         given: Mapping[str, str] = dict.fromkeys(crossed or [WORLD], attention)
-    elif isinstance(attention, str):
-        pairs = [part.strip().partition("=") for part in attention.split(",")]
-        given = {level: way for level, _, way in pairs}
     else:
-        given = attention
-    for level, way in given.items():
-        levels.index(level)
-        if way not in WAYS:
-            raise UserError(f"unknown way '{way}'", where=where, allowed=WAYS)
+        given = _by_level(attention) if isinstance(attention, str) else attention
+    _check_names(given, levels.names)
     if missing := [level for level in crossed if level not in given]:
         what = f"no way for level '{missing[0]}', which context ranks cross"
-        raise UserError(what, where=where, allowed=WAYS)
+        raise UserError(what, where=WHERE, allowed=WAYS)
     found: dict[str, Way] = {level: given[level] for level in crossed}  # type: ignore[misc]
     for (inner, a), (outer, b) in pairwise(found.items()):
         if WAYS.index(a) > WAYS.index(b):
             what = f"{a} on '{inner}' lies inside of {b} on '{outer}'"
-            raise UserError(what, where=where, allowed="from the inside: heads, gather, ring")
+            raise UserError(what, where=WHERE, allowed="from the inside: heads, gather, ring")
     return found
+
+
+def _by_level(attention: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in attention.split(",")]
+    return {level: way for level, _, way in pairs}
+
+
+def _check_names(given: Mapping[str, str], levels: Sequence[str]) -> None:
+    for level, way in given.items():
+        if level not in levels:
+            raise UserError(f"no level '{level}'", where=WHERE, allowed=levels)
+        if way not in WAYS:
+            raise UserError(f"unknown way '{way}'", where=WHERE, allowed=WAYS)
+
+
+def check_names(ways: Iterable[str], levels: Sequence[str]) -> None:
+    """Raises UserError for a way, as text, that no ranks could attend in. levels: the machine's"""
+    for way in ways:
+        _check_names(_by_level(way) if "=" in way else {WORLD: way}, (SELF, *levels))
 
 
 def every_way(levels: Levels) -> list[str]:

@@ -199,11 +199,8 @@ class RunSpec(RunOptions):
             raise UserError(what, where="sequence_parallel")
 
     def _check_context(self) -> None:
-        layout, where = self.layout, f"context {self.context}"
+        layout = self.layout
         check_layout(layout, self, self.model, self.seq_len)
-        if self.context > 1 and self.attention == "flash2":
-            what = "flash2 does not merge blocks of keys"
-            raise UserError(what, where=where, allowed="attention: sdpa")
         if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
             what = (
                 "in a ring over several levels, next ranks lie on different ones, and one is counted for all"

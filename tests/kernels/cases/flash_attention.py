@@ -6,7 +6,15 @@ from common import ONLY_INTERPRETED, ONLY_ON_GPU
 
 from lowband.errors import UserError
 from lowband.kernels import flash_attention_triton as fast
-from lowband.kernels.flash_attention import attention, check_dtype, inputs, reference
+from lowband.kernels.flash_attention import (
+    attention,
+    attention_with_logsumexp,
+    check_dtype,
+    gradients,
+    inputs,
+    reference,
+    reference_gradients,
+)
 
 NAN = float("nan")
 # Largest error over the reference's largest value: a few roundings of the dtype.
@@ -75,7 +83,7 @@ def test_every_value_is_written(device, is_causal: bool) -> None:
     out, dq, dk, dv = (poisoned(x) for x in (q, q, k, v))
     logsumexp = torch.full(q.shape[:3], NAN, device=device)
     fast.launch_forward(q, k, v, out, logsumexp, is_causal, 0.3)
-    fast.launch_backward(dout, q, k, v, out, logsumexp, dq, dk, dv, is_causal, 0.3)
+    fast.launch_backward(dout, q, k, v, out, logsumexp, None, dq, dk, dv, is_causal, 0.3)
     expected = expected_of((q, k, v, dout), is_causal, 0.3)
     for found, wanted in zip((out, dq, dk, dv), expected, strict=True):
         close(found, wanted, torch.float32)
@@ -136,6 +144,78 @@ def test_runs_twice_give_the_same_bits(device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def merged(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and logsumexp over all keys, from those over parts of them."""
+    outs, logs = (torch.stack(each) for each in zip(*parts, strict=True))
+    logsumexp = logs.logsumexp(0)
+    return (outs * (logs - logsumexp).exp().unsqueeze(-1)).sum(0), logsumexp
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_parts_of_the_keys_are_merged(device, dtype: torch.dtype) -> None:
+    """By torch's autograd through both outputs, and by gradients that take the merged ones from outside."""
+    tensors = inputs((2, 4, 2, 70, 110, 32), dtype, device)
+    expected = expected_of(tensors, False, 0.3)
+    *leaves, dout = [x.requires_grad_() for x in tensors[:3]] + [tensors[3]]
+    parts = [leaves[0], *(x.split([32, 5, 73], dim=2) for x in leaves[1:])]
+    blocks = list(zip(*parts[1:], strict=True))
+    out, logsumexp = merged([attention_with_logsumexp(parts[0], k, v, False, 0.3) for k, v in blocks])
+    q, k, v = (x.detach().cpu().double() for x in leaves)
+    close(logsumexp.detach(), reference(q, k, v, False, 0.3)[1], dtype)
+    found = [out.detach(), *torch.autograd.grad(out.to(dtype), leaves, dout)]
+    for mine, wanted in zip(found, expected, strict=True):
+        close(mine, wanted, dtype)
+
+    # The merged ones are views of larger tensors, as a ring has them.
+    outside = torch.cat([out.detach().to(dtype)] * 2, dim=2)[:, :, 70:]
+    log = torch.cat([logsumexp.detach()] * 2, dim=2)[:, :, 70:]
+    with torch.no_grad():
+        found = [gradients(dout, parts[0], k, v, outside, log, False, 0.3) for k, v in blocks]
+    dq, dk, dv = zip(*found, strict=True)
+    joined = sum(x.float() for x in dq), torch.cat(dk, dim=2), torch.cat(dv, dim=2)
+    for mine, wanted in zip(joined, expected[1:], strict=True):
+        close(mine, wanted, dtype)
+
+
+def test_the_gradient_of_the_logsumexp(device) -> None:
+    """Beside the output's and alone. That of a query without keys, whose logsumexp is -inf, goes nowhere."""
+    q, k, v, dout = inputs((1, 4, 2, 100, 60, 32), torch.float32, device)
+    dlog = dout.sum(-1)
+    dlog[:, :, :40] = NAN  # as torch.logaddexp has it
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, log = attention_with_logsumexp(*leaves, is_causal=True)
+    both = torch.autograd.grad((out, log), leaves, (dout, dlog), retain_graph=True)
+    alone = torch.autograd.grad(log, leaves, dlog)
+    assert (both[0][:, :, :40] == 0).all()
+    assert (alone[2] == 0).all()
+
+    dout, dlog, q = (x.detach()[:, :, 40:] for x in (dout, dlog, q))
+    leaves = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    given = [x.cpu().double() for x in (dout, dlog)]
+    out, log = reference(*leaves, True, 32**-0.5)
+    wanted = [
+        *torch.autograd.grad((out, log), leaves, given, retain_graph=True),
+        *torch.autograd.grad(log, leaves[:2], given[1]),
+    ]
+    found = [both[0][:, :, 40:], *both[1:], alone[0][:, :, 40:], alone[1]]
+    for mine, exact in zip(found, wanted, strict=True):
+        close(mine, exact, torch.float32)
+
+
+def test_the_references_gradients_are_those_of_autograd() -> None:
+    """With grouped heads, both masks, and a query that sees no key."""
+    q, k, v, dout = (x.double() for x in inputs((2, 4, 2, 20, 15, 32), torch.float32, torch.device("cpu")))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    mask = torch.rand(2, 20, 15, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[:, 11] = False
+    for is_causal, seen in ((False, None), (True, None), (True, mask)):
+        out, logsumexp = reference(*leaves, is_causal, 0.3, seen)
+        wanted = torch.autograd.grad(out, leaves, dout)
+        given = [x.detach() for x in (dout, *leaves, out, logsumexp)]
+        for mine, exact in zip(reference_gradients(*given, is_causal, 0.3, seen), wanted, strict=True):
+            torch.testing.assert_close(mine, exact, rtol=1e-12, atol=1e-12)
+
+
 @ONLY_INTERPRETED
 def test_bf16_by_upcast(device) -> None:
     tensors = inputs((1, 2, 1, 40, 40, 32), torch.bfloat16, device)
@@ -171,11 +251,15 @@ def test_wide_heads_of_fp32_are_refused_on_a_gpu() -> None:
 def test_the_operators_are_what_torch_asks_of_them(device, strides: str) -> None:
     """Their schemas, their fakes' strides and any sizes, and their gradients under torch's compiler."""
     first, second = (1, 2) if strides == "positions apart" else (2, 3)
-    tensors = (
+    q, k, v = (
         x.transpose(first, second).contiguous().transpose(first, second).requires_grad_()
         for x in inputs((1, 2, 1, 5, 7, 32), torch.float16, device)[:3]
     )
-    torch.library.opcheck(torch.ops.lowband.flash_attention, (*tensors, True, 0.2))
+    torch.library.opcheck(torch.ops.lowband.flash_attention, (q, k, v, True, 0.2))
+    out, logsumexp = attention_with_logsumexp(q, k, v, True, 0.2)
+    given = [x.detach() for x in (out, q, k, v, out, logsumexp, logsumexp)]
+    torch.library.opcheck(torch.ops.lowband.flash_attention_backward, (*given[:6], None, True, 0.2))
+    torch.library.opcheck(torch.ops.lowband.flash_attention_backward, (*given, True, 0.2))
 
 
 def test_torchs_compiler_does_not_break_the_graph(device) -> None:

@@ -15,8 +15,8 @@ from lowband.cost.attention import bytes_moved, flops
 from lowband.kernels.flash_attention import attention, inputs, reference
 from lowband.spec.kernel_rows import KernelRow
 
-# Tokens, hidden size, sequence lengths, head sizes. 4096 is first, as tiles are chosen at the first length;
-# heads of 128 are first, as they matter most if time runs out.
+# Tokens, hidden size, sequence lengths, head sizes. 4096 and heads of 128 are first: they matter most if time
+# runs out.
 SIZES = {
     "cuda": (16384, 2048, (4096, 512, 1024, 2048, 8192, 16384), (128, 64)),
     "cpu": (64, 64, (32,), (32,)),

@@ -8,7 +8,7 @@ them, and nothing else divides. Gradients of keys and values are summed over con
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
 from lowband.spec.context import Layout, ways_of
+from lowband.spec.model import AttentionKernel
 
 WHERE = "Context.attention"
 # What walks over tokens in order, or over neighbours, and so needs all of them.
@@ -124,6 +125,7 @@ class Context:
         scale: float | None = None,
         documents: torch.Tensor | None = None,
         tokens: int | None = None,
+        kernel: AttentionKernel = "sdpa",
     ) -> torch.Tensor:
         """Softmax attention of this rank's tokens to those of the whole sequence: [B, H, T, D], as q.
 
@@ -132,9 +134,14 @@ class Context:
         documents: [B, T] int64 of these tokens: each attends to its own document alone
         tokens:    of the whole sequence, before it was split; only needed where no mask hides those added
                    at its end: without causal and documents
-        Raises UserError for shapes that do not fit, and for heads that cannot be divided.
+        kernel:    sdpa: torch's; flash2: ours in Triton, for a GPU. With sdpa on a GPU, and with documents,
+                   the scores of a block are in memory
+        Raises UserError for shapes that do not fit, for heads that cannot be divided, for a kernel that
+        cannot run here.
         """
         self._check(q, k, v, documents)
+        if kernel not in (kernels := get_args(AttentionKernel)):
+            raise UserError(f"unknown kernel {kernel!r}", where=WHERE, allowed=kernels)
         heads, (_, H, _, D) = self.layout.ranks("heads"), q.shape
         if documents is not None:
             documents = self._whole(documents)
@@ -144,7 +151,7 @@ class Context:
             k, v = (_for_heads(x, H, heads) for x in (k, v))
             q, k, v = (_Swapped.apply(x, 1, 2, self._exchanges) for x in (q, k, v))
         scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
-        out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents))
+        out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents, kernel))
         return _Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out  # type: ignore[no-any-return]
 
     def _check(

@@ -15,8 +15,8 @@ It covers these choices only:
                 where a step has several micro-batches; on several every schedule that is predicted, with
                 every power of two of stages a rank, to 8, that the model and the schedule allow
 
-Left out, as `left_out` says: ranks along context beside stages, which no run has, and without zigzag; an
-embedding that two ranks share, which is not predicted.
+Left out, as `left_out` says: ranks along context without zigzag; an embedding that two ranks share, which is
+not predicted.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
-from lowband.predict.workload import ALL_WAYS, Workload, in_ways, mesh_of
+from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
 from lowband.spec.axes import SHORT_ALL, Ways
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
@@ -134,6 +134,7 @@ def plan(
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
+    check_ways(machine, ways)
     axes = axes or axes_to_try(machine)
     possible = _possible(machine, model, ranks, axes, seq_len, ways)
     tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
@@ -157,7 +158,7 @@ def plan(
     ranked = sorted((c for c in found.values() if not c.short_by), key=lambda c: c.step_time_s)
     if not ranked:
         raise _cannot_fit(machine, model, min(found.values(), key=lambda c: c.short_by))
-    return Plan(ranked, found, left_out(model, axes, possible))
+    return Plan(ranked, found, left_out(model, possible))
 
 
 def axes_to_try(
@@ -267,14 +268,12 @@ def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
                 yield way
 
 
-def left_out(model: ModelSpec, axes: Sequence[Ways], possible: Sequence[Ways]) -> str:
-    """What a search over these axes does not try, and why, in one line. possible: those that it tries"""
+def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
+    """What a search over these axes does not try, and why, in one line."""
     found = ["ranks along context, but those of --cp"]
     if any(one.context > 1 for one in axes):
-        found = ["context without zigzag, which is never faster"]
-        if any(one.context > 1 and one.pipeline > 1 for one in axes):
-            found.append("ranks along context beside stages, which a run refuses")
-    if model.tied_head and any(one.pipeline > 1 for one in possible):
+        found = ["ranks along context without zigzag, which is never faster"]
+    if model.tied_head and any(one.pipeline > 1 for one in axes):
         found.append("schedules whose first and last stage are on two ranks, which share the embedding")
     return "not tried: " + "; ".join(found)
 
