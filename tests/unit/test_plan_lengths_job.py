@@ -12,7 +12,6 @@ from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.lengths_cost import OF_A_SEQUENCE, Job, read_lengths
 from lowband.predict.time import step_time
-from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 
 CONFIG = Config(Path(__file__).parents[2])
