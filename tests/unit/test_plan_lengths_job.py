@@ -10,6 +10,7 @@ from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.request import setting
+from lowband.predict.search.lengths import plan_lengths
 from lowband.predict.search.lengths_cost import OF_A_SEQUENCE, Job, read_lengths
 from lowband.predict.time import step_time
 from lowband.spec.config import Config
@@ -82,6 +83,18 @@ def test_the_verb_prints_the_plan(tmp_path, capsys):
     assert sum(row["sequences"] for row in rows if row["plan"] == "fastest") == 30
     seconds = {row["plan"]: row["step_s"] for row in rows}
     assert seconds["fastest"] < seconds["one degree"]
+
+
+@pytest.mark.parametrize("median", [1000, 4000, 16000])
+def test_zones_beat_all_ranks_for_each_sequence(median):
+    """Zeppelin's order (arXiv 2509.21841, second hand): its zones before context over all ranks, at each
+    class of lengths. Lengths are of a stated distribution, lognormal with sigma 1, not those of its data."""
+    lengths = (
+        np.random.default_rng(0).lognormal(np.log(median), 1.0, 48).astype(int).clip(64, 131072).tolist()
+    )
+    costs = job().costs()
+    zones = plan_lengths(lengths, 16, costs, [1, 8, 16], True)
+    assert zones.seconds < plan_lengths(lengths, 16, costs, [16], False).seconds
 
 
 @pytest.mark.parametrize(
