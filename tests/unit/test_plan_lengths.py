@@ -117,6 +117,14 @@ def test_micro_steps_are_cut_as_evenly_as_runs_can_be():
     assert sorted(map(sum, dealt)) == [6, 6, 6]
 
 
+@pytest.mark.parametrize("zones", [True, False])
+def test_without_a_limit_of_memory_one_micro_step_is_enough(zones):
+    lengths, cost = long_tailed(30, 1), costs(room=np.inf, fixed_s=1.0)
+    found = plan_lengths(lengths, 4, cost, DEGREES, zones)
+    check(found, lengths, 4, cost, zones)
+    assert len(found.steps) == 1
+
+
 def test_a_sequence_that_fits_nowhere_is_refused():
     with pytest.raises(UserError, match="a sequence of 500 tokens fits nowhere: 4 ranks have room for 400"):
         fastest([500, 10], 4, costs(room=100), DEGREES)

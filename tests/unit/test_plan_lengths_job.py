@@ -76,7 +76,7 @@ def test_the_verb_prints_the_plan(tmp_path, capsys):
     ]
     assert not main(words)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("30 sequences, 90700 tokens, ")
+    assert lines[1].startswith("30 sequences, 90700 tokens, ")
     assert any("60000 to 60000" in line for line in lines)
     assert not main([*words, "--json"])
     rows = json.loads(capsys.readouterr().out)

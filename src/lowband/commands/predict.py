@@ -202,10 +202,20 @@ def _plan_lengths(
     from lowband.predict.search.lengths_cost import Job, read_lengths
     from lowband.predict.show import lengths as show
 
-    if options.write or options.tp or options.pp or options.outer_gbps is not None or options.cp != [1]:
-        raise UserError("--lengths is without --write, --tp, --pp, --cp and --outer-gbps")
+    others = ("write", "tp", "pp", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
+    beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+    if beside or options.cp != [1]:
+        raise UserError(f"--lengths is without {(beside or ['--cp'])[0]}")
     batch = read_lengths(options.lengths, model)
-    rows = show.rows(batch, Job(machine, stack, model, options.gpus, options.recompute[-1]))
+    found, refused = [], []
+    for recompute in options.recompute:
+        try:
+            found.append(show.rows(batch, Job(machine, stack, model, options.gpus, recompute)))
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[-1]
+    rows = min(found, key=lambda each: each[0]["step_s"])
     if options.json:
         print(json.dumps(rows, indent=2))
     elif options.csv:

@@ -16,8 +16,9 @@ many tokens. `scipy.optimize.milp` solves a micro-step in one of two forms:
                objective is the seconds of all ranks together, within a time M. Its sequences are placed, the
                longest first, on the block that is free first; M grows by RISE until they end in time
 
-Zones are never slower than groups, and neither than one degree for all: these are tried too. Equal parts of a
-sequence take equally long: causal attention needs the order zigzag for that.
+The best zones are never slower than the best groups, but what is found by degree is not always the best:
+`fastest` tries zones, groups and one degree for all. Equal parts of a sequence take equally long: for causal
+attention that takes the order zigzag.
 """
 
 import math
@@ -285,12 +286,12 @@ def _by_degree(
     until = max(
         float((least * counts).sum() / ranks), float(np.min(np.where(fits, alone, np.inf), axis=0).max())
     )
-    best, integers = None, 0
+    best, integers, room = None, 0, min(costs.room, float(sum(lengths)))  # no limit is none in an equation
     for _ in range(RISES):
         if until >= before:
             break
         possible = fits & (alone <= until * (1 + NEAR))
-        numbers, groups = _numbers(middle, counts, width, each, possible, until, ranks, costs.room, zones)
+        numbers, groups = _numbers(middle, counts, width, each, possible, until, ranks, room, zones)
         integers = max(integers, numbers.size + (0 if zones else len(degrees)))
         if numbers.sum() == len(lengths):
             placed = _place(runs, numbers, groups, ranks, costs, degrees, zones)

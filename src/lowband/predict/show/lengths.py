@@ -26,8 +26,8 @@ def _of(name: str, plan: LengthPlan, job: Job) -> list[dict[str, Any]]:
             inside.setdefault((number, one.degree, way), []).append(one.length)
     return [
         {
-            "plan": name, "micro_step": number, "ranks_each": degree, "zone": job.zone(degree), "way": way,
-            "sequences": len(lengths), "shortest": min(lengths), "longest": max(lengths),
+            "plan": name, "recompute": job.recompute, "micro_step": number, "ranks_each": degree,
+            "zone": job.zone(degree), "way": way, "sequences": len(lengths), "shortest": min(lengths), "longest": max(lengths),
             "micro_step_s": plan.steps[number - 1].seconds, "step_s": plan.seconds,
         }
         for (number, degree, way), lengths in sorted(inside.items())
@@ -45,6 +45,8 @@ def report(batch: Sequence[int], found: Sequence[dict[str, Any]]) -> str:
         for row in best
     ]
     times = f"{best[0]['step_s']:.4g} s; {other['ranks_each']} ranks each for all: {other['step_s']:.4g} s"
-    count = best[-1]["micro_step"]
-    total = f"{len(batch)} sequences, {sum(batch)} tokens, {count} micro-steps: {times}, predicted"
-    return "\n".join([total, head, *lines])
+    count, recompute = best[-1]["micro_step"], best[0]["recompute"]
+    total = (
+        f"{len(batch)} sequences, {sum(batch)} tokens, {count} micro-steps, recompute {recompute}: {times}"
+    )
+    return "\n".join(["predicted, without the optimizer", total, head, *lines])
