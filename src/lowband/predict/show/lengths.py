@@ -27,7 +27,8 @@ def _of(name: str, plan: LengthPlan, job: Job) -> list[dict[str, Any]]:
     return [
         {
             "plan": name, "recompute": job.recompute, "micro_step": number, "ranks_each": degree,
-            "zone": job.zone(degree), "way": way, "sequences": len(lengths), "shortest": min(lengths), "longest": max(lengths),
+            "zone": job.zone(degree), "way": way, "sequences": len(lengths),
+            "shortest": min(lengths), "longest": max(lengths),
             "micro_step_s": plan.steps[number - 1].seconds, "step_s": plan.seconds,
         }
         for (number, degree, way), lengths in sorted(inside.items())
