@@ -219,6 +219,7 @@ _TESTS = {
     "predict/context": [f"{UNIT}predict_context.py"],
     "predict/defaults": [f"{UNIT}defaults.py"],
     "predict/search/lengths": [f"{UNIT}plan_lengths.py"],
+    "predict/search/lengths_step": [f"{UNIT}plan_lengths.py"],
     "predict/search/lengths_cost": [f"{UNIT}plan_lengths_job.py"],
     "predict/show/lengths": [f"{UNIT}plan_lengths_job.py"],
     "predict/search/plan_seldom": [f"{UNIT}plan_seldom.py"],

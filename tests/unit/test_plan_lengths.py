@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from lowband.errors import UserError
-from lowband.predict.search.lengths import (
-    BUCKETS,
-    Costs,
-    LengthPlan,
-    best_of_one_degree,
-    busiest,
-    cuts,
-    fastest,
-    micro_step,
-    plan_lengths,
-)
+from lowband.predict.search.lengths import LengthPlan, best_of_one_degree, cuts, fastest, plan_lengths
+from lowband.predict.search.lengths_step import BUCKETS, Costs, busiest, micro_step
 
 DEGREES = [1, 2, 4]
 EXCHANGE = {1: 0.0, 2: 3e-4, 4: 4e-4, 8: 5e-4, 16: 4e-3, 32: 5e-3, 64: 6e-3}

@@ -23,7 +23,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lowband.cost.context import parts
-from lowband.predict.search.lengths import Costs, best_of_one_degree, plan_lengths
+from lowband.predict.search.lengths import best_of_one_degree, plan_lengths
+from lowband.predict.search.lengths_step import Costs
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.context import layout_of

@@ -18,7 +18,7 @@ from lowband.cost.activations import Recompute
 from lowband.cost.collectives import share
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
-from lowband.predict.search.lengths import Costs
+from lowband.predict.search.lengths_step import Costs
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, in_ways
 from lowband.spec.axes import Ways
