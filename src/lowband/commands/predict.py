@@ -14,6 +14,9 @@ from lowband.spec.step import Schedule
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config
+    from lowband.spec.machine import Machine
+    from lowband.spec.model import ModelSpec
+    from lowband.spec.stack import Stack
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
@@ -67,6 +70,10 @@ def add(commands: Any) -> None:
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     _add_context(plan, "all")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
+    plan.add_argument(
+        "--lengths", type=Path, metavar="FILE",
+        help="a batch's, one a line: which sequence goes to which ranks, in how many micro-steps",
+    )  # fmt: skip
     plan.add_argument(
         "--outer-gbps", type=positive, metavar="RATE",
         help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
@@ -171,6 +178,9 @@ def _plan(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    if options.lengths is not None:
+        _plan_lengths(options, machine, stack, model)
+        return
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
@@ -187,6 +197,36 @@ def _plan(options: argparse.Namespace) -> None:
         _print_csv(plan_files.records(found))
     else:
         print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
+
+
+def _plan_lengths(
+    options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.search.lengths_cost import Job, read_lengths
+    from lowband.predict.show import lengths as show
+
+    others = ("write", "tp", "pp", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
+    beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+    if beside or options.cp != [1]:
+        raise UserError(f"--lengths is without {(beside or ['--cp'])[0]}")
+    batch = read_lengths(options.lengths, model)
+    found, refused = [], []
+    for recompute in options.recompute:
+        try:
+            found.append(show.rows(batch, Job(machine, stack, model, options.gpus, recompute)))
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[-1]
+    rows = min(found, key=lambda each: each[0]["step_s"])
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        print(show.report(batch, rows))
 
 
 SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
