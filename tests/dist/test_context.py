@@ -1,5 +1,6 @@
 """Attention over ranks along context, against one process that has the whole sequence."""
 
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 
@@ -236,6 +237,9 @@ def test_zigzag_balances_a_causal_mask() -> None:
         return [sum(position + 1 for position in layout.positions(place, 64)) for place in range(4)]
 
     assert len(set(pairs(True))) == 1
+    for zigzag in (True, False):
+        balance = Layout(levels, {"world": "ring"}, zigzag).balance(64)
+        assert balance == Fraction(sum(pairs(zigzag)), 4 * max(pairs(zigzag)))
     steps = [b - a for a, b in pairwise(pairs(False))]
     assert set(steps) == {256}  # 16 queries see 16 keys more
 

@@ -88,10 +88,10 @@ def _compared(groups: int, dtype: torch.dtype) -> tuple[list[bool], list[float],
     return same, off, they_sent, we_sent
 
 
-def _form(ranks: int, dtype: str) -> int:
+def _form(ranks: int, dtype: str, tokens: int = T) -> int:
     """Bytes that a rank sends for one layer, in closed form."""
     spec = RunSpec.model_construct(
-        model=MODEL, machine=FLAT, ranks=ranks, seq_len=T, micro_batch=B, accumulation=1,
+        model=MODEL, machine=FLAT, ranks=ranks, seq_len=tokens, micro_batch=B, accumulation=1,
         compute_dtype=dtype, recompute="none", **dict(lowband.Axes(context=ranks, context_attention="heads")),
     )  # fmt: skip
     rows = CONTEXT_HEADS.name, CONTEXT_HEADS_GRAD.name
@@ -112,3 +112,10 @@ def test_against_one_process(ranks: int) -> None:
     for same, off, *_ in on_ranks(ranks, _compared, H, torch.float64):
         assert same == [True] * 4
         assert off == [0.0] * 4
+
+
+def test_a_ranks_volume_is_constant() -> None:
+    """As ranks and tokens grow together (arXiv 2309.14509): with what it keeps, 1 / ranks."""
+    x = B * T * H * E * 4
+    for ranks in (2, 4, 8, 16, 32, 64):
+        assert _form(ranks, "fp32", T * ranks) * ranks == 8 * x * (ranks - 1)

@@ -15,6 +15,7 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
@@ -117,6 +118,17 @@ class Layout:
             return [(part * piece, (part + 1) * piece)]
         piece = length // (2 * n)
         return [(i * piece, (i + 1) * piece) for i in (part, 2 * n - 1 - part)]
+
+    def balance(self, length: int) -> Fraction:
+        """Pairs of a query and a key under a causal mask: the mean of parts over those of the part with most.
+
+        1 with zigzag; without it about n / (2 n - 1) for n parts. length: a multiple of `multiple`
+        """
+        of_parts = [
+            sum(last * (last + 1) - first * (first + 1) for first, last in self.runs(part, length))
+            for part in range(self.parts)
+        ]
+        return Fraction(sum(of_parts), self.parts * max(of_parts))
 
     def positions(self, place: int, length: int) -> Sequence[int]:
         """The tokens of the rank of that number along context, in its order."""
