@@ -64,6 +64,11 @@ class Job(NamedTuple):
         return cls(dict(zip(ROWS, case, strict=True)))
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return bool(self.values.get("tied", False))
+
+    @property
     def axes(self) -> Axes:
         return Axes(**{name: value for name, value in self.values.items() if name in AXES})
 
@@ -127,7 +132,7 @@ class Last(nn.Module):
         return self.head(self.final_norm(x)).flatten(0, 1)
 
 
-def chain() -> list[nn.Module]:
+def chain(is_tied: bool) -> list[nn.Module]:
     """In fp64, with values that fp32 shards hold exactly and no initialisation has."""
     torch.manual_seed(3)
     modules = [First(), *(Block(SPEC, "sdpa") for _ in range(SPEC.layers)), Last()]
@@ -135,10 +140,14 @@ def chain() -> list[nn.Module]:
         for module in modules:
             for parameter in module.parameters():
                 parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
-    return [module.double() for module in modules]
+    modules = [module.double() for module in modules]
+    if is_tied:
+        modules[-1].head.weight = modules[0].embed.weight
+    return modules
 
 
 LAST = SPEC.layers + 1  # its place in the chain; the loss has the next one
+EMBED, HEAD = "0.embed.weight", f"{LAST}.head.weight"
 PLAN: Plan = {
     "0.embed": Vocabulary(),
     "0.positions": Whole(),
@@ -220,11 +229,16 @@ class Place(NamedTuple):
         return None if mine is None else replace(mine, place=self.tensor)
 
 
+def named(name: str, job: Job) -> str:
+    """A parameter's name in one process; the last rank knows a tied one by another."""
+    return EMBED if job.is_tied and name == HEAD else name
+
+
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def recorded(model: nn.Module, job: Job) -> Iterator[dict[str, torch.Tensor]]:
     """By a parameter's name: the sum of what the engine takes from autograd in here, in its own dtype."""
     pairs = (pair for u in engine_of(model).units for pair in zip(u.leaves, u.shards, strict=True))
-    names = {id(leaf): shard.shard_of.name for leaf, shard in pairs}
+    names = {id(leaf): named(shard.shard_of.name, job) for leaf, shard in pairs}
     found: dict[str, torch.Tensor] = {}
     take = Gradients._take_grads
 
@@ -246,7 +260,7 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
     """The steps, and the weights after the last one."""
     topology = lowband.Topology(INNER, job.axes)
     place = {name: topology.along(name).place for name in ("tensor", "data", "pipeline")}
-    chained = nn.ModuleList([*chain(), nn.CrossEntropyLoss(reduction="sum")])
+    chained = nn.ModuleList([*chain(job.is_tied), nn.CrossEntropyLoss(reduction="sum")])
     lowband.parallelize(chained, PLAN, topology)
     context = Context(topology)
     for module in chained.modules():
@@ -294,12 +308,16 @@ def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.T
             [(context.split(tokens), context.split(targets, fill=-100)) for tokens, targets in of_it]
             for of_it in batches(step, place["data"] // job.axes.context, job)
         ]
-        with recorded(model) as grads:
+        with recorded(model, job) as grads:
             losses = [one for i, of_it in enumerate(mine) for one in run(of_it, i == len(mine) - 1)]
         norm = float(lowband.clip_grad_norm_(model, clip))
         sent = Counter({(s.collective, s.level): s.bytes for s in engine_of(model).ledger.take()})
         clipped = {
-            name: (of.start, of.stop, p.grad.as_subclass(torch.Tensor)[: of.stop - of.start].clone())
+            named(name, job): (
+                of.start,
+                of.stop,
+                p.grad.as_subclass(torch.Tensor)[: of.stop - of.start].clone(),
+            )
             for name, p in model.named_parameters()
             if (of := p.shard_of).stop > of.start
         }
@@ -319,7 +337,7 @@ def reference(
     step: int, job: Job, weights: Mapping[str, torch.Tensor]
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """The mean loss of all valid tokens of the job, and its gradients: plain torch in fp64."""
-    model = nn.Sequential(*chain())
+    model = nn.Sequential(*chain(job.is_tied))
     model.load_state_dict(weights)
     summed = torch.zeros(())
     for tokens, targets in everything(step, job):

@@ -3,11 +3,12 @@
 from collections import Counter
 from itertools import product
 
-from composed import INNER, PLAN, SPEC, B, Job, T, chain
+from composed import EMBED, HEAD, INNER, PLAN, SPEC, B, Job, T, chain
 
 from lowband.cost.bytes import NORM_BYTES, transfers
 from lowband.cost.contents import tensor_bytes
 from lowband.cost.context import context_bytes
+from lowband.cost.stages import CHECKSUM_BYTES
 from lowband.spec.activations import TOKENS_COUNT
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, Mesh
@@ -39,6 +40,8 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
             if row.name == "update_gather" and step == 0:
                 often = 0
             found[row.name, each.hop.level] += each.sent_bytes * wide * often
+    if job.is_tied:  # two ranks of the pipeline have it, as their root
+        found.update(_tied_bytes(job, step, data))
     held = NORM_BYTES
     for hop in reversed(levels.hops(SELF, scheme.level("replica"))):
         found["norm_gather", hop.level] += (hop.count - 1) * held * job.ranks
@@ -72,10 +75,35 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
     return +found
 
 
+def _tied_bytes(job: Job, step: int, data: int) -> Counter[tuple[str, str]]:
+    """Of a weight that the first and the last rank share: it stays gathered for the whole step, and each
+    sends the other one its shard of the gradient and a checksum."""
+    found: Counter[tuple[str, str]] = Counter()
+    levels = Mesh.fit(INNER, job.axes.degrees(job.ranks)).levels("data")
+    shape = cut_shape(EMBED, (SPEC.vocab, SPEC.hidden), PLAN, job.values["tensor"])
+    numel, users = UnitLayout.of([shape], data).numel, 2 * job.values["tensor"] * data
+    for each in transfers(numel, True, job.scheme, levels, "fp32", "fp32"):
+        row, again = each.collective, job.values["accumulation"]
+        wide = 2 if row.carries == "weights" else 1
+        often = {"update_gather": min(step, 1), "grad_reduce": again, "forward_gather": again}.get(
+            row.name, 1
+        )
+        found[row.name, each.hop.level] += each.sent_bytes * wide * often * users
+    found["tied_reduce", ""] = users * (4 * numel // levels.size(job.scheme.optim) + CHECKSUM_BYTES)
+    return found
+
+
 def _units(job: Job, data: int) -> list[int]:
-    """Elements of each module's unit on a tensor rank."""
-    shapes = [{f"{i}.{n}": tuple(p.shape) for n, p in m.named_parameters()} for i, m in enumerate(chain())]
-    cut = [[cut_shape(n, shape, PLAN, job.values["tensor"]) for n, shape in of.items()] for of in shapes]
+    """Elements of each module's unit on a tensor rank, without a tied weight."""
+    shapes = [
+        {f"{i}.{n}": tuple(p.shape) for n, p in m.named_parameters()}
+        for i, m in enumerate(chain(is_tied=False))
+    ]
+    tied = {EMBED, HEAD} if job.is_tied else set()
+    cut = [
+        [cut_shape(n, shape, PLAN, job.values["tensor"]) for n, shape in of.items() if n not in tied]
+        for of in shapes
+    ]
     return [UnitLayout.of(of_unit, data).numel for of_unit in cut]
 
 

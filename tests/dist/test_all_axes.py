@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 import torch
-from composed import LR, ROWS, STEPS, Job, Place, Step, drawn, reference, trained
+from composed import EMBED, HEAD, LR, ROWS, STEPS, Job, Place, Step, drawn, reference, trained
 from composed_bytes import expected_bytes
 
 from lowband.run.on_ranks import on_ranks
@@ -38,13 +38,34 @@ def test_the_cases_hold_all_pairs_and_the_quick_ones_all_values() -> None:
     ],
 )
 def test_any_composition_trains_as_one_process(case: Case) -> None:
-    job = Job.of(case)
+    check_job(Job.of(case))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2, False, 1, 2, 2, "1f1b", "zero3", 1, 3),
+        (2, True, 1, 2, 2, "interleaved", "hier3-exact", 1, 3),
+        (2, False, 1, 2, 2, "zb-h1", "ddp", 2, 3),
+        pytest.param((2, True, 1, 4, 2, "1f1b", "hier3-exact", 2, 4), marks=pytest.mark.wide),
+        pytest.param((2, True, 2, 1, 4, "gpipe", "zero3", 2, 3), marks=pytest.mark.wide),
+        pytest.param((1, False, 2, 2, 2, "breadth", "hpz", 2, 1), marks=pytest.mark.wide),
+    ],
+    ids=lambda case: "-".join(map(str, case)),
+)
+def test_a_head_that_is_the_embedding_trains_as_in_one_process(case: Case) -> None:
+    """On the first and the last rank along pipeline, cut along tensor and sharded along data."""
+    check_job(Job({**Job.of(case).values, "tied": True}))
+
+
+def check_job(job: Job) -> None:
     places, steps, last = zip(*on_ranks(job.ranks, trained, job, CLIP, time_limit_s=400), strict=True)
     weights = [whole([of_rank[step].weights for of_rank in steps]) for step in range(STEPS)]
     weights.append(whole(last))
     expected = on_ranks(1, references, job, weights[:STEPS])[0]
     for step, (loss, grads) in enumerate(expected):
         found = [of_rank[step] for of_rank in steps]
+        assert not job.is_tied or torch.equal(weights[step][EMBED], weights[step][HEAD])
         assert sum(one.loss for one in found) / job.axes.tensor == pytest.approx(loss, rel=FP64)
         norm = sum(float(grad.square().sum()) for grad in grads.values()) ** 0.5
         assert norm > 2 * CLIP
@@ -106,7 +127,7 @@ def sent(steps: Sequence[Step]) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for step in steps:
         for (row, level), count in step.sent.items():
-            found[row, "" if row.startswith("stage") else level] += count
+            found[row, "" if row.startswith(("stage", "tied")) else level] += count
     return +found
 
 

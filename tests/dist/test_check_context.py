@@ -95,3 +95,59 @@ def test_words_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     shutil.copy(RIGHT, tmp_path / "mine.py")
     assert "1 ranks (allowed: 2 to 64" in told(capsys, tmp_path / "mine.py", "--ranks", 1)[2]
     assert "'2' (allowed: a number between 0 and 1)" in told(capsys, RIGHT, "--tolerance", 2)[2]
+
+
+LINEAR = """
+import torch
+from torch import nn
+
+from lowband.engine.parallel.linear import reference
+
+
+class Layers(nn.Module):
+    def __init__(self, context):
+        super().__init__()
+        self.context, self.qkv, self.last = context, nn.Linear(8, 24), nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = reference(q, k, v) if self.context is None else self.context.linear_attention(q, k, v)
+        x = x + y.transpose(1, 2).flatten(2)
+        return x
+
+
+def make(context):
+    return Layers(context)
+
+
+def inputs():
+    return torch.randn(2, 30, 8)
+"""
+SOFTMAX = """
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.last(x).chunk(3, -1))
+        one = nn.functional.scaled_dot_product_attention
+        y = one(q, k, v, is_causal=True) if self.context is None else self.context.attention(q, k, v)
+        return x + y.transpose(1, 2).flatten(2)
+"""
+
+
+def test_linear_layers_are_tried_by_their_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (mine := tmp_path / "mine.py").write_text(LINEAR)
+    code, lines, _ = told(capsys, mine, "--tolerance", "1e-12")
+    assert code == 0
+    assert [line.split("  ")[0] for line in lines[1:-1]] == ["state, pass", "state, gather", "state, scan"]
+    assert lines[-1] == "3 of 3 ways give what one process gives, on 4 ranks"
+
+
+def test_layers_of_both_kinds_are_tried_where_tokens_lie_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine := tmp_path / "mine.py").write_text(LINEAR.replace("        return x\n", SOFTMAX))
+    code, lines, _ = told(capsys, mine, "--ranks", 2, "--tolerance", "1e-12")
+    assert code == 0
+    assert [line.split("  ")[0].strip() for line in lines[1:-1]] == ["gather", "ring", "heads"]
+    lost = LINEAR.replace("linear_attention(q, k, v)", "linear_attention(q, k, v.detach())")
+    mine.write_text(lost)
+    code, lines, _ = told(capsys, mine, "--ranks", 2)
+    assert code == 1
+    assert all("wrong gradients: most of qkv." in line for line in lines[1:-1]), lines

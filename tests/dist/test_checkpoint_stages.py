@@ -1,6 +1,7 @@
 """Checkpoints of pipelines: saved by one division of the ranks and read by another one."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,14 @@ def batches() -> torch.Tensor:
 
 
 def made(
-    axes: Axes, schedule: str, spec: ModelSpec = MODEL
+    axes: Axes, schedule: str, spec: ModelSpec = MODEL, layers: Sequence[int] = ()
 ) -> tuple[torch.nn.Module, GPT, lowband.Topology, int]:
     """A GPT on the job's ranks, the GPT that it was made of, and the micro-batches of each."""
     topology = lowband.Topology({}, lowband.Axes(**axes))
     each = BATCHES // len(topology.along("data").ranks) * topology.axes.context
     with torch.device("meta"):
         model = GPT(spec)
-    of_step = each, schedule, SCHEDULES[schedule].chunks[0]
+    of_step = each, schedule, SCHEDULES[schedule].chunks[0], layers
     options: dict[str, Any] = {"compute_dtype": torch.float32, "seed": 3, "device": "cpu"}
     return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), model, topology, each
 
@@ -56,9 +57,16 @@ def mean_loss(model: torch.nn.Module, gpt: GPT, mine: torch.Tensor, copies: int)
     return float(torch.stack(everyones).sum()) / copies
 
 
-def trained(folder: Path, axes: Axes, first: int, schedule: str = "1f1b", spec: ModelSpec = MODEL) -> Found:
+def trained(
+    folder: Path,
+    axes: Axes,
+    first: int,
+    schedule: str = "1f1b",
+    spec: ModelSpec = MODEL,
+    layers: Sequence[int] = (),
+) -> Found:
     """Losses from step `first` on, and this rank's weights at the end; the state is saved after step 0."""
-    model, gpt, topology, each = made(axes, schedule, spec)
+    model, gpt, topology, each = made(axes, schedule, spec, layers)
     data = topology.along("data")
     place = data.place // topology.axes.context
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)

@@ -22,6 +22,8 @@ from lowband.spec.run import RunSpec
 
 LEARNED = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
 ROTARY = LEARNED.model_copy(update={"positions": "rotary", "tied_head": True})
+LINEAR = LEARNED.model_copy(update={"attention": "linear"})
+HYBRID = ROTARY.model_copy(update={"attention": "linear", "softmax_every": 2})
 ROOT = Path(__file__).parents[2]
 STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 3, 2, 0.5, 2, 15
 AXES = dict[str, int | str | bool]
@@ -91,13 +93,19 @@ def _trained(
 TWO = {"package": 2, "node": 4}
 MIXED, NEAR = "package=heads,node=ring", "package=gather,node=ring"
 TENSOR: AXES = {"context": 2, "tensor": 2}
+STATE: AXES = {"context_attention": "state", "zigzag": False}
+BESIDE: AXES = {"context_attention": NEAR, "zigzag": False}
 CASES: list[tuple[int, ModelSpec, dict[str, int], AXES, str, str, str]] = [
     (2, LEARNED, {}, {"context": 2}, "zero3", "depth", "none"),
     (4, ROTARY, TWO, {"context": 4, "context_attention": MIXED}, "hier3-exact", "depth", "full"),
     (4, LEARNED, {"node": 2}, {"context": 2, "context_attention": "heads"}, "zero1", "breadth", "none"),
     (4, ROTARY, {}, TENSOR, "ddp", "depth", "none"),
     (4, LEARNED, {}, {**TENSOR, "sequence_parallel": True, "zigzag": False}, "zero3", "depth", "none"),
+    (4, LINEAR, {"node": 2}, {"context": 4, **STATE}, "zero3", "depth", "full"),
+    (4, HYBRID, TWO, {"context": 4, **BESIDE, "context_states": "scan"}, "hier3-exact", "breadth", "none"),
+    (4, HYBRID, {}, {**TENSOR, "zigzag": False, "context_states": "gather"}, "zero1", "depth", "full"),
     (8, LEARNED, TWO, {"context": 4, "context_attention": NEAR}, "hier3-exact", "breadth", "full"),
+    (8, LINEAR, {}, {**TENSOR, "context": 4, **STATE, "context_states": "pass"}, "zero3", "depth", "none"),
     (8, ROTARY, TWO, {**TENSOR, "context_attention": "gather"}, "hpz", "depth", "none"),
 ]  # fmt: skip
 
@@ -121,18 +129,31 @@ def test_trains_as_one_process(
 
 
 @pytest.mark.wide
-def test_bytes_at_64_ranks_are_the_closed_form() -> None:
+@pytest.mark.parametrize("states", [None, "gather", "scan"])
+def test_bytes_at_64_ranks_are_the_closed_form(states: str | None) -> None:
     """On fake tensors: the engine's own exchanges, at their true sizes."""
     [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
-    more = {"ranks": 64, "context": 16, "tensor": 2, "seq_len": 64, "device": "fake", "accumulation": 2}
+    more: dict[str, Any] = {
+        "ranks": 64,
+        "context": 16,
+        "tensor": 2,
+        "seq_len": 64,
+        "device": "fake",
+        "accumulation": 2,
+    }
     way = "package=heads,node=heads,world=ring"
     machine = {**smoke.machine.model_dump(), "name": "fake"}
+    if states is not None:
+        more = {**more, "model": HYBRID_RUN, "context_states": states, "zigzag": False}
     spec = RunSpec.parse({**smoke.model_dump(), **more, "context_attention": way, "machine": machine}, "test")
     counted = {(sent.level, sent.collective, sent.wire): sent.bytes for sent in count(spec).sent}
     assert counted == step_bytes(spec)
-    assert {name for level, name, _ in counted if level == "world"} >= {"context_ring", "tokens_count"}
+    over_world = {name for level, name, _ in counted if level == "world"}
+    assert over_world >= {"context_ring", "tokens_count", *([f"context_state_{states}"] if states else [])}
 
 
+LINEAR_RUN = Config(ROOT).model("gpt-200k").model_copy(update={"attention": "linear"})
+HYBRID_RUN = LINEAR_RUN.model_copy(update={"softmax_every": 3})
 REFUSED = [
     ({"seq_len": 36, "context": 4}, "36 tokens cannot be divided (allowed: multiples of 8)"),
     ({"context": 8}, "4 ranks along data are no multiple of context 8"),
@@ -141,7 +162,31 @@ REFUSED = [
         {"context": 4, "tensor": 2, "ranks": 8, "context_attention": "heads"},
         "2 heads cannot be divided over 4",
     ),
-    ({"context": 2, "context_attention": "state"}, "unknown way 'state' (allowed: heads, gather, ring)"),
+    ({"context": 2, "context_attention": "way"}, "unknown way 'way' (allowed: heads, gather, ring, state)"),
+    ({"context": 2, **STATE}, "context_attention state: softmax has no state: it needs every key"),
+    ({"context": 2, **STATE, "zigzag": True}, "zigzag gives a rank tokens of both ends of a sequence"),
+    (
+        {"context": 2, "zigzag": False, "context_states": "scan"},
+        "no linear layers, whose states would travel",
+    ),
+    (
+        {"context": 2, "model": LINEAR_RUN},
+        "context_attention ring: is for keys and values, and linear layers",
+    ),
+    (
+        {"context": 2, "model": LINEAR_RUN, "context_attention": "heads"},
+        "context_attention heads: is for keys",
+    ),
+    ({"context": 2, "model": HYBRID_RUN, **STATE}, "softmax has no state: it needs every key"),
+    (
+        {"context": 2, "model": HYBRID_RUN, "context_states": "pass"},
+        "zigzag gives a rank tokens of both ends",
+    ),
+    ({"model": LINEAR_RUN, "attention": "flash2"}, "flash2 is of softmax, and model 'gpt-200k' has none"),
+    (
+        {"context": 2, "model": LINEAR_RUN, **STATE, "context_states": "pass", "device": "fake"},
+        "the last rank passes no state on, and one is counted for all (allowed: context_states gather, scan)",
+    ),
     ({"context": 4, "device": "fake"}, "in a ring over several levels"),
     ({"context": 2, "engine": "fsdp2"}, "its only axis is data"),
     ({"context": 4, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16, "ranks": 8}, ""),
@@ -189,3 +234,28 @@ def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) ->
         for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
             assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)
             assert step.tokens == 8 * spec.seq_len
+
+
+def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) -> None:
+    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3"), "micro_batch": 4}
+    along = {"ranks": 4, "context": 4, "zigzag": False, "accumulation": 2}
+    near = {"context_attention": "package=gather,node=ring"}
+    found = {}
+    for name, axes in {
+        "linear": {"ranks": 2, "model": LINEAR_RUN},
+        "pass": {**along, "model": LINEAR_RUN, "context_attention": "state", "context_states": "pass"},
+        "scan": {**along, "model": LINEAR_RUN, "context_attention": "state", "recompute": "full"},
+        "hybrid": {"ranks": 2, "model": HYBRID_RUN},
+        "gather": {**along, "model": HYBRID_RUN, **near, "context_states": "gather"},
+    }.items():
+        found[name] = run(tmp_path / name, **changes, **axes)
+    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    assert losses["pass"] == pytest.approx(losses["linear"], rel=1e-5)
+    assert losses["scan"] == pytest.approx(losses["linear"], rel=1e-5)
+    assert losses["gather"] == pytest.approx(losses["hybrid"], rel=1e-5)
+    for name in ("pass", "scan", "gather"):
+        spec = RunSpec.read_json(found[name].spec)
+        for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
+            sent = {(s.level, s.collective, s.wire): s.bytes for s in step.sent}
+            assert sent == step_bytes(spec)
+            assert any(row == f"context_state_{name}" for _, row, _ in sent)

@@ -45,6 +45,17 @@ class Shrinking(Block):
         return super().compute(x) + self.rows(torch.arange(3)).sum(0)
 
 
+class Clamping(Block):
+    """Changes its weights in the way that it is told."""
+
+    change: Callable[[nn.Parameter], object]
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            Clamping.change(self.up.weight)
+        return super().compute(x)
+
+
 class Interrupted(Block):
     is_on = False
 
@@ -93,6 +104,36 @@ def test_dropped_weights_are_refused() -> None:
         assert evaluated.startswith(f"blocks.0: sum {DROPPED}")
         assert changed.startswith(f"unit 'blocks.0': {CHANGED}")
         assert not any("\n" in each for each in said)
+
+
+def assigned(weight: nn.Parameter) -> None:
+    weight.data = weight.data.clamp(-0.1, 0.1)
+
+
+CLAMPS: dict[str, Callable[[nn.Parameter], object]] = {
+    "in place": lambda weight: weight.clamp_(-0.1, 0.1),
+    "through data": lambda weight: weight.data.clamp_(-0.1, 0.1),
+    "data assigned": assigned,
+    "data read": lambda weight: weight.data.clamp(-0.1, 0.1),
+}
+COPIES = ("zero1", "zero2", "zero3")  # ranks compute with copies, held or gathered, of what they step
+
+
+def clamped() -> dict[tuple[str, str], str]:
+    found = {}
+    for scheme in COPIES:
+        for name, change in CLAMPS.items():
+            Clamping.change = change
+            found[scheme, name] = said_by(lambda scheme=scheme: trained(sharded(Clamping, scheme), squared))
+    return found
+
+
+def test_changes_in_a_forward_are_refused() -> None:
+    for found in on_ranks(2, clamped):
+        for (scheme, name), said in found.items():
+            expected = {"data read": "", "data assigned": "blocks.0: .data of a weight was set"}
+            assert said.startswith(expected.get(name, f"unit 'blocks.0': {CHANGED}")), (scheme, name, said)
+            assert bool(said) == (name != "data read") and "\n" not in said
 
 
 CASES = [

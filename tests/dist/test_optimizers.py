@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,19 @@ class Prodigy(Descent):
     """Sums over all parameters."""
 
 
+class Wrapping(torch.optim.Optimizer):
+    """Around another one, with as few of torch's attributes as the package pytorch-optimizer's Lookahead."""
+
+    def __init__(self, params: Any) -> None:
+        self.inner = torch.optim.SGD(params, lr=0.01)
+        self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, {}
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        self._patch_step_function()
+
+    def step(self) -> None:
+        self.inner.step()
+
+
 def what_becomes_of_a_step() -> tuple[int, int, bool]:
     """Calls of a user's own step, false warnings of a scheduler, whether its states live on after it."""
     model = lowband.shard(Odd(), ZERO3, lowband.Topology(INNER), wrap=(), compute_dtype=torch.float32)
@@ -294,6 +308,7 @@ def said_of(kind: Callable[[Any], torch.optim.Optimizer]) -> tuple[str, list[str
     ("kind", "error"),
     [
         (Descent, ""),
+        (Wrapping, ""),
         (TrustRatio, "tall: norm of a shard covers this rank's part only (allowed: "),
         (NormedUpdate, "sum of a shard's gradient covers this rank's part only (allowed: "),
         (Orthogonal, "matmul of a shard's gradient covers this rank's part only (allowed: "),

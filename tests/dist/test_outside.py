@@ -152,6 +152,18 @@ def initialized(model: Model) -> object:
     return nn.init.kaiming_uniform_(model.blocks[0].map.weight)
 
 
+def drawn_through_data(model: Model) -> object:
+    return [p.data.normal_(0, 0.02) for p in model.parameters()]
+
+
+def drawn_after_detach(model: Model) -> object:
+    return model.scale.detach().uniform_(-1, 1)
+
+
+def drawn_as_large(model: Model) -> object:
+    return model.scale.detach() + torch.randn_like(model.scale)
+
+
 def gradients_by_autograd(model: Model) -> object:
     return torch.autograd.grad(states(model).sum(), list(model.parameters()), allow_unused=True)
 
@@ -207,6 +219,9 @@ REFUSED: dict[Program, tuple[str, ...]] = {
     one_row_cleared: ("embed.weight: __setitem__ " + PART,),
     copied_from_whole: ("embed.weight: copy_ " + PART,),
     initialized: ("blocks.0.map.weight: kaiming_uniform_ " + PART,),
+    drawn_through_data: ("normal_ draws values", "init="),
+    drawn_after_detach: ("uniform_ draws values",),
+    drawn_as_large: ("scale: randn_like draws values", "torch.randn(p.shape)"),
     gradients_by_autograd: ("autograd is asked for gradients of shards", "loss.backward(), then p.grad"),
     backward_to_inputs: ("autograd is asked for gradients of shards",),
     kept_in_a_list: ("scale: mul of a parameter from before lowband.shard", "the module's own attribute"),

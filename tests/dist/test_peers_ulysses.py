@@ -117,5 +117,5 @@ def test_against_one_process(ranks: int) -> None:
 def test_a_ranks_volume_is_constant() -> None:
     """As ranks and tokens grow together (arXiv 2309.14509): with what it keeps, 1 / ranks."""
     x = B * T * H * E * 4
-    for ranks in (2, 4, 8, 16, 32, 64):
+    for ranks in (2, 4, 8):  # of 8 heads
         assert _form(ranks, "fp32", T * ranks) * ranks == 8 * x * (ranks - 1)

@@ -19,6 +19,8 @@ MODEL = ModelSpec(
     name="small", layers=4, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"
 )
 TIED = MODEL.model_copy(update={"tied_head": True})
+HYBRID = MODEL.model_copy(update={"attention": "linear", "softmax_every": 4})
+STATES: dict[str, Any] = {"zigzag": False, "context_states": "pass"}
 BASE: dict[str, Any] = {
     "seq_len": 32, "micro_batch": 2, "accumulation": 4, "steps": 3, "warmup_steps": 1, "model": MODEL,
     "grad_clip": 0.1,
@@ -40,6 +42,7 @@ CASES = [
     ({"ranks": 4, "pipeline": 4, "scheme": "zero3", "model": TIED}, 1e-6),
     ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero1", "model": TIED, "schedule": "zb-h1"}, 1e-6),
     ({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3"}, 0),
+    ({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3", "model": HYBRID, **STATES}, 0),
     pytest.param(
         {
             "ranks": 8,

@@ -59,12 +59,15 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "advise-page": (f"{JOB} --gpus 16 32 --scheme zero3 --seq 64 --out page.html",),
     "predict": (
         f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full",
+        f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
     ),
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
+        f"{JOB} --gpus 8 --recompute full --lengths lengths.txt --csv",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --cp 2 --ways heads ring --micro-batch 1",
     ),
     "schedules": ("--ranks 2 --micro-batches 2 4 --send 0.5 --input 1 --weight 0.5 --memory 2",),
     "rehearse": ("--suite mine --json --root .",),
@@ -144,6 +147,7 @@ def _prepare(sound_run: Path, verb: str, root: Path) -> None:
         put(root, f"config/{name}.yaml", sound(f"config/{name}.yaml"))
     put(root, "ds.json", DEEPSPEED)
     put(root, "hf.json", LLAMA)
+    put(root, "lengths.txt", "64\n32\n7\n")
     put(root, "context.py", sound("examples/context.py"))
     put(root, "train.log", sound("tests/fixtures/foreign/torchtitan.log"))
     one = root / "results" / "local" / "runs" / "one"

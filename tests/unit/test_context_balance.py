@@ -16,9 +16,9 @@ def rows():
 
 
 def test_a_ring_without_zigzag(rows) -> None:
-    """8 / 15 but for the diagonal's half. One sequence: within 3 points; packed ones: one to four below."""
+    """8 / 15. One sequence: within 3 points; packed ones: one to four below."""
     ring = rows[rows["system"] == "ring"]
-    assert ring["predicted"].to_numpy() == pytest.approx(100 * 8 / 15, abs=0.01)
+    assert ring["predicted"].to_numpy() == pytest.approx(100 * 8 / 15, rel=1e-12)
     assert list(ring.groupby("api").size()) == [2, 3]
     assert ring[ring["api"] == "batch"]["off"].between(0, 3).all()
     assert ring[ring["api"] == "varlen"]["off"].between(0, 4.5).all()

@@ -96,7 +96,7 @@ def test_what_is_stored_of_axes_has_no_axis_of_one_rank() -> None:
     [
         ({"tensor": 0}, "Axes: tensor: Input should be greater than 0, not 0"),
         ({"pipeline": "x"}, "Axes: pipeline: Input should be a valid integer, unable to parse"),
-        ({"tensors": 2}, "Axes: unknown key 'tensors' (allowed: context, context_attention, pipeline, sequ"),
+        ({"tensors": 2}, "Axes: unknown key 'tensors' (allowed: context, context_attention, context_states,"),
     ],
 )
 def test_wrong_axes_are_refused_in_one_line(wrong: dict[str, object], text: str) -> None:

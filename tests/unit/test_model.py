@@ -8,8 +8,10 @@ import torch
 from lowband.cost.flops import model_flops_per_token
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, rotate
+from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.model import MOST_WIDTH, ModelSpec
+from lowband.spec.stack import OURS
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -120,3 +122,47 @@ def test_the_widest_mlp() -> None:
     assert ModelSpec.parse({**values, "mlp_hidden": 16 * MOST_WIDTH}, "file").mlp_hidden == 16 * MOST_WIDTH
     with pytest.raises(UserError, match=r"mlp_hidden: .*less than or equal to"):
         ModelSpec.parse({**values, "mlp_hidden": 16 * MOST_WIDTH + 1}, "file")
+
+
+def test_linear_layers_and_hybrids() -> None:
+    linear = tiny(layers=8, attention="linear")
+    hybrid = tiny(layers=8, attention="linear", softmax_every=4)
+    assert [hybrid.attention_of(i) == "softmax" for i in range(8)] == [False, False, False, True] * 2
+    assert [tiny(layers=8).linear_layers, linear.linear_layers, hybrid.linear_layers] == [0, 8, 6]
+    assert linear.parameters == tiny(layers=8).parameters
+    assert [block.attention.is_linear for block in GPT(hybrid).blocks] == [True, True, True, False] * 2
+    # A token meets 7 keys in a layer of softmax, and in a linear one a state of heads of width 4.
+    by_softmax, by_states = (model_flops_per_token(spec, 7) for spec in (tiny(layers=8), linear))
+    assert by_softmax - by_states == 12 * 12 * 8 * (7 - 4)
+    assert by_softmax - model_flops_per_token(hybrid, 7) == 12 * 12 * 6 * (7 - 4)
+
+
+def test_a_model_without_linear_layers_has_the_specification_that_it_had() -> None:
+    assert not {"attention", "softmax_every"} & set(tiny().model_dump())
+    written = tiny(attention="linear", softmax_every=2).model_dump()
+    assert (written["attention"], written["softmax_every"]) == ("linear", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"softmax_every": 2}, "softmax_every (2) is for attention linear, not softmax"),
+        ({"attention": "linear", "softmax_every": 1}, "softmax_every (1) is not from 2 to layers (2)"),
+        ({"attention": "linear", "softmax_every": 3}, "softmax_every (3) is not from 2 to layers (2)"),
+        ({"attention": "state"}, "attention: Input should be 'softmax' or 'linear', not 'state'"),
+    ],
+)
+def test_wrong_attention_is_refused(changes: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        tiny(**changes)
+    assert line in str(error.value)
+
+
+def test_linear_attention_is_not_predicted_nor_computed_by_flash2() -> None:
+    linear = tiny(attention="linear")
+    machine, scheme = CONFIG.machine("frontier"), CONFIG.scheme("zero3")
+    with pytest.raises(UserError, match="linear attention is not predicted"):
+        Workload(machine, OURS, linear, scheme, 8, 1, 7)
+    with pytest.raises(UserError, match="flash2 is of softmax, and all layers are linear"):
+        GPT(linear, attention="flash2")
+    GPT(tiny(attention="linear", softmax_every=2), attention="flash2")  # of its softmax

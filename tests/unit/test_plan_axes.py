@@ -1,5 +1,6 @@
 """`lowband plan` over data, tensor and pipeline: every schedule, only what fits, and a suite that runs it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from lowband.__main__ import main
+from lowband.cost.activations import Recompute
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
@@ -46,20 +48,36 @@ def planned(model: ModelSpec, kibibytes: float) -> Plan:
     return plan(machine(kibibytes), OURS, model, RANKS, 64, BATCH, axes, [1, 2], exact=True)
 
 
-def brute_force() -> dict[tuple[object, ...], tuple[float, float]]:
+WAYS = ["heads", "gather", "ring", *(
+    f"package={inside},node={outside}" for inside, outside in product(("heads", "gather", "ring"), repeat=2)
+    if inside != outside
+)]  # fmt: skip
+
+
+def brute_force(
+    pipelines: tuple[int, ...] = (1, 2, 4),
+    along: tuple[int, ...] = (1,),
+    recomputes: Sequence[Recompute] = RECOMPUTE,
+    micro_batches: tuple[int, ...] = (1, 2),
+) -> dict[tuple[object, ...], tuple[float, float]]:
     """Seconds and bytes, by knobs, of every point that `predict` takes."""
     found = {}
-    for tensor, pipeline, schedule, chunks, recompute, micro in product(
-        (1, 2), (1, 2, 4), get_args(Schedule), (1, 2, 4, 8), RECOMPUTE, (1, 2)
+    for tensor, pipeline, context, way, schedule, chunks, recompute, micro in product(
+        (1, 2), pipelines, along, WAYS, get_args(Schedule), (1, 2, 4, 8), recomputes, micro_batches
     ):
-        data = RANKS // tensor // pipeline
+        if (context == 1 and way != "ring") or ("=" in way and (context, tensor) != (4, 1)):
+            continue  # a mix needs two levels
+        data = RANKS // tensor // pipeline // context
+        if not data:
+            continue
         if BATCH % (data * micro) or (
             pipeline == 1 and (chunks > 1 or schedule not in ("1f1b", "breadth-first"))
         ):
             continue
         if schedule == "breadth-first" and data * micro == BATCH:
             continue  # one micro-batch has no order
-        axes = Ways.of_options(tensor, pipeline, chunks, schedule)
+        axes = Ways.of_options(tensor, pipeline, chunks, schedule, cp=context)
+        axes = axes.model_copy(update={"context_attention": way})
         try:
             job = Workload(
                 machine(KIBIBYTES), OURS, MODEL, CONFIG.scheme("ddp"), RANKS, micro, 64,
@@ -75,8 +93,7 @@ def brute_force() -> dict[tuple[object, ...], tuple[float, float]]:
     return found
 
 
-def test_a_plan_over_axes_is_brute_force() -> None:
-    found, expected = planned(MODEL, KIBIBYTES), brute_force()
+def equal_to_brute_force(found: Plan, expected: dict[tuple[object, ...], tuple[float, float]]) -> None:
     assert found.candidates.keys() == expected.keys()
     fitting = {knobs for knobs, (_, peak) in expected.items() if peak <= KIBIBYTES * 1024}
     assert 0 < len(fitting) < len(expected)
@@ -86,9 +103,51 @@ def test_a_plan_over_axes_is_brute_force() -> None:
         assert one.step_time_s == pytest.approx(seconds, rel=1e-12)
         assert peak == pytest.approx(float(predict(one.job, interval=False).peak_memory_bytes), rel=1e-12)
     assert found.ranked[0].step_time_s == min(one.step_time_s for one in found.ranked)
+
+
+def test_a_plan_over_axes_is_brute_force() -> None:
+    found = planned(MODEL, KIBIBYTES)
+    equal_to_brute_force(found, brute_force())
     in_stages = {(one.job.axes.schedule, one.job.axes.chunks) for one in found.ranked if one.job.is_in_stages}
     assert {schedule for schedule, _ in in_stages} == set(get_args(Schedule))
     assert {("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("breadth-first", 4)} <= in_stages
+
+
+def test_a_plan_over_context_is_brute_force() -> None:
+    """Beside tensor and pipeline, in every way for the levels that it crosses."""
+    axes = axes_to_try(machine(KIBIBYTES), [1, 2], [1, 2], context=[1, 4])
+    found = plan(machine(KIBIBYTES), OURS, MODEL, RANKS, 64, BATCH, axes, [1], ["none"], exact=True)
+    equal_to_brute_force(found, brute_force((1, 2), (1, 4), ["none"], (1,)))
+    tried = {(one.job.axes.context, one.job.axes.context_attention) for one in found.candidates.values()}
+    mixed = ("package=heads,node=gather", "package=heads,node=ring", "package=gather,node=ring")
+    one_way = {(context, way) for context in (4,) for way in ("heads", "gather", "ring")}
+    assert tried == {(1, "ring"), *one_way, *((4, way) for way in mixed)}
+    assert any(one.job.axes.context > 1 and one.job.is_in_stages for one in found.ranked)
+    assert found.left_out == "not tried: ranks along context without zigzag, which is never faster"
+    best = next(one for one in found.ranked if one.job.axes.context == 4)
+    reasons = dict(line.split(": ", 1) for line in found.reasons(best))
+    assert reasons["cp 4"].startswith("1 ")
+    assert reasons[f"ways {best.job.axes.context_attention}"].endswith("slower")
+
+
+@pytest.mark.parametrize(("way", "says"), [("rign", "unknown way 'rign'"), ("nod=ring", "no level 'nod'")])
+def test_a_way_that_is_no_way_is_not_left_out(way: str, says: str) -> None:
+    """Beside others that are, it would be missed by nobody."""
+    axes = axes_to_try(machine(KIBIBYTES), [1], [1], context=[1, 2])
+    with pytest.raises(UserError, match=says):
+        plan(machine(KIBIBYTES), OURS, MODEL, RANKS, 64, BATCH, axes, ways=["ring", way])
+
+
+def test_zigzag_is_never_slower() -> None:
+    axes = Ways(context=4)
+    for way, seq_len in product(["heads", "gather", "ring", "package=gather,node=ring"], (16, 64)):
+        job = Workload(
+            machine(KIBIBYTES), OURS, MODEL, CONFIG.scheme("ddp"), RANKS, 1, seq_len,
+            axes=axes.model_copy(update={"context_attention": way}),
+        )  # fmt: skip
+        without = replace(job, axes=job.axes.model_copy(update={"zigzag": False}))
+        times = [float(predict(one, interval=False).step_time_s) for one in (job, without)]
+        assert times[0] == times[1] if way == "heads" else times[0] < times[1]
 
 
 def test_a_stage_is_in_memory_whole() -> None:
@@ -109,12 +168,10 @@ def test_a_head_that_is_the_embedding_limits_the_schedules() -> None:
     schedules = {one.job.axes.schedule for one in found.candidates.values() if one.job.is_in_stages}
     assert schedules == {"zb-v", "dualpipe-v"}
     assert found.left_out == (
-        "not tried: ranks along context, whose exchanges are not predicted; schedules whose first and last "
+        "not tried: ranks along context, but those of --cp; schedules whose first and last "
         "stage are on two ranks, which share the embedding"
     )
-    assert planned(MODEL, KIBIBYTES).left_out == (
-        "not tried: ranks along context, whose exchanges are not predicted"
-    )
+    assert planned(MODEL, KIBIBYTES).left_out == "not tried: ranks along context, but those of --cp"
 
 
 def test_a_pipeline_without_a_schedule_is_refused() -> None:
@@ -122,23 +179,40 @@ def test_a_pipeline_without_a_schedule_is_refused() -> None:
         plan(machine(KIBIBYTES), OURS, TIED, RANKS, 64, BATCH, axes_to_try(machine(KIBIBYTES), [1], [8]))
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "context", "layers"),
+    [
+        (1, 1, 1, ()), (2, 1, 1, ()), (1, 2, 1, ()), (2, 4, 1, ()), (2, 1, 2, ()), (1, 2, 2, ()),
+        (1, 2, 1, (5, 3)), (1, 2, 2, (5, 3)),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else None,
+)  # fmt: skip
 def test_the_suite_that_it_writes_is_the_plan(
-    tensor: int, pipeline: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tensor: int,
+    pipeline: int,
+    context: int,
+    layers: tuple[int, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model, root = tmp_path / "small.yaml", tmp_path / "root"
     root.mkdir()
     model.write_text(yaml.safe_dump(MODEL.model_dump(exclude={"name"})))
     options = ["--cluster", "frontier", "--stack", "ours", "--model", str(model), "--gpus", "8", "--exact"]
     axes = ["--tp", str(tensor), "--pp", str(pipeline), "--micro-batch", "1", "--global-batch", "32"]
+    axes += ["--cp", str(context)]
+    axes += ["--layers", *map(str, layers)] if layers else []
     assert main(["plan", *options, *axes, "--write", "found", "--root", str(root)]) == 0
-    assert "not tried: ranks along context" in capsys.readouterr().out
+    assert "not tried: " in capsys.readouterr().out
     [run] = Config(root).runs(["found"])
-    assert (run.tensor, run.pipeline, run.is_in_stages) == (tensor, pipeline, pipeline > 1)
+    assert (run.tensor, run.pipeline, run.context) == (tensor, pipeline, context)
+    assert run.is_in_stages == (pipeline > 1)
+    assert run.layers == layers
+    assert run.global_batch == 32
     found, _ = setting(CONFIG, "frontier", "ours")
     best = plan(
         found, setting(CONFIG, "frontier", "ours")[1], MODEL, 8, 64, 32,
-        axes_to_try(found, [tensor], [pipeline]), [1], exact=True,
+        axes_to_try(found, [tensor], [pipeline], layers, [context]), [1], exact=True,
     ).ranked[0]  # fmt: skip
     job = replace(workload_of(run), machine=found, stack=best.job.stack, collectives=None)
     again = predict(job, interval=False)

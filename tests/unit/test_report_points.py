@@ -58,6 +58,7 @@ def values(option: str) -> st.SearchStrategy[Any]:
     kind = RunSpec.model_fields[option].annotation
     by_option: dict[str, st.SearchStrategy[Any]] = {
         "ranks": st.sampled_from([4, 8, 32]),
+        "layers": st.sampled_from([(1, 3), (3, 1)]),
         "context_attention": st.sampled_from(["gather", "heads"]),
         "machine": st.sampled_from(
             [BASE.machine.with_outer_link(2), BASE.machine.model_copy(update={"name": "other"})]
@@ -76,9 +77,11 @@ def values(option: str) -> st.SearchStrategy[Any]:
         float: st.floats(0.1, 10),
         str: st.text("abc", min_size=1),
     }
+    if option in by_option:
+        return by_option[option]
     if get_origin(kind) is not None:
         return st.sampled_from(get_args(kind))  # a Literal
-    return by_option[option] if option in by_option else by_type[kind]
+    return by_type[kind]
 
 
 def other_by(option: str, data: st.DataObject) -> RunSpec:

@@ -158,6 +158,60 @@ def test_the_axes_of_a_run(root: Path) -> None:
             RunSpec.parse({**values, **changed}, "test")
 
 
+def test_the_layers_of_stages(root: Path) -> None:
+    """A model's seven blocks over two or four stages, one number a stage, in names as a sum."""
+    model = root / "config" / "models.yaml"
+    model.write_text(model.read_text().replace("gpt-240k: {layers: 4", "gpt-240k: {layers: 7"))
+    file = root / "config" / "suites" / "pipeline.yaml"
+    text = file.read_text()
+
+    def specs(text: str) -> list[RunSpec]:
+        file.write_text(text)
+        return Config(root).runs(["pipeline"])
+
+    with pytest.raises(UserError, match=r"pipeline.yaml.*: 7 layers cannot be divided over 2 stages"):
+        specs(text)
+    of_two = re.sub(r"\n  schedule: .*", "\n  schedule: [1f1b, zb-h1]\n  layers: [[4, 3], [6, 1]]", text)
+    found = specs(of_two)
+    assert {spec.layers for spec in found} == {(4, 3), (6, 1)} == {s.blocks(s.model) for s in found}
+    assert len({spec.run_id for spec in found}) == len(found)
+    assert all("+".join(map(str, spec.layers)) in spec.run_id for spec in found)
+    assert {spec.condition for spec in found} >= {"schedule 1f1b, layers 4+3", "schedule zb-h1, layers 6+1"}
+    assert {identity(spec)["layers"] for spec in found} == {"4+3", "6+1"}
+    assert len({identity(spec)["point"] for spec in found}) == len(found)
+    for left_out in ("[6, 1]", "[[6, 1]]", "[[6, 1], [5, 2]]"):
+        left = specs(f"{of_two.rstrip()}\nexclude:\n  - {{layers: {left_out}}}\n")
+        assert left == [spec for spec in found if spec.layers == (4, 3)]
+    zb_v = re.sub(r"\n  schedule: .*", "\n  schedule: [zb-v]", text).replace(
+        "fixed:\n", "fixed:\n  layers: [3, 2, 1, 1]\n"
+    )
+    assert {spec.blocks(spec.model) for spec in specs(zb_v)} == {(3, 2, 1, 1)}
+    values = found[0].model_dump()
+    assert RunSpec.parse(RunSpec.parse(values, "test").model_dump(mode="json"), "test") == found[0]
+    for changes, words in (
+        (
+            {"layers": [4, 2, 1]},
+            r"layers \[4, 2, 1\] for 2 stages of 7 layers .allowed: layers: 2 numbers",
+        ),
+        ({"layers": [4, 4]}, r"layers \[4, 4\] for 2 stages of 7 layers .allowed: .* whose sum is 7"),
+        ({"layers": [7, 0]}, "layers.1: Input should be greater than 0, not 0"),
+        ({"layers": [8, -1]}, "layers.1: Input should be greater than 0, not -1"),
+        ({"layers": 7}, "layers: Input should be a valid tuple, not 7"),
+        ({"layers": [4, 3], "schedule": "zb-v"}, r"layers \[4, 3\] for 4 stages of 7 layers"),
+        ({"layers": [4, 3], "pipeline": 1}, r"layers \[4, 3\] with pipeline 1 .allowed: pipeline 2 or more"),
+        (
+            {"layers": [], "pipeline": 4},
+            "cannot be divided over 4 stages .allowed: layers: 4 numbers",
+        ),
+        ({"layers": [], "chunks": 4, "schedule": "interleaved"}, "8 stages .allowed: at most 7 stages"),
+    ):
+        with pytest.raises(UserError, match=words):
+            RunSpec.parse({**values, **changes}, "test")
+    without = found[0].model_copy(update={"layers": ()})
+    assert not any("layers" in dumped for dumped in (without.model_dump(), without.model_dump(mode="json")))
+    assert "layers" not in without.point
+
+
 def test_a_run_ends_with_an_exchange() -> None:
     [spec, *_] = Config(ROOT).runs(["smoke"])
     values = {**spec.model_dump(), "scheme": Config(ROOT).scheme("local-sgd")}

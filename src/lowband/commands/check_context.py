@@ -13,9 +13,9 @@ def add(commands: Any) -> None:
         commands, "check-context", "whether a module is right with its tokens on several ranks",
         "attention.py --ranks 4",
         "The file defines make(context), which returns the module, and inputs(), a batch [B, T, ...]. The "
-        "module attends with context.attention, or as on one process where context is None. Outputs and "
-        "gradients of both are compared in fp64 on this machine's processor, in every way that ranks can "
-        "attend to each other's tokens. Exit code 1 if one differs.",
+        "module attends with context.attention or context.linear_attention, or as on one process where "
+        "context is None. Outputs and gradients of both are compared in fp64 on this machine's processor, in "
+        "every way that ranks can attend to each other's tokens. Exit code 1 if one differs.",
     )  # fmt: skip
     check.add_argument("file", type=Path, help="a Python file")
     check.add_argument("--ranks", type=at_least_one, default=4, help="along context (default: 4)")

@@ -14,8 +14,12 @@ from lowband.spec.step import Schedule
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config
+    from lowband.spec.machine import Machine
+    from lowband.spec.model import ModelSpec
+    from lowband.spec.stack import Stack
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
+LAYERS = "blocks of each stage, first to last (default: equally many)"
 RECOMPUTE = ["none", "selective", "op", "full"]
 
 
@@ -28,14 +32,20 @@ def add(commands: Any) -> None:
     _add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
     predict.add_argument(
-        "--micro-batch", nargs="+", type=at_least_one, default=[1], help="sequences per pass"
+        "--micro-batch", nargs="+", type=at_least_one, default=[1], metavar="N", help="sequences per pass"
     )
-    predict.add_argument("--accumulation", nargs="+", type=at_least_one, default=[1], help="passes per step")
+    predict.add_argument(
+        "--accumulation", nargs="+", type=at_least_one, default=[1], metavar="N", help="passes per step"
+    )
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
-    predict.add_argument("--interleave", type=at_least_one, default=1, help="virtual stages per rank")
+    _add_context(predict, "ring")
+    predict.add_argument(
+        "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
+    )
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
+    predict.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
@@ -57,7 +67,13 @@ def add(commands: Any) -> None:
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
+    plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
+    _add_context(plan, "all")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
+    plan.add_argument(
+        "--lengths", type=Path, metavar="FILE",
+        help="a batch's, one a line: which sequence goes to which ranks, in how many micro-steps",
+    )  # fmt: skip
     plan.add_argument(
         "--outer-gbps", type=positive, metavar="RATE",
         help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
@@ -81,6 +97,17 @@ def add(commands: Any) -> None:
     rehearse.add_argument("--json", action="store_true")
     rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     rehearse.set_defaults(run=_rehearse)
+
+
+def _add_context(parser: argparse.ArgumentParser, ways: str) -> None:
+    """Add the options of ranks along context. ways: the default"""
+    parser.add_argument(
+        "--cp", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks along context"
+    )
+    parser.add_argument(
+        "--ways", nargs="+", default=[ways], metavar="WAY",
+        help=f"of theirs: heads, gather, ring; package=heads,world=ring; all ({ways})",
+    )  # fmt: skip
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +140,10 @@ def _predict(options: argparse.Namespace) -> int:
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
-    axes = Ways.of_options(options.tp, options.pp, options.interleave, options.schedule)
+    axes = [
+        Ways.of_options(options.tp, options.pp, options.interleave, options.schedule, options.layers, cp)
+        for cp in options.cp
+    ]
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
     records = Grid(**values).records()
     if options.json:
@@ -126,7 +156,8 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
-    writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+    columns = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.DictWriter(sys.stdout, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
@@ -147,13 +178,17 @@ def _plan(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    if options.lengths is not None:
+        _plan_lengths(options, machine, stack, model)
+        return
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
+    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp)
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, axes_to_try(machine, options.tp, options.pp),
-        options.micro_batch, options.recompute, options.exact,
+        options.global_batch or 4 * options.gpus, axes,
+        options.micro_batch, options.recompute, options.exact, options.ways,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
     if options.json:
@@ -162,6 +197,36 @@ def _plan(options: argparse.Namespace) -> None:
         _print_csv(plan_files.records(found))
     else:
         print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
+
+
+def _plan_lengths(
+    options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.search.lengths_cost import Job, read_lengths
+    from lowband.predict.show import lengths as show
+
+    others = ("write", "tp", "pp", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
+    beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+    if beside or options.cp != [1]:
+        raise UserError(f"--lengths is without {(beside or ['--cp'])[0]}")
+    batch = read_lengths(options.lengths, model)
+    found, refused = [], []
+    for recompute in options.recompute:
+        try:
+            found.append(show.rows(batch, Job(machine, stack, model, options.gpus, recompute)))
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[-1]
+    rows = min(found, key=lambda each: each[0]["step_s"])
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        print(show.report(batch, rows))
 
 
 SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
@@ -174,8 +239,8 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
-    if options.write or options.tp or options.pp:
-        raise UserError("--outer-gbps is without --write, --tp and --pp")
+    if options.write or options.tp or options.pp or options.layers or options.cp != [1]:
+        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp and --layers")
     machine, stack = setting(config, options.cluster, options.stack)
     machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
     model = config.given_model(options.model)

@@ -47,10 +47,12 @@ def kept_bytes_per_token(
     axes: Ways = ONLY_DATA,
     dropout: bool = False,
     gathered: float = 0,
+    context: float = 0,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
     gathered: inputs of a block that sequence parallelism gathers and the backward finds, 0 to 2
+    context:  bytes that attention between ranks along context keeps besides (cost/context_load.py)
     """
     h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
     tensor, outside = axes.tensor, axes.outside
@@ -58,6 +60,7 @@ def kept_bytes_per_token(
     replicated = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
+    everything = everything + context
     block_input = HALF * h / outside
     if recompute == "none":
         block: Num = everything

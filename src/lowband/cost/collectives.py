@@ -124,6 +124,26 @@ class Network:
             slowest = np.minimum(slowest, rate)
         return pieces * (self.base_s + rounds * steps) + sent / slowest
 
+    def pass_on_s(self, hops: Sequence[Hop], sent: Num) -> Num:
+        """Seconds in which every rank of a ring over all hops' partners (inner first) sends `sent` bytes to
+        the next one: the slowest link decides. Of an inner group one rank sends outside, and may use what
+        its neighbours leave: in a box all of it, else of the network cards that they share its own."""
+        slowest: Num = 0.0
+        for hop in hops:
+            neighbours = hop.stride // hops[0].stride
+            rate = self.rate(hop.level) * min(neighbours, self._ranks_of_a_card(hop.level))
+            slowest = np.maximum(slowest, self.latency_s(hop.level) + sent / rate)
+        return self.base_s + slowest
+
+    def _ranks_of_a_card(self, level: str) -> float:
+        """Ranks whose shares make up one card; in a box, whose links are shaped by group, any number."""
+        if self.machine.box is not None:
+            return math.inf
+        names = [each.name for each in self.machine.levels]
+        inside, cards = names.index(level) - 1, self.machine.link(level).cards
+        group = 1 if inside < 0 else self.machine.levels[inside].size or 1
+        return 1 if cards is None else max(1, group / cards)
+
     def joined_s(self, joined: Joined, sent: Num, pieces: float = 1, rounds: int = 1) -> Num:
         """Seconds of joined hops in which each rank sends `sent` bytes; rounds: 2 for an all-reduce"""
         shares = joined.shares(None)

@@ -10,11 +10,15 @@ Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/acti
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
+Where ranks along context add up the outputs of several blocks of keys, the sums, fp32, are read and written
+and the block's output read for each: 10 bytes a value, and 15 kernels.
 The loss moves 24 bytes per logit: 16-bit to fp32, softmax, gradient. Adam moves 34 bytes per parameter: the
 gradient twice (norm, step), master weights and two moments in and out, 16-bit weights out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -38,6 +42,7 @@ ADAM_BYTES = 34
 # and the outer optimizer's part (mean; with momentum its update too).
 ANCHOR_BYTES, MEAN_BYTES, MOMENTUM_BYTES = 12 + 12 + 8, 8, 48
 KERNELS = {"flash": 12, "plain": 18}  # in a block's forward, without fusion
+MERGED_BYTES, MERGED_KERNELS = 4 + 4 + 2, 15
 BACKWARD_ATTENTION = {
     "flash": 2.5,
     "plain": 2.0,
@@ -100,15 +105,20 @@ class Computer:
 class Work:
     """Seconds of one micro-batch in one block, and in the head (final norm, output layer, loss).
 
-    weight: of the backward, what a pipeline may put off: the products that are gradients of weights
+    weight, head_weight: of the backward, what a pipeline may put off: the products that are gradients of
+                         weights
+    attention: of the forward, attention's products; attention_backward: of the backward
     """
 
     forward: Num
     backward: Num
     weight: Num
+    attention: Num
+    attention_backward: Num
     recompute: Num
     head_forward: Num
     head_backward: Num
+    head_weight: Num
 
 
 def work(
@@ -120,20 +130,26 @@ def work(
     attention: Attention,
     axes: Ways = ONLY_DATA,
     dropout: bool = False,
+    attended: Sequence[Fraction] = (Fraction(1),),
+    merges: int = 0,
 ) -> Work:
-    """Computation of one micro-batch of `micro_batch` sequences on one of the tensor ranks."""
-    tokens = micro_batch * seq_len
+    """Computation of one micro-batch of `micro_batch` sequences on one of the tensor and context ranks.
+
+    attended, merges: of attention between ranks along context, as cost.context_load has them
+    """
+    tokens = micro_batch * (seq_len // axes.context)
     h, k, f, tensor = model.hidden, model.kv_hidden, model.mlp_width, axes.tensor
     products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tensor)
-    core = computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
+    load = float(sum(attended))
+    core = load * computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
     scores: Num = 0.0
     if attention == "plain":
-        one = computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
+        one = load * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
     inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
-    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside
+    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merges * MERGED_BYTES * h / tensor
     rest = computer.memory_s(tokens * moved)
-    kernels = computer.kernels_s(KERNELS[attention])
+    kernels = computer.kernels_s(KERNELS[attention] + merges * MERGED_KERNELS)
     forward = products + core + scores + rest + kernels
     again: dict[str, Num] = {
         "none": 0.0,
@@ -149,7 +165,10 @@ def work(
         + BACKWARD_ATTENTION[attention] * core
         + BACKWARD_MEMORY * (scores + rest + kernels),
         weight=products,
+        attention=core,
+        attention_backward=BACKWARD_ATTENTION[attention] * core,
         recompute=again[recompute],
         head_forward=head + loss / 3,
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
+        head_weight=head,
     )

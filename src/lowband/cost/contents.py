@@ -23,6 +23,7 @@ from lowband.cost.bytes import NORM_BYTES, sent_bytes, unit_numels
 from lowband.cost.context import by_level, context_bytes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.cost.stages import stages_bytes
+from lowband.cost.states import states_bytes
 from lowband.spec.activations import (
     ENTER_GATHER,
     ENTER_REDUCE,
@@ -144,7 +145,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         pattern=spec.collectives,
         order=spec.order,
     )
-    return {**along_data, **along_tensor, **context_bytes(spec)}
+    return {**along_data, **along_tensor, **context_bytes(spec), **states_bytes(spec)}
 
 
 def _along_all(
@@ -153,7 +154,7 @@ def _along_all(
     """Of a pipeline: along tensor and context, each rank exchanges for its own layers; it takes part in each
     norm."""
     counts = defaultdict(Fraction, stages_bytes(spec))
-    for key, of_rank in (*along_tensor.items(), *context_bytes(spec).items()):
+    for key, of_rank in (*along_tensor.items(), *context_bytes(spec).items(), *states_bytes(spec).items()):
         counts[key] += Fraction(of_rank) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
     norms = by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))
     for level, sent in norms:

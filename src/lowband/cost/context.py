@@ -1,9 +1,10 @@
 """Bytes that a rank sends in a step along context, in closed form.
 
-X are a rank's activations, sequences x its tokens x hidden, and k its keys, as many. Of H ranks of heads, G
-that gather and R in a ring, per layer and micro-batch, in the compute dtype:
+q are the elements of a rank's queries, its tokens x hidden, and k those of its keys: of its heads of keys, or
+repeated where ranks of heads are more. Of H ranks of heads, G that gather and R in a ring, per layer of
+softmax and micro-batch, in the compute dtype:
 
-    heads      4 X (H - 1) / H forward (queries, keys, values; outputs), the same backward
+    heads      (2 q + 2 k) (H - 1) / H forward (queries, keys, values; outputs), the same backward
     gather     2 k (G - 1) R forward, the same again backward, and as much for gradients, in fp32
     ring       2 k (R - 1) forward, the same again backward, and 2 k R for gradients, in fp32
 
@@ -15,6 +16,7 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783), ring a
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 
 from lowband.cost.memory import MASTER_BYTES
@@ -29,55 +31,115 @@ from lowband.spec.activations import (
     CONTEXT_SCATTER,
     TOKENS_COUNT,
 )
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.context import Layout
+from lowband.spec.mesh import SELF, WORLD, Hop, Levels
+from lowband.spec.model import ModelSpec
 from lowband.spec.records import mean
 from lowband.spec.run import RunSpec
 from lowband.spec.step import Collective
 from lowband.spec.wire import DTYPE_BYTES
 
 COUNT_BYTES = 8  # of the number of tokens that count
+SWAPS = 4  # all-to-alls of a pass: queries, keys, values; outputs
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a row sends over one level's links in one pass of a block.
+
+    hop:   its partners; of a ring, the ranks that are neighbours there
+    times: how many exchanges that is, one after the other; of a ring, on all its levels together
+    bytes: in all of them, for each token of a rank; of a ring, the mean over its ranks
+    """
+
+    row: Collective
+    hop: Hop
+    times: int
+    bytes: Fraction
+
+
+def elements(model: ModelSpec, tensor: int, layout: Layout) -> tuple[Fraction, Fraction]:
+    """Elements per token of a rank's queries, and of its keys: repeated where ranks of heads are more."""
+    heads, size = layout.ranks("heads"), model.hidden // model.heads
+    keys = Fraction(model.kv_hidden, tensor)
+    return Fraction(model.hidden, tensor), max(keys, Fraction(size * heads)) if heads > 1 else keys
+
+
+def parts(model: ModelSpec, tensor: int, layout: Layout, compute_dtype: str) -> Iterator[Part]:
+    """What every row of a block's attention sends in its pass, forward or backward, of one micro-batch."""
+    width = DTYPE_BYTES[compute_dtype]
+    queries, keys = elements(model, tensor, layout)
+    gathered, around = layout.ranks("gather"), layout.ranks("ring")
+    for hop in layout.levels.hops(*layout.span("heads")):
+        sent = (2 * queries + 2 * keys) * width * Fraction(hop.count - 1, hop.count)
+        for row in (CONTEXT_HEADS, CONTEXT_HEADS_GRAD):
+            yield Part(row, hop, SWAPS, sent)
+    in_fp32 = max(width, MASTER_BYTES)
+    for row, each in ((CONTEXT_GATHER, width), (CONTEXT_GATHER_AGAIN, width), (CONTEXT_SCATTER, in_fp32)):
+        for hop, sent in by_hop(row, 2 * keys * each * gathered, layout.levels, *layout.span("gather")):
+            yield Part(row, hop, around, sent * around)
+    ring = layout.levels.ring(*layout.span("ring"))
+    if ring is None:
+        return
+    for row, times, each in (
+        (CONTEXT_RING, around - 1, width),
+        (CONTEXT_RING_AGAIN, around - 1, width),
+        (CONTEXT_RING_GRAD, around, in_fp32),
+    ):
+        for hop in ring.hops:
+            yield Part(row, hop, times, ring.shares(None)[hop.level] * 2 * keys * each * times)
+
+
+def passes(row: Collective, is_recomputed: bool) -> int:
+    """How often a micro-batch runs a row of a block: a recomputed forward exchanges again."""
+    return 2 if is_recomputed and row.during == "forward" else 1
 
 
 def context_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step along context: (level, collective, wire) -> bytes, the mean
     over ranks."""
-    counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
     if spec.context == 1:
         return {}
+    tokens = spec.micro_batch * spec.seq_len // spec.context
+    return sent_along_context(
+        spec.model, spec.layout, spec.levels, spec.tensor, tokens, spec.accumulation,
+        spec.recompute == "full", spec.compute_dtype,
+    )  # fmt: skip
 
-    def add(row: Collective, level: str, sent: Fraction, times: int) -> None:
-        if sent * times:
-            counts[level, row.name, "native"] += sent * times * spec.accumulation
 
-    layout, width = spec.layout, DTYPE_BYTES[spec.compute_dtype]
-    elements = spec.micro_batch * spec.seq_len // spec.context * spec.model.hidden // spec.tensor
-    gathered, around = layout.ranks("gather"), layout.ranks("ring")
-    layers = spec.model.layers
-    runs = 2 * layers if spec.recompute == "full" else layers  # of a block's forward
-    for hop in layout.levels.hops(*layout.span("heads")):
-        sent = Fraction(4 * elements * width * (hop.count - 1), hop.count)
-        add(CONTEXT_HEADS, hop.level, sent, runs)
-        add(CONTEXT_HEADS_GRAD, hop.level, sent, layers)
-    of_rows = ((CONTEXT_GATHER, width, runs), (CONTEXT_GATHER_AGAIN, width, layers))
-    for row, each, times in (*of_rows, (CONTEXT_SCATTER, MASTER_BYTES, layers)):
-        whole = Fraction(2 * elements * each * gathered)
-        for level, sent in by_level(row, whole, layout.levels, *layout.span("gather")):
-            add(row, level, sent, times * around)
-    ring = layout.levels.ring(*layout.span("ring"))
-    for level, share in () if ring is None else ring.shares(None).items():
-        add(CONTEXT_RING, level, share * 2 * elements * width, runs * (around - 1))
-        add(CONTEXT_RING_AGAIN, level, share * 2 * elements * width, layers * (around - 1))
-        add(CONTEXT_RING_GRAD, level, share * 2 * elements * MASTER_BYTES, layers * around)
-    for level, sent in by_level(TOKENS_COUNT, Fraction(COUNT_BYTES * spec.levels.world), spec.levels):
-        add(TOKENS_COUNT, level, sent, 1)
-    return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
+def sent_along_context(
+    model: ModelSpec,
+    layout: Layout,
+    levels: Levels,
+    tensor: int,
+    tokens: int,
+    accumulation: int,
+    is_recomputed: bool,
+    compute_dtype: str,
+) -> dict[tuple[str, str, str], int | float]:
+    """The same by its terms. levels: as the ranks along data see them; tokens: of a rank and micro-batch"""
+    counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
+    for part in parts(model, tensor, layout, compute_dtype):
+        times = accumulation * (model.layers - model.linear_layers) * passes(part.row, is_recomputed)
+        counts[part.hop.level, part.row.name, "native"] += part.bytes * tokens * times
+    for level, sent in by_level(TOKENS_COUNT, Fraction(COUNT_BYTES * levels.world), levels):
+        counts[level, TOKENS_COUNT.name, "native"] += sent * accumulation
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items() if sent}
 
 
 def by_level(
     row: Collective, whole: Fraction, levels: Levels, inner: str = SELF, outer: str = WORLD
 ) -> Iterator[tuple[str, Fraction]]:
     """What a rank sends over each level, of a row that gathers or reduces `whole` bytes between two."""
+    for hop, sent in by_hop(row, whole, levels, inner, outer):
+        yield hop.level, sent
+
+
+def by_hop(
+    row: Collective, whole: Fraction, levels: Levels, inner: str = SELF, outer: str = WORLD
+) -> Iterator[tuple[Hop, Fraction]]:
+    """The same, with the hops that cross the levels."""
     ways = 2 if row.kind == "all_reduce" else 1
     for hop in levels.hops(inner, outer):
         whole /= hop.count
-        yield hop.level, ways * (hop.count - 1) * whole
+        yield hop, ways * (hop.count - 1) * whole

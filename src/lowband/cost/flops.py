@@ -17,12 +17,14 @@ def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     """Model FLOPs (for MFU): forward 2, backward 4 per weight and token, plus the two attention products.
 
     Every weight that multiplies an activation counts; an embedding lookup is not a multiplication, but a
-    tied embedding counts once, as the output layer. Source: PaLM (arXiv 2204.02311), appendix B.
+    tied embedding counts once, as the output layer. Source: PaLM (arXiv 2204.02311), appendix B. In a linear
+    layer a token meets a state as wide as a head, not T keys (arXiv 2006.16236, section 3.4).
     """
     lookups = model.vocab * model.hidden * (0 if model.tied_head else 1)
     if model.positions == "learned":
         lookups += model.seq_len * model.hidden
-    return 6 * (model.parameters - lookups) + 12 * model.layers * model.hidden * seq_len
+    met = (model.layers - model.linear_layers) * seq_len + model.linear_layers * (model.hidden // model.heads)
+    return 6 * (model.parameters - lookups) + 12 * model.hidden * met
 
 
 def block_matmul_flops_per_token(model: ModelSpec) -> int:

@@ -23,10 +23,11 @@ from lowband.cost.bytes import sent_bytes
 from lowband.cost.memory import GRAD_BYTES, state_bytes
 from lowband.cost.numbers import Num
 from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT, TIED_REDUCE
-from lowband.spec.mesh import SELF
+from lowband.spec.mesh import SELF, Levels
+from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
-from lowband.spec.schedule import Action
+from lowband.spec.schedule import Action, Lists
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.stages import stage_modules, summing, visits
 from lowband.spec.tensor import cut_shape, gpt_plan
@@ -53,15 +54,22 @@ class Part:
 
 def parts(spec: RunSpec) -> list[Part]:
     """By place along pipeline."""
-    modules = stage_modules(spec.model, spec.stages)
+    return parts_of(spec.model, spec.levels, spec.tensor, spec.blocks(spec.model), spec.lists)
+
+
+def parts_of(
+    model: ModelSpec, levels: Levels, tensor: int, blocks: Sequence[int], lists: Lists
+) -> list[Part]:
+    """The same of any pipeline. levels: along data; blocks: of each stage; lists: by place"""
+    modules, last = stage_modules(model, blocks), len(blocks) - 1
     found = []
-    for of_rank in spec.lists:
+    for of_rank in lists:
         often = visits(of_rank)
-        root = ["embed.weight"] if spec.model.tied_head and {0, spec.stages - 1} & often.keys() else []
-        whole, units, gathers = _numel(spec, root), dict[int, list[int]](), [(1, 0)]
+        root = ["embed.weight"] if model.tied_head and {0, last} & often.keys() else []
+        whole, units, gathers = _numel(model, levels, tensor, root), dict[int, list[int]](), [(1, 0)]
         for stage, times in sorted(often.items()):
-            named = [[n for n in _names(spec, module) if n not in root] for module in modules[stage]]
-            units[stage] = [_numel(spec, names) for names in named]
+            named = [[n for n in _names(model, module) if n not in root] for module in modules[stage]]
+            units[stage] = [_numel(model, levels, tensor, names) for names in named]
             gathers += [times for names in named if names]
         numels = [numel for of_stage in units.values() for numel in of_stage if numel]
         gathered = whole + _most_gathered(of_rank, units)
@@ -186,7 +194,8 @@ def _tied(spec: RunSpec) -> Counter[Key]:
     if not spec.model.tied_head or first == last:
         return Counter()
     ranks, levels = spec.mesh.group("pipeline", 0), spec.mesh.levels("pipeline")
-    shard = _numel(spec, ["embed.weight"]) // spec.levels.size(spec.scheme.optim)
+    embedding = _numel(spec.model, spec.levels, spec.tensor, ["embed.weight"])
+    shard = embedding // spec.levels.size(spec.scheme.optim)
     sent = shard * DTYPE_BYTES["fp32"] + CHECKSUM_BYTES
     return Counter({(levels.common(ranks[first], ranks[last]), TIED_REDUCE.name, "native"): 2 * sent})
 
@@ -196,15 +205,15 @@ def _place_of(spec: RunSpec) -> dict[int, int]:
     return {action.stage: place for place, of_rank in enumerate(spec.lists) for action in of_rank}
 
 
-def _names(spec: RunSpec, module: str) -> list[str]:
+def _names(model: ModelSpec, module: str) -> list[str]:
     """Parameters of a module of the chain, as they are named in the model or, of a block, in the block."""
     if module.startswith("blocks."):
-        return list(spec.model.block_shapes())
-    own = "embed" if module == "head" and spec.model.tied_head else module
-    return [name for name in spec.model.root_shapes() if name.startswith(f"{own}.")]
+        return list(model.block_shapes())
+    own = "embed" if module == "head" and model.tied_head else module
+    return [name for name in model.root_shapes() if name.startswith(f"{own}.")]
 
 
-def _numel(spec: RunSpec, names: list[str]) -> int:
-    plan, shapes = gpt_plan(spec.model), spec.model.root_shapes() | spec.model.block_shapes()
-    cut = [cut_shape(name, shapes[name], plan, spec.tensor) for name in names]
-    return UnitLayout.of(cut, spec.levels.world).numel if names else 0
+def _numel(model: ModelSpec, levels: Levels, tensor: int, names: list[str]) -> int:
+    plan, shapes = gpt_plan(model), model.root_shapes() | model.block_shapes()
+    cut = [cut_shape(name, shapes[name], plan, tensor) for name in names]
+    return UnitLayout.of(cut, levels.world).numel if names else 0

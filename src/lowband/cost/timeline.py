@@ -118,6 +118,18 @@ def _idle_s(
     return idle + beyond * (idle - simulated(most - 1)) if beyond > 0 else idle
 
 
+@lru_cache(maxsize=2**14)
+def step_s(
+    name: Name, ranks: int, micro_batches: int, of_stage: tuple[tuple[float, float, float], ...]
+) -> float:
+    """Seconds of a named schedule's step where stages differ.
+
+    of_stage: by stage, seconds of a forward, and of a backward's input and weight part, sends included
+    """
+    schedule = lists(name, ranks, micro_batches, len(of_stage) // ranks)
+    return float(timeline(schedule, *zip(*of_stage, strict=True)).step_s)
+
+
 def idle_passes(ranks: int, micro_batches: Num, chunks: int) -> Num:
     """The same of a schedule whose backwards are whole (1F1B, interleaved, breadth-first), in closed form: in
     passes, forward and backward, of one micro-batch through all of a rank's stages.

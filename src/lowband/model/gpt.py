@@ -5,6 +5,7 @@ It is also a chain: `chain` lists its modules, of which each takes the output of
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,15 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 from lowband.engine.api import shard
 from lowband.engine.parallel.context import Context
+from lowband.engine.parallel.linear import linear_attention, normalized
 from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.parallel.tensor import parallelize
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
+from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
-from lowband.spec.stages import stage_modules
+from lowband.spec.stages import blocks_of, stage_modules
 from lowband.spec.tensor import gpt_plan
 
 Recompute = Literal["none", "full"]
@@ -30,11 +33,12 @@ INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sq
 
 
 class Attention(nn.Module):
-    """Causal self-attention, by torch's kernels (sdpa) or ours (flash2)."""
+    """Causal self-attention, by torch's kernels (sdpa) or ours (flash2), or linear."""
 
-    def __init__(self, spec: ModelSpec, kernel: AttentionKernel) -> None:
+    def __init__(self, spec: ModelSpec, kernel: AttentionKernel, is_linear: bool = False) -> None:
         super().__init__()
         self.kernel: AttentionKernel = kernel
+        self.is_linear = is_linear
         self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
@@ -48,7 +52,10 @@ class Attention(nn.Module):
         if self.rotary:
             places = None if self.context is None else self.context.places(x_BTH)
             q_BNTD, k_BNTD = rotate(q_BNTD, places), rotate(k_BNTD, places)
-        if self.context is not None:
+        if self.is_linear:
+            attend = linear_attention if self.context is None else self.context.linear_attention
+            y_BNTD = normalized(q_BNTD, k_BNTD, v_BNTD, attend)
+        elif self.context is not None:
             y_BNTD = self.context.attention(q_BNTD, k_BNTD, v_BNTD, kernel=self.kernel)
         elif self.kernel == "flash2":
             y_BNTD = flash_attention.attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
@@ -82,11 +89,13 @@ class Positions(nn.Embedding):
 class Block(nn.Module):
     """One transformer block, pre-norm. The unit that partition schemes gather at a time."""
 
-    def __init__(self, spec: ModelSpec, kernel: AttentionKernel, recompute: Recompute = "none") -> None:
+    def __init__(
+        self, spec: ModelSpec, kernel: AttentionKernel, recompute: Recompute = "none", is_linear: bool = False
+    ) -> None:
         super().__init__()
         self.recompute = recompute
         self.attention_norm = nn.LayerNorm(spec.hidden)
-        self.attention = Attention(spec, kernel)
+        self.attention = Attention(spec, kernel, is_linear)
         self.mlp_norm = nn.LayerNorm(spec.hidden)
         self.mlp = MLP(spec)
 
@@ -117,12 +126,17 @@ class GPT(nn.Module):
         """Initial values depend on the seed and the kind of device alone; on meta there are none.
 
         recompute: full: blocks keep their inputs alone, and the backward computes them again
+        Raises UserError for flash2 without a layer of softmax.
         """
         super().__init__()
+        if attention == "flash2" and spec.linear_layers == spec.layers:
+            what = "flash2 is of softmax, and all layers are linear"
+            raise UserError(what, where=f"model '{spec.name}'", allowed="attention sdpa")
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.positions = Positions(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(spec, attention, recompute) for _ in range(spec.layers))
+        are_linear = [spec.attention_of(layer) == "linear" for layer in range(spec.layers)]
+        self.blocks = nn.ModuleList(Block(spec, attention, recompute, linear) for linear in are_linear)
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()
@@ -181,6 +195,7 @@ def on_ranks(
     micro_batches: int = 1,
     schedule: Name | None = None,
     chunks: int = 1,
+    layers: Sequence[int] = (),
     **options: Any,
 ) -> GPT | Pipeline:
     """The model on a job's ranks: a line for each axis, from the inside.
@@ -190,6 +205,7 @@ def on_ranks(
     micro_batches, schedule, chunks: of a step, where ranks lie along pipeline; its losses are parts of the
              mean over micro-batches, which are what `split` returns. Without a schedule each of these ranks
              has all blocks
+    layers:  blocks of each stage; none: equally many
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
@@ -198,14 +214,20 @@ def on_ranks(
     if schedule is None or (ranks := topology.axes.pipeline) == 1:  # data: its states over levels
         shard(model, scheme, topology, wrap=Block, init=model.init, **options)
         return model
-    layers = [len(of_it) for of_it in stage_modules(model.spec, ranks * chunks)]
+    modules = stage_modules(model.spec, blocks_of(model.spec, ranks * chunks, layers))
     part = lambda logits, targets: model.loss_of(logits, targets) / micro_batches  # noqa: E731
-    of_step = micro_batches, schedule, chunks, layers  # pipeline: some of its blocks, and the rest as above
+    # pipeline: some of its blocks, and the rest as above
+    of_step = micro_batches, schedule, chunks, [*map(len, modules)]
     return Pipeline(model, part, scheme, topology, *of_step, init=model.init, **options)
 
 
 def attend_along(model: GPT, context: Context) -> None:
-    """Have the model's attention and loss know the ranks along context."""
+    """Have the model's attention and loss know the ranks along context.
+
+    Raises UserError for layers that cannot attend in the context's ways.
+    """
+    linear = model.spec.linear_layers
+    context.layout.check_layers(softmax=linear < model.spec.layers, linear=linear > 0)
     context.bind(model)
     model.context, model.loss.reduction = context, "sum"
     if model.positions is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowband.cost.numbers import Num, join
+from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.step import STEP
 
@@ -20,6 +21,7 @@ class Passes:
     """
 
     job: Workload
+    place: Place
     root: Lane
     block: Lane
     forward: Num
@@ -29,7 +31,7 @@ class Passes:
 
     def exposed(self) -> Iterator[tuple[str, Num]]:
         """Collectives, and seconds of a step for which computation waits for them."""
-        again, backward_again = (often - 1 for often in self.job.gathers)
+        again, backward_again = (often - 1 for often in self.place.gathers)
         # The first forward of a step gathers updated weights; the last backward reduces to the optimizer's.
         yield from self._forward(("pass", "step"), 1)
         yield from self._forward(("pass",), again)
@@ -45,7 +47,7 @@ class Passes:
         gathers = self._names("forward", "weights", every)
         g, g_root = total(self.block, gathers), total(self.root, gathers)
         busy = self._turns(gathers=True) * self.forward
-        exposed = g_root + g + (self._blocks - 1) * (join(busy, g, self.overlap) - busy)
+        exposed = g_root + g + (self.place.blocks - 1) * (join(busy, g, self.overlap) - busy)
         return self._attributed(exposed * times, gathers)
 
     def _backward(self, gathers: list[str], reductions: list[str], times: Num) -> Iterator[tuple[str, Num]]:
@@ -53,19 +55,10 @@ class Passes:
         turns = self._turns(gathers=bool(gathers))
         busy, head = turns * self.backward, turns * self.head
         exposed = join(head, g, self.overlap) - head
-        last = self._last if reductions else 1
-        hidden = self._blocks - last
+        last = self.place.last if reductions else 1
+        hidden = self.place.blocks - last
         exposed = exposed + hidden * (join(busy, g + r, self.overlap) - busy) + last * r + r_root
         return self._attributed(exposed * times, [*gathers, *reductions])
-
-    @property
-    def _blocks(self) -> int:
-        return self.job.model.layers // self.job.axes.pipeline
-
-    @property
-    def _last(self) -> int:
-        """Blocks that are reduced when a step's last backward has ended: in stages, all of the last stage."""
-        return self.job.model.layers // self.job.axes.stages if self.job.is_in_stages else 1
 
     def _turns(self, gathers: bool) -> Num:
         """Micro-batches behind which a unit's collectives run; in stages, only one behind which it is
@@ -79,7 +72,9 @@ class Passes:
 
     def _attributed(self, exposed: Num, names: Iterable[str]) -> Iterator[tuple[str, Num]]:
         """Exposed seconds by collective, in proportion to their time in the lane."""
-        lane = {name: self._blocks * self.block.get(name, 0.0) + self.root.get(name, 0.0) for name in names}
+        lane = {
+            name: self.place.blocks * self.block.get(name, 0.0) + self.root.get(name, 0.0) for name in names
+        }
         whole = total(lane, lane)
         for name, time in lane.items():
             if np.any(time):

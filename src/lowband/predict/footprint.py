@@ -6,11 +6,11 @@ from math import prod
 
 import numpy as np
 
-from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
-from lowband.cost.bytes import stage_numels
+from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token
+from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
-from lowband.cost.numbers import Num
-from lowband.cost.stages import most_summed
+from lowband.cost.numbers import Num, stacked
+from lowband.predict.place import Place, alike, places
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.model import ModelSpec
@@ -28,6 +28,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
 
         activations  of all blocks for the micro-batches in flight, and of the one block being recomputed
         logits       of the output layer, at the loss
+        context      along context alone: what attention of the block in backward holds (cost.context_load)
         framework    memory of the machine's runtime itself
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
 
@@ -36,38 +37,44 @@ def memory_items(job: Workload) -> dict[str, Num]:
     most: p (1F1B, ZB-H1, ZB-V), p + (p - 1) / v (interleaved) ... Where backwards are split and a block is
     recomputed, it has its activations from the input part to the weight part: of the rank that has most.
     """
+    if not job.axes.is_uneven:
+        return _items(job, alike(job))
+    shape, points = job.points()
+    return stacked(shape, [_fullest([_items(one, place) for place in places(one)], one) for one in points])
+
+
+def _fullest(of_places: Sequence[dict[str, Num]], job: Workload) -> dict[str, Num]:
+    return max(of_places, key=lambda items: float(peak_bytes(items, job.keeps_grads)))
+
+
+def _items(job: Workload, place: Place) -> dict[str, Num]:
     levels, axes = job.levels, job.axes
-    numels = stage_numels(job.model, levels, axes)
     once, more = (
         state_bytes(
-            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
+            place.numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
         )
         for n in (1, 2)
     )  # fmt: skip
     if job.is_in_stages:
-        once, more = (_of_stages(job, numels, items, n) for n, items in enumerate((once, more), start=1))
+        once, more = (_of_stages(job, place, items, n) for n, items in enumerate((once, more), start=1))
     items: dict[str, Num] = {
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
         _value(job.stack.gathered_inputs, 0),
+        kept_more(job.model, axes.tensor, job.layout, job.compute_dtype),
     )  # fmt: skip
-    tokens = job.micro_batch * job.seq_len
-    blocks = job.model.layers // axes.pipeline
-    if SCHEDULES[axes.row].splits and job.recompute != "none":
-        in_blocks: Num = 0.0
-        for held, late in _most_held(axes.row, axes.pipeline, axes.chunks):
-            of_rank = np.minimum(job.accumulation, held) * kept.block
-            in_blocks = np.maximum(in_blocks, of_rank + np.minimum(job.accumulation, late) * kept.working)
-        items["activations"] = tokens * blocks * in_blocks
-    else:
-        most, _ = _most_held(axes.row, axes.pipeline, axes.chunks)[0]
-        in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
-        items["activations"] = tokens * (in_flight * blocks * kept.block + kept.working)
-    items["logits"] = tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
-    items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, numels)
+    tokens = job.micro_batch * job.own_tokens
+    of_it = place, tokens, kept
+    items["activations"] = _apart(*of_it) if place.actions else _alike(job, *of_it)
+    items["logits"] = (
+        place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
+    )
+    if axes.context > 1:
+        items["context"] = tokens * held_more(job.model, axes.tensor, job.layout, job.compute_dtype)
+    items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, place.numels)
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
 
@@ -77,32 +84,58 @@ def _value(fact: Fact | None, otherwise: float) -> float:
 
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
-    """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, with
-    all activations, and gradients only if they accumulate; after the backward, with all gradients."""
+    """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, or
+    along context in the block behind it, with all activations, and gradients only if they accumulate; after
+    the backward, with all gradients."""
     weights = items["weights"] + items["secondary"] + items["framework"]
     weights = weights + sum(items.get(kind, 0) for kind in ("anchor", "outer", "in_flight"))
     masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
-    at_loss = items["activations"] + items["logits"] + np.where(accumulates, items["grads"], 0)
+    last = np.maximum(items["logits"], items.get("context", 0))
+    at_loss = items["activations"] + last + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]
     at_peak = np.maximum(at_loss, after) + items.get("sums", 0)
     in_step = items["optim"] + items["gathered"] + at_peak
     return weights + np.maximum(masters + items["start"], in_step)
 
 
-def _of_stages(
-    job: Workload, numels: Sequence[int], items: Mapping[str, int], accumulation: int
-) -> dict[str, int]:
+def _of_stages(job: Workload, place: Place, items: Mapping[str, int], accumulation: int) -> dict[str, int]:
     """The states of a pipeline's rank, where those of a stage's units are together (cost/stages.py): gathered
     with the next stage's first unit, and summed over micro-batches until the stage's last backward."""
-    axes, (root, block, *_) = job.axes, numels
-    stage = root + block * (job.model.layers // axes.stages)
     found = {kind: size for kind, size in items.items() if kind != "sums"}
     if items["gathered"]:
-        found["gathered"] = DTYPE_BYTES[job.compute_dtype] * (stage + (block if axes.chunks > 1 else 0))
+        found["gathered"] = DTYPE_BYTES[job.compute_dtype] * place.gathered
     if accumulation > 1:
-        summed = root + (stage - root) * most_summed(axes.row, axes.pipeline, axes.chunks)
-        found["grads"] = max(items["grads"], GRAD_BYTES * summed)
+        found["grads"] = max(items["grads"], GRAD_BYTES * place.summed)
     return found
+
+
+def _alike(job: Workload, place: Place, tokens: Num, kept: Kept) -> Num:
+    """Bytes of activations at the most where all stages have equally many blocks. tokens: of a micro-batch"""
+    axes = job.axes
+    if SCHEDULES[axes.row].splits and job.recompute != "none":
+        in_blocks: Num = 0.0
+        for held, late in _most_held(axes.row, axes.pipeline, axes.chunks):
+            of_rank = np.minimum(job.accumulation, held) * kept.block
+            in_blocks = np.maximum(in_blocks, of_rank + np.minimum(job.accumulation, late) * kept.working)
+        return tokens * place.blocks * in_blocks
+    most, _ = _most_held(axes.row, axes.pipeline, axes.chunks)[0]
+    in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
+    return tokens * (in_flight * place.blocks * kept.block + kept.working)
+
+
+def _apart(place: Place, tokens: Num, kept: Kept) -> Num:
+    """The same at a place in a pipeline of uneven stages, action by action."""
+    held = late = 0  # blocks with a micro-batch's activations, and of them those whose weight parts wait
+    most: Num = 0.0
+    for kind, stage, _ in place.actions:
+        blocks = place.of_stage[stage]
+        held += blocks if kind == "forward" else 0
+        late += blocks if kind == "input" else 0
+        again = late + (kind == "backward")  # a whole backward recomputes block by block
+        most = max(most, held * kept.block + again * kept.working)
+        held -= blocks if kind in ("backward", "weight") else 0
+        late -= blocks if kind == "weight" else 0
+    return tokens * most
 
 
 @cache

@@ -10,9 +10,10 @@ from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.show.render import record
-from lowband.predict.workload import Workload
+from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
+from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import Stack
@@ -49,20 +50,40 @@ class Grid:
     accumulation: Sequence[int]
     seq: Sequence[int | None]
     recompute: Sequence[Recompute]
-    axes: Ways = ONLY_DATA
+    axes: Sequence[Ways] = (ONLY_DATA,)
+    ways: Sequence[str] = ("ring",)  # in which ranks along context attend; of `all`, those that are possible
     stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
         models = [self.config.given_model(name) for name in self.model]
+        check_ways(machine, self.ways)
         inner = list(machine.sizes)
         schemes = [self.config.given_scheme(name).on(inner) for name in self.scheme]
-        for model, scheme, ranks, b, a, seq, recompute in product(
-            models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute
-        ):
-            yield Workload(
-                machine, stack, model, scheme, ranks, b, sequence(model, seq), a, recompute, axes=self.axes,
-            )  # fmt: skip
+        for model, scheme, ranks, b, a, seq, recompute, axes in product(
+            models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute,
+            self.axes,
+        ):  # fmt: skip
+            length = sequence(model, seq)
+            for one in self._possible(machine, model, ranks, axes, length):
+                yield Workload(machine, stack, model, scheme, ranks, b, length, a, recompute, axes=one)
+
+    def _possible(
+        self, machine: Machine, model: ModelSpec, ranks: int, axes: Ways, seq_len: int
+    ) -> list[Ways]:
+        """The axes in each of the ways, without those that heads or tokens cannot be divided for if all were
+        asked for. Raises UserError if none is left."""
+        tried, found = in_ways(machine, ranks, axes, self.ways), list[Ways]()
+        if ALL_WAYS not in self.ways:
+            return tried
+        for one in tried:
+            try:
+                check_layout(layout_of(machine.sizes, one, ranks), one, model, seq_len)
+                found.append(one)
+            except UserError:
+                if one is tried[-1] and not found:
+                    raise
+        return found
 
     def records(self) -> list[dict[str, Any]]:
         """One record per point. Raises UserError for a point that is impossible or lacks a constant."""

@@ -27,10 +27,13 @@ afterwards is behind nothing.
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
-idle time (cost/timeline.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
+idle time (bubble.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
 sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
 M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
 batch, behind M f or M b.
+
+Ranks along context compute with their part of the tokens, attention as long as the one that has most of it
+(cost/context_load.py), and wait in each block for what does not hide behind it (context.py): item `context`.
 
 All computation takes as long as on the slowest of the ranks (cost/stragglers.py); what it takes beyond a
 middle device's is the item `straggler`.
@@ -41,21 +44,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowband.cost.buffers import by_bucket
-from lowband.cost.bytes import Transfer, stage_numels, transfers
+from lowband.cost.bytes import Transfer, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, work
-from lowband.cost.numbers import Num, join
+from lowband.cost.context_load import attended, merges
+from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
-from lowband.cost.timeline import idle_passes, idle_s
+from lowband.predict.bubble import bubble_s
+from lowband.predict.context import waits
 from lowband.predict.exposed import Lane, Passes, total
+from lowband.predict.place import Place, alike, places
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.schedules import SCHEDULES
 from lowband.spec.step import ANCHOR_GATHER, BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
-    "pipeline_exchange", "bubble",
+    "context", "pipeline_exchange", "bubble",
     *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
 
@@ -73,68 +78,63 @@ class StepTime:
 
 def step_time(job: Workload, case: Case = "value") -> StepTime:
     """Time of one optimizer step of `job`, with every constant taken at `case`."""
+    if not job.axes.is_uneven:
+        return _step_time(job, case, alike(job))
+    shape, points = job.points()
+    found = [
+        max((_step_time(one, case, place) for place in places(one)), key=lambda step: float(step.total))
+        for one in points
+    ]
+    items, lane = (stacked(shape, [getattr(step, name) for step in found]) for name in ("items", "lane"))
+    return StepTime(total(items, items), items, lane)
+
+
+def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
     computer = Computer(job.machine, job.compute_dtype, case)
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
-        job.dropout,
+        job.dropout, attended(job.layout, job.attention == "plain"), merges(job.layout),
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
-    root, block = _lanes(job, network, computer)
-    blocks, micro_batches = job.model.layers // job.axes.pipeline, job.accumulation
+    root, block = _lanes(job, place, network, computer)
+    blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     tp_s = _all_reduce_s(job, other)
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
     computed_s = w.backward + w.recompute
     tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 2 if job.recompute == "full" else 1, case)
-    forward_s = w.forward + tp_forward_s + forward_host_s  # of one block and micro-batch
-    backward_s = computed_s + tp_backward_s + backward_host_s
+    along = waits(job, other, w, overlap)
+    forward_s = w.forward + tp_forward_s + along.forward + forward_host_s  # of one block and micro-batch
+    backward_s = computed_s + tp_backward_s + along.backward + backward_host_s
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
 
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
 
-    passes = Passes(job, root, block, forward_s, backward_s, w.head_backward, overlap)
+    passes = Passes(job, place, root, block, forward_s, backward_s, place.heads * w.head_backward, overlap)
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
+    add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
-    optimizer = {"optimizer": _optimizer_s(job, computer)}
-    for name, time in (_computed(middle, blocks, micro_batches) | optimizer).items():
+    optimizer = {"optimizer": _optimizer_s(job, place, computer)}
+    for name, time in (_computed(middle, place, micro_batches) | optimizer).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    if job.axes.pipeline > 1:
-        add(
-            "bubble",
-            _bubble_s(
-                job, blocks * (forward_s + backward_s), blocks * forward_s, blocks * w.weight, exchange
-            ),
-        )
-    for name, time in _meeting(job, root, block, total(items, items), overlap).items():
+    if job.is_in_stages:
+        add("bubble", bubble_s(job, place, w, forward_s, backward_s, exchange))
+    for name, time in _meeting(job, place, root, block, total(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
     often = {r.name: times[r.every] for r in STEP}
-    often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), job.gathers, strict=True))
+    often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), place.gathers, strict=True))
     lane = {name: n * (root.get(name, 0.0) + blocks * block.get(name, 0.0)) for name, n in often.items()}
+    lane |= {name: micro_batches * time for name, time in along.lane.items()}
     return StepTime(total(items, items), items, lane)
-
-
-def _bubble_s(job: Workload, pass_s: Num, forward_s: Num, weight_s: Num, exchange_s: Num) -> Num:
-    """Seconds for which a pipeline's rank is idle.
-
-    pass_s:     of a micro-batch in all of a rank's blocks; of it, forward_s, and weight_s that may wait
-    exchange_s: to send its activations and their gradients
-    """
-    axes = job.axes
-    if not SCHEDULES[axes.row].splits:
-        return idle_passes(axes.pipeline, job.accumulation, axes.chunks) * (pass_s + exchange_s)
-    input_s = pass_s - forward_s - weight_s + exchange_s / 2
-    return idle_s(
-        axes.row, axes.pipeline, job.accumulation, axes.chunks, forward_s + exchange_s / 2, input_s, weight_s
-    )
 
 
 def _wait(job: Workload, case: Case) -> float:
@@ -143,19 +143,19 @@ def _wait(job: Workload, case: Case) -> float:
     return 0.0 if spread is None else slower(job.ranks, number(spread, case))
 
 
-def _computed(one: Work, blocks: int, micro_batches: Num) -> dict[str, Num]:
+def _computed(one: Work, place: Place, micro_batches: Num) -> dict[str, Num]:
     """Items of a step's passes: computation of all micro-batches. one: of one block and micro-batch"""
     return {
-        "forward": micro_batches * (blocks * one.forward + one.head_forward),
-        "backward": micro_batches * (blocks * one.backward + one.head_backward),
-        "recompute": micro_batches * blocks * one.recompute,
+        "forward": micro_batches * (place.blocks * one.forward + place.heads * one.head_forward),
+        "backward": micro_batches * (place.blocks * one.backward + place.heads * one.head_backward),
+        "recompute": micro_batches * place.blocks * one.recompute,
     }
 
 
-def _optimizer_s(job: Workload, computer: Computer) -> Num:
+def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     """Seconds of the optimizer and, in the mean over a period, of the outer one."""
     levels, sync = job.levels, job.scheme.sync
-    numel = sum(stage_numels(job.model, levels, job.axes))
+    numel = sum(place.numels)
     optimizer = computer.adam_s(numel / levels.size(job.scheme.optim))
     if sync is None:
         return optimizer
@@ -163,20 +163,22 @@ def _optimizer_s(job: Workload, computer: Computer) -> Num:
     return optimizer + outer / sync.every
 
 
-def _meeting(job: Workload, root: Lane, block: Lane, step_s: Num, overlap: float) -> dict[str, Num]:
+def _meeting(
+    job: Workload, place: Place, root: Lane, block: Lane, alone_s: Num, overlap: float
+) -> dict[str, Num]:
     """What a step waits for exchanges between replicas, in the mean over a period; nothing without sync.
 
-    step_s: of a step without them
+    alone_s: of a step without them
     """
-    sync, blocks = job.scheme.sync, job.model.layers // job.axes.pipeline
+    sync = job.scheme.sync
     if sync is None:
         return {}
 
     def lane_s(name: str, fragment: int) -> Num:
-        in_it = sum(sync.fragment_of(unit) == fragment for unit in range(1, blocks + 1))
+        in_it = sum(sync.fragment_of(unit) == fragment for unit in range(1, place.blocks + 1))
         return in_it * block.get(name, 0.0) + (root.get(name, 0.0) if fragment == 0 else 0.0)
 
-    row, hidden = job.scheme.meeting, min(sync.delay, sync.gap) * step_s
+    row, hidden = job.scheme.meeting, min(sync.delay, sync.gap) * alone_s
     met: Num = 0.0
     gathered: Num = 0.0
     for fragment in range(sync.fragments):
@@ -199,14 +201,14 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) 
     return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
 
 
-def _lanes(job: Workload, network: Network, computer: Computer) -> tuple[Lane, Lane]:
+def _lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
     """Seconds of each collective of the root and of a block."""
-    numels = stage_numels(job.model, job.levels, job.axes)
+    numels = place.numels
     buckets = by_bucket(numels, job.scheme, job.levels, job.reduce_dtype)
     reductions = len(buckets) / len(numels)
     root, block, *_ = numels
     return (
-        _lane(job, network, computer, root, reductions, is_root=True),
+        _lane(job, network, computer, root, reductions, is_root=True) if root else {},
         _lane(job, network, computer, block, reductions, is_root=False),
     )
 
@@ -242,7 +244,7 @@ def _all_reduce_s(job: Workload, network: Network) -> Num:
     if (ranks := job.axes.tensor) == 1:
         return 0.0
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.seq_len * job.model.hidden
+    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.own_tokens * job.model.hidden
     return network.ring_s(hops, sent, rounds=2)
 
 
@@ -254,6 +256,6 @@ def _exchange_s(job: Workload, network: Network) -> Num:
     if job.axes.pipeline == 1:
         return 0.0
     level = job.mesh.along("pipeline")[0].level  # the links to the next stage
-    moved = 2 * job.micro_batch * job.seq_len * job.model.hidden / job.axes.tensor
+    moved = 2 * job.micro_batch * job.own_tokens * job.model.hidden / job.axes.tensor
     one = network.base_s + network.latency_s(level) + moved / network.rate(level)
     return 2 * job.axes.chunks * one

@@ -1,7 +1,7 @@
 """The input of a prediction: model, scheme, machine and stack, with the numbers that a user varies."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,8 @@ from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
-from lowband.spec.axes import ONLY_DATA, Ways
+from lowband.spec.axes import ONLY_DATA, Axes, Ways
+from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -29,7 +30,8 @@ class Workload:
 
     The scheme is placed over the ranks along the data axis.
 
-    micro_batch:  sequences per data-parallel group and pass; accumulation: passes per optimizer step, which
+    micro_batch:  sequences per data-parallel group and pass, of whose tokens ranks along context have equal
+                  parts, seq_len / context; accumulation: passes per optimizer step, which
                   are a pipeline's micro-batches
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
@@ -53,13 +55,20 @@ class Workload:
     collectives: Pattern | None = None
 
     def __post_init__(self) -> None:
-        """Raises UserError for impossible degrees or sizes, or if the levels cannot serve the scheme."""
+        """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
+        linear attention, which is not predicted."""
         for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
+        if self.model.linear_layers:
+            where = f"model '{self.model.name}'"
+            raise UserError("linear attention is not predicted", where=where, allowed="attention softmax")
         levels = self.levels
+        for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
+            check_layout(self.layout, self.axes, self.model, length)
         try:
             self.scheme.check(levels)
+            check_context(self.axes, self.scheme, levels)
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
             raise UserError(error.what, where=where, allowed=error.allowed) from None
@@ -73,6 +82,16 @@ class Workload:
     def levels(self) -> Levels:
         """Levels of the ranks along the data axis, over which the scheme is placed."""
         return self.mesh.levels("data")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Which tokens of a sequence are whose, along context."""
+        return layout_of(self.machine.sizes, self.axes, self.ranks)
+
+    @property
+    def own_tokens(self) -> Num:
+        """Tokens of a sequence that are a rank's."""
+        return self.seq_len // self.axes.context
 
     @property
     def order(self) -> Order:
@@ -100,10 +119,42 @@ class Workload:
         """Whether gradients are in memory while further micro-batches compute."""
         return np.asarray(self.accumulation if self.is_in_stages else self.passes) > 1
 
+    def points(self) -> tuple[tuple[int, ...], list["Workload"]]:
+        """The shape of the grid, () of one point, and its points."""
+        names = ("micro_batch", "seq_len", "accumulation")
+        values = np.broadcast_arrays(*(getattr(self, name) for name in names), *self.faster.values())
+        found = []
+        for one in zip(*(np.ravel(each).tolist() for each in values), strict=True):
+            faster = dict(zip(self.faster, one[len(names) :], strict=True))
+            found.append(replace(self, **dict(zip(names, one, strict=False)), faster=faster))
+        return values[0].shape, found
+
     @property
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
-        return self.micro_batch * self.seq_len * self.accumulation * self.levels.world
+        return self.micro_batch * self.seq_len * self.accumulation * (self.levels.world // self.axes.context)
+
+
+ALL_WAYS = "all"
+
+
+def check_ways(machine: Machine, ways: Sequence[str]) -> None:
+    """Raises UserError for an unknown way or level: of several ways, those in which ranks cannot attend are
+    left out, and so would be a typing error."""
+    check_names((way for way in ways if way != ALL_WAYS), [level.name for level in machine.levels])
+
+
+def in_ways(machine: Machine, ranks: int, axes: Ways, ways: Sequence[str]) -> list[Ways]:
+    """These axes with their ranks along context attending in each of the ways, or in all that there are.
+
+    Raises UserError for ranks that cannot be divided so.
+    """
+    if axes.context == 1:
+        return [axes]
+    if ALL_WAYS in ways:
+        levels = Mesh.fit(machine.sizes, axes.with_context(ranks)).levels("context")
+        ways = every_way(levels)
+    return [axes.model_copy(update={"context_attention": way}) for way in ways]
 
 
 def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
@@ -129,12 +180,7 @@ _IN_USE: dict[str, Schedule] = {
 
 
 def workload_of(spec: RunSpec) -> Workload:
-    """A run of our engine on its machine at full scale; the stack that the machine names is not used.
-
-    Raises UserError for ranks along context, whose exchanges are not predicted.
-    """
-    if spec.context > 1:
-        raise UserError("is not predicted", where=f"context {spec.context} of {spec.run_id}", allowed="1")
+    """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     none = Fact(value=0, source="the run's spec")
     stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
     named: Any = spec.schedule if spec.is_in_stages else spec.order
@@ -142,8 +188,8 @@ def workload_of(spec: RunSpec) -> Workload:
         spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
         spec.accumulation, recompute=spec.recompute,
         axes=Ways(
-            tensor=spec.tensor, pipeline=spec.pipeline, chunks=spec.chunks_each if spec.is_in_stages else 1,
-            schedule=_IN_USE.get(named, named), sequence_parallel=spec.sequence_parallel,
+            **Axes.of(spec).model_dump(), chunks=spec.chunks_each if spec.is_in_stages else 1,
+            schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
     )  # fmt: skip

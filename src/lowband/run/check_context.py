@@ -8,7 +8,7 @@ all tokens and then of each rank's alone: a rank without tokens that count is wh
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,8 @@ from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.run.launch import RankFailure, TimeLimit
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.axes import Axes
+from lowband.spec.axes import Axes, States, StatesOption
+from lowband.spec.context import WrongLayers
 
 INPUTS = "the inputs"
 LIMIT_S = 300.0
@@ -34,6 +35,7 @@ class Way(NamedTuple):
     name: str
     attention: str | dict[str, str]
     zigzag: bool
+    states: StatesOption = "auto"
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,24 @@ class _Whole(NamedTuple):
 
 
 def ways(ranks: int) -> list[Way]:
-    """Those that ranks can be tried in: with an even number of them, two levels too, and two ways at once."""
+    """Those that ranks can be tried in: with an even number of them, two levels too, and two ways at once.
+
+    Where tokens lie in order, layers between may be linear.
+    """
     single: list[str | dict[str, str]] = ["gather", "ring", "heads"]
     both: list[str | dict[str, str]] = [{"package": "heads", "world": "ring"}] if _inner(ranks) else []
     return [
-        Way(_name(attention) + (", zigzag" if zigzag else ""), attention, zigzag)
+        Way(
+            _name(attention) + (", zigzag" if zigzag else ""), attention, zigzag, "auto" if zigzag else "scan"
+        )
         for attention in single + both
         for zigzag in (False, True)
     ]
+
+
+def ways_of_states() -> list[Way]:
+    """Those of a module whose layers are all linear."""
+    return [Way(f"state, {states}", "state", False, states) for states in get_args(States)]
 
 
 def check_context(file: Path, ranks: int) -> list[Found]:
@@ -161,13 +173,18 @@ def _compared(file: Path, ranks: int, whole: _Whole) -> list[Found]:
     make, _ = _functions(file)
     topology, plain = Topology(_inner(ranks), Axes(context=ranks)), _made(make, None)
     plain.load_state_dict(whole.weights)
-    found = []
-    for way in ways(ranks):
-        context = Context(topology, way.attention, way.zigzag)
-        try:
-            found.append(_of_way(way, context, make, plain, whole))
-        except UserError as error:  # on every rank: what is refused follows from shapes
-            found.append(Found(way, refused=str(error)))
+    for tried in (ways_of_states(), ways(ranks)):
+        found = []
+        for way in tried:
+            context = Context(topology, *way[1:])
+            try:
+                found.append(_of_way(way, context, make, plain, whole))
+            except WrongLayers:
+                continue
+            except UserError as error:  # on every rank: what is refused follows from shapes
+                found.append(Found(way, refused=str(error)))
+        if found:
+            break
     return found
 
 

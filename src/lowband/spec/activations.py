@@ -10,9 +10,11 @@
 Source: Megatron-LM (arXiv 1909.08053, section 3; with sequence parallelism arXiv 2205.05198, section 4.2.2).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lowband.spec.axes import States
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective
@@ -62,6 +64,18 @@ CONTEXT_RING_GRAD = Collective(  # their gradients, which travel with them, and 
     "context_ring_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
 CONTEXT_DOCUMENTS = Collective(  # of each token, the number of its document
     "context_documents", "gather", SELF, WORLD, "activations", "layer", "forward")
+CONTEXT_STATE_PASS = Collective(  # the sum of states so far, to the next rank
+    "context_state_pass", "swap", SELF, WORLD, "masters", "layer", "forward")
+CONTEXT_STATE_PASS_GRAD = Collective(
+    "context_state_pass_grad", "swap", SELF, WORLD, "masters", "layer", "backward")
+CONTEXT_STATE_GATHER = Collective(  # every rank's state
+    "context_state_gather", "gather", SELF, WORLD, "masters", "layer", "forward")
+CONTEXT_STATE_GATHER_GRAD = Collective(
+    "context_state_gather_grad", "gather", SELF, WORLD, "masters", "layer", "backward")
+CONTEXT_STATE_SCAN = Collective(  # parts of groups' states, level by level
+    "context_state_scan", "scan", SELF, WORLD, "masters", "layer", "forward")
+CONTEXT_STATE_SCAN_GRAD = Collective(
+    "context_state_scan_grad", "scan", SELF, WORLD, "masters", "layer", "backward")
 TOKENS_COUNT = Collective(  # by which a loss is divided; over the data axis, with context
     "tokens_count", "gather", SELF, WORLD, "masters", "layer", "forward")
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
@@ -72,9 +86,15 @@ TENSOR: Final = (
     LEAVE_REDUCE, ENTER_REDUCE, ENTER_GATHER, ENTER_SCATTER, LEAVE_SCATTER, LEAVE_GATHER, SPLIT_GATHER,
     JOIN_GATHER, LOSS_GATHER, SHARED_REDUCE, TENSOR_NORM,
 )
+CONTEXT_STATES: Final[Mapping[States, tuple[Collective, Collective]]] = {  # forward, backward
+    "pass": (CONTEXT_STATE_PASS, CONTEXT_STATE_PASS_GRAD),
+    "gather": (CONTEXT_STATE_GATHER, CONTEXT_STATE_GATHER_GRAD),
+    "scan": (CONTEXT_STATE_SCAN, CONTEXT_STATE_SCAN_GRAD),
+}
 CONTEXT: Final = (
     CONTEXT_HEADS, CONTEXT_HEADS_GRAD, CONTEXT_GATHER, CONTEXT_GATHER_AGAIN, CONTEXT_SCATTER,
     CONTEXT_RING, CONTEXT_RING_AGAIN, CONTEXT_RING_GRAD, CONTEXT_DOCUMENTS, TOKENS_COUNT,
+    *(row for rows in CONTEXT_STATES.values() for row in rows),
 )
 PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, TIED_REDUCE, STAGES_NORM)
 # fmt: on

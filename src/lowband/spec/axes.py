@@ -1,5 +1,7 @@
 """The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
@@ -7,13 +9,21 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_se
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.stages import blocks_of
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
 AxisName = Literal["tensor", "context", "data", "pipeline"]
 
+# How states of linear layers travel between ranks along context, see spec/context.py.
+States = Literal["pass", "gather", "scan"]
+StatesOption = Literal["auto", States]
+
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
+
+# The same with the axis of context, where ranks may lie along it.
+SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways"}
 
 
 class Axes(Strict):
@@ -30,7 +40,12 @@ class Axes(Strict):
     )
     context_attention: str = Field(
         default="ring",
-        description="how they attend: gather, ring, heads; or by level: package=heads,world=ring",
+        description="how they attend: gather, ring, heads; or by level: package=heads,world=ring; state of "
+        "linear layers",
+    )
+    context_states: StatesOption = Field(
+        default="auto",
+        description="how linear layers' states travel; auto: by scan if context_attention is state",
     )
     zigzag: bool = Field(
         default=True, description="each of them has an early and a late part: causal attention is balanced"
@@ -47,7 +62,7 @@ class Axes(Strict):
         """Without defaults, so that the checksums of what has none of them stay."""
         values: dict[str, Any] = handler(self)
         fields, left_out = type(self).model_fields, (*AXES, *self.younger)
-        return {k: v for k, v in values.items() if k not in left_out or v != fields[k].default}
+        return {k: v for k, v in values.items() if k not in left_out or getattr(self, k) != fields[k].default}
 
     @classmethod
     def of(cls, options: "Axes") -> "Axes":
@@ -60,22 +75,9 @@ class Axes(Strict):
         return self.tensor * self.pipeline > 1
 
     @property
-    def stages(self) -> int:
-        """Parts of a model, one after the other, on all ranks along pipeline."""
-        return self.pipeline
-
-    @property
     def has_both_ends(self) -> bool:
         """Whether the first rank along pipeline has the last stage, too."""
         return self.pipeline == 1
-
-    def check(self, model: ModelSpec) -> None:
-        """Raises UserError if the model cannot be divided so."""
-        where = f"model '{model.name}'"
-        if model.layers % self.stages:
-            raise UserError(f"{model.layers} layers cannot be divided over {self.stages} stages", where=where)
-        if model.heads % self.tensor:
-            raise UserError(f"{model.heads} heads cannot be divided over tensor {self.tensor}", where=where)
 
     def degrees(self, ranks: int) -> dict[AxisName, int]:
         """Ranks along every axis of a job, inner to outer, with context's in data.
@@ -102,7 +104,46 @@ class Axes(Strict):
 AXES: Final = Axes.model_fields
 
 
-class Ways(Axes):
+class InStages(Axes):
+    """Axes, and which of a model's blocks each stage along pipeline has."""
+
+    younger: ClassVar[tuple[str, ...]] = ("layers",)
+
+    layers: tuple[PositiveInt, ...] = Field(
+        default=(), description="blocks of each stage along pipeline, from first to last; none: equally many"
+    )
+
+    @property
+    @abstractmethod
+    def stages(self) -> int:
+        """Parts of a model, one after the other, on all ranks along pipeline."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some stages have more blocks than others."""
+        return len(set(self.layers)) > 1
+
+    def blocks(self, model: ModelSpec) -> tuple[int, ...]:
+        """By stage, its blocks. Raises UserError as `spec.stages.blocks_of` does."""
+        if self.layers and self.pipeline == 1:
+            what = f"layers {list(self.layers)} with pipeline 1"
+            raise UserError(what, where=f"model '{model.name}'", allowed="pipeline 2 or more, or no layers")
+        return blocks_of(model, self.stages, self.layers)
+
+    def check(self, model: ModelSpec) -> None:
+        """Raises UserError if the model cannot be divided so."""
+        self.blocks(model)
+        if model.heads % self.tensor:
+            what = f"{model.heads} heads cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where=f"model '{model.name}'")
+
+
+def shown(value: object) -> object:
+    """A run's option as names and tables have it: of layers, 3+2+2+1."""
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+class Ways(InStages):
     """Axes, and how their ranks work together, as the predictor knows them.
 
     chunks:            stages per rank of a pipeline (virtual stages)
@@ -113,9 +154,20 @@ class Ways(Axes):
     schedule: Schedule = "1f1b"
 
     @classmethod
-    def of_options(cls, tp: int = 1, pp: int = 1, interleave: int = 1, schedule: Schedule = "1f1b") -> "Ways":
+    def of_options(
+        cls,
+        tp: int = 1,
+        pp: int = 1,
+        interleave: int = 1,
+        schedule: Schedule = "1f1b",
+        layers: Sequence[int] = (),
+        cp: int = 1,
+    ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
-        return cls(tensor=tp, pipeline=pp, chunks=interleave, schedule=schedule, sequence_parallel=tp > 1)
+        return cls(
+            tensor=tp, context=cp, pipeline=pp, chunks=interleave, schedule=schedule,
+            sequence_parallel=tp > 1, layers=tuple(layers),
+        )  # fmt: skip
 
     @property
     def stages(self) -> int:

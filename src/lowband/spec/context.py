@@ -3,6 +3,8 @@
     heads    an all-to-all: a rank gets all tokens of some heads                  inside
     gather   keys and values of all ranks are gathered on each
     ring     keys and values travel from rank to rank, one block at a time        outside
+    state    of linear layers: the sum of what came before, as large for any      on all levels
+             number of tokens: passed on, gathered, or scanned level by level
 
 Ranks that differ on levels of `heads` alone share one part of the sequence; there are as many parts as ranks
 on the other levels. With zigzag part i of n is the pieces i and 2 n - 1 - i of 2 n, so that under a causal
@@ -10,23 +12,30 @@ mask all parts have equally many pairs of a query and a key; without it the last
 the first.
 
 Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section 3.3.2), ring attention
-(arXiv 2310.01889), USP (arXiv 2405.07719).
+(arXiv 2310.01889), USP (arXiv 2405.07719), LASP (arXiv 2404.02882), LASP-2 (arXiv 2502.07563).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
-from lowband.spec.axes import Axes
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.axes import Axes, States, StatesOption
+from lowband.spec.mesh import SELF, WORLD, Levels, Mesh
+from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
-Way = Literal["heads", "gather", "ring"]
+Way = Literal["heads", "gather", "ring", "state"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer
+
+WHERE: Final = "context_attention"
+
+
+class WrongLayers(UserError):
+    """A layer of softmax or a linear one, which cannot attend as the ranks do."""
+
 
 Run = tuple[int, int]  # positions of neighbouring tokens: first and last-plus-one
 
@@ -37,30 +46,55 @@ def ways_of(attention: str | Mapping[str, str], levels: Levels) -> dict[str, Way
     attention: a way for all levels; or by level, as a mapping or as text, `package=heads,world=ring`
     levels:    as the ranks along context see them
     Raises UserError for an unknown way or level, for a level without one, and for another order than heads
-    inside, then gather, then ring.
+    inside, then gather, then ring, and for state beside another way.
     """
-    where = "context_attention"
     crossed = [hop.level for hop in levels.hops(SELF, WORLD)]
     if isinstance(attention, str) and "=" not in attention:
         given: Mapping[str, str] = dict.fromkeys(crossed or [WORLD], attention)
-    elif isinstance(attention, str):
-        pairs = [part.strip().partition("=") for part in attention.split(",")]
-        given = {level: way for level, _, way in pairs}
     else:
-        given = attention
-    for level, way in given.items():
-        levels.index(level)
-        if way not in WAYS:
-            raise UserError(f"unknown way '{way}'", where=where, allowed=WAYS)
+        given = _by_level(attention) if isinstance(attention, str) else attention
+    _check_names(given, levels.names)
+    if "state" in given.values() and {*given.values()} != {"state"}:
+        others = sorted({*given.values()} - {"state"})
+        what = f"state on one level and {others[0]} on another: layers are linear or they are not"
+        raise UserError(what, where=WHERE, allowed="state on all levels, or on none")
     if missing := [level for level in crossed if level not in given]:
         what = f"no way for level '{missing[0]}', which context ranks cross"
-        raise UserError(what, where=where, allowed=WAYS)
+        raise UserError(what, where=WHERE, allowed=WAYS)
     found: dict[str, Way] = {level: given[level] for level in crossed}  # type: ignore[misc]
     for (inner, a), (outer, b) in pairwise(found.items()):
         if WAYS.index(a) > WAYS.index(b):
             what = f"{a} on '{inner}' lies inside of {b} on '{outer}'"
-            raise UserError(what, where=where, allowed="from the inside: heads, gather, ring")
+            raise UserError(what, where=WHERE, allowed="from the inside: heads, gather, ring")
     return found
+
+
+def _by_level(attention: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in attention.split(",")]
+    return {level: way for level, _, way in pairs}
+
+
+def _check_names(given: Mapping[str, str], levels: Sequence[str]) -> None:
+    for level, way in given.items():
+        if level not in levels:
+            raise UserError(f"no level '{level}'", where=WHERE, allowed=levels)
+        if way not in WAYS:
+            raise UserError(f"unknown way '{way}'", where=WHERE, allowed=WAYS)
+
+
+def check_names(ways: Iterable[str], levels: Sequence[str]) -> None:
+    """Raises UserError for a way, as text, that no ranks could attend in. levels: the machine's"""
+    for way in ways:
+        _check_names(_by_level(way) if "=" in way else {WORLD: way}, (SELF, *levels))
+
+
+def every_way(levels: Levels) -> list[str]:
+    """Each way of softmax for all levels that context ranks cross, and each mix of them that their order
+    allows, as `ways_of` reads them."""
+    crossed, ways = [hop.level for hop in levels.hops(SELF, WORLD)], [way for way in WAYS if way != "state"]
+    mixes = [mix for mix in combinations_with_replacement(ways, len(crossed)) if len(set(mix)) > 1]
+    by_level = [",".join(f"{a}={b}" for a, b in zip(crossed, mix, strict=True)) for mix in mixes]
+    return [*ways, *by_level]
 
 
 def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
@@ -78,11 +112,44 @@ def check_context(axes: Axes, scheme: Scheme, levels: Levels) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tokens are whose. levels: as ranks along context see them; ways: by level that they cross"""
+    """Which tokens are whose, and how ranks attend.
+
+    levels: as ranks along context see them; ways: by level that they cross; states: of linear layers, which
+            may lie between layers that attend by these ways; auto: those of the way `state` alone, by scan
+    """
 
     levels: Levels
     ways: Mapping[str, Way]
     zigzag: bool
+    states: StatesOption = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises UserError for zigzag beside states, which walk tokens in order."""
+        if self.zigzag and self.travels is not None:
+            what = "zigzag gives a rank tokens of both ends of a sequence, and states walk them in order"
+            raise UserError(what, where="context_states", allowed="zigzag false")
+
+    @property
+    def travels(self) -> States | None:
+        """How states of linear layers travel; None if they do not."""
+        if self.levels.world == 1:
+            return None
+        if self.states != "auto":
+            return self.states
+        return "scan" if "state" in self.ways.values() else None
+
+    def check_layers(self, softmax: bool, linear: bool) -> None:
+        """Raises WrongLayers if layers of these kinds cannot attend so."""
+        if self.levels.world == 1:
+            return
+        ways = ", ".join(dict.fromkeys(self.ways.values()))
+        if softmax and "state" in self.ways.values():
+            what = "softmax has no state: it needs every key"
+            raise WrongLayers(what, where="context_attention state", allowed="heads, gather, ring")
+        if linear and self.travels is None:
+            what = "is for keys and values, and linear layers exchange states"
+            allowed = "state; beside softmax layers context_states pass, gather, scan"
+            raise WrongLayers(what, where=f"context_attention {ways}", allowed=allowed)
 
     def ranks(self, way: Way) -> int:
         """Ranks in a group of those that attend so."""
@@ -100,7 +167,7 @@ class Layout:
     @property
     def parts(self) -> int:
         """Of the sequence."""
-        return self.ranks("gather") * self.ranks("ring")
+        return self.ranks("gather") * self.ranks("ring") * self.ranks("state")
 
     @property
     def multiple(self) -> int:
@@ -119,20 +186,37 @@ class Layout:
         piece = length // (2 * n)
         return [(i * piece, (i + 1) * piece) for i in (part, 2 * n - 1 - part)]
 
-    def balance(self, length: int) -> Fraction:
-        """Pairs of a query and a key under a causal mask: the mean of parts over those of the part with most.
-
-        1 with zigzag; without it about n / (2 n - 1) for n parts. length: a multiple of `multiple`
-        """
-        of_parts = [
-            sum(last * (last + 1) - first * (first + 1) for first, last in self.runs(part, length))
-            for part in range(self.parts)
-        ]
-        return Fraction(sum(of_parts), self.parts * max(of_parts))
-
     def positions(self, place: int, length: int) -> Sequence[int]:
         """The tokens of the rank of that number along context, in its order."""
         part, of_heads = divmod(place, self.ranks("heads"))
         tokens = [position for run in self.runs(part, length) for position in range(*run)]
         mine = len(tokens) // self.ranks("heads")
         return tokens[of_heads * mine : (of_heads + 1) * mine]
+
+
+def layout_of(sizes: Mapping[str, int], axes: Axes, ranks: int) -> Layout:
+    """Which tokens of a sequence are whose, on a machine whose levels have these sizes.
+
+    Raises UserError for ways that do not fit the levels.
+    """
+    levels = Mesh.fit(sizes, axes.with_context(ranks)).levels("context")
+    ways = ways_of(axes.context_attention, levels)
+    return Layout(levels, ways, axes.zigzag, axes.context_states)
+
+
+def check_layout(layout: Layout, axes: Axes, model: ModelSpec, seq_len: int) -> None:
+    """Raises UserError for lengths and heads that ranks along context cannot divide, and for layers that do
+    not attend so."""
+    where, linear = f"context {axes.context}", model.linear_layers
+    layout.check_layers(softmax=linear < model.layers, linear=linear > 0)
+    if layout.travels is not None and not linear:
+        what = f"model '{model.name}' has no linear layers, whose states would travel"
+        raise UserError(what, where=f"context_states {axes.context_states}", allowed="auto")
+    if seq_len % layout.multiple:
+        allowed = f"multiples of {layout.multiple}"
+        raise UserError(f"{seq_len} tokens cannot be divided", where=where, allowed=allowed)
+    heads, ranks = model.heads // axes.tensor, layout.ranks("heads")
+    groups = max((model.kv_heads or model.heads) // axes.tensor, 1)
+    if heads % ranks or (groups % ranks and ranks % groups):
+        of_keys = "" if groups == heads else f" with {groups} of keys"
+        raise UserError(f"{heads} heads{of_keys} cannot be divided over {ranks} ranks of heads", where=where)

@@ -1,13 +1,14 @@
 """A GPT's shape: parameter names and shapes, and their exact count, without building it."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from lowband.spec.yaml_model import Strict
 
 AttentionKernel = Literal["sdpa", "flash2"]
+Attention = Literal["softmax", "linear"]
 
 # Each far beyond any model known: a layer is a unit in memory, and numbers of parameters fit into 64 bits.
 MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_POSITIONS = 10_000, 2**20, 2**28, 2**31
@@ -34,6 +35,21 @@ class ModelSpec(Strict):
         default=True, description="false: none in matrices and norms (Llama); qkv: there alone (Qwen2)"
     )
     source: str = Field(min_length=1, description="where the shape comes from, or 'ours'")
+    attention: Attention = Field(
+        default="softmax",
+        description="linear: queries meet a sum of what came before, not every key (engine.parallel.linear)",
+    )
+    softmax_every: PositiveInt | None = Field(
+        default=None,
+        description="every so many-th layer is one of softmax after all (LASP-2H); none: none is",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the younger keys at their defaults, so that the checksums of what has none stay."""
+        values: dict[str, Any] = handler(self)
+        fields, younger = type(self).model_fields, ("attention", "softmax_every")
+        return {k: v for k, v in values.items() if k not in younger or v != fields[k].default}
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSpec":
@@ -43,6 +59,10 @@ class ModelSpec(Strict):
             raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         if self.positions == "rotary" and self.hidden // self.heads % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.hidden // self.heads}")
+        if self.softmax_every is not None and self.attention == "softmax":
+            raise ValueError(f"softmax_every ({self.softmax_every}) is for attention linear, not softmax")
+        if self.softmax_every is not None and not 2 <= self.softmax_every <= self.layers:
+            raise ValueError(f"softmax_every ({self.softmax_every}) is not from 2 to layers ({self.layers})")
         return self
 
     def root_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -81,6 +101,18 @@ class ModelSpec(Strict):
             and not self.gated
             and self.biases is True
         )
+
+    def attention_of(self, layer: int) -> Attention:
+        """layer: from 0"""
+        is_softmax = self.softmax_every is not None and (layer + 1) % self.softmax_every == 0
+        return "softmax" if is_softmax else self.attention
+
+    @property
+    def linear_layers(self) -> int:
+        """Layers whose attention is linear."""
+        if self.attention == "softmax":
+            return 0
+        return self.layers - (0 if self.softmax_every is None else self.layers // self.softmax_every)
 
     @property
     def mlp_width(self) -> int:

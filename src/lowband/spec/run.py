@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.axes import AXES, Axes
-from lowband.spec.context import Layout, check_context, ways_of
+from lowband.spec.axes import AXES, InStages
+from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import AttentionKernel, ModelSpec
@@ -19,13 +19,13 @@ from lowband.spec.step import Order, Pattern
 Dtype = Literal["fp32", "bf16"]
 
 
-class RunOptions(Axes):
+class RunOptions(InStages):
     """The options that a suite may set for a run, one line each: type, default and meaning.
 
     Among them are its axes.
     """
 
-    younger: ClassVar = ("schedule", "chunks")
+    younger: ClassVar = ("schedule", "chunks", "layers")
 
     engine: Engine = "lowband"
     ranks: PositiveInt = Field(le=MOST_RANKS)
@@ -69,6 +69,20 @@ class RunOptions(Axes):
         default=60, description="a rank that waits longer for another ends the run"
     )
 
+    @property
+    def chunks_each(self) -> int:
+        """Stages on each rank along pipeline."""
+        return self.chunks or SCHEDULES[self.schedule].chunks[0]
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.chunks_each if self.is_in_stages else self.pipeline
+
+    @property
+    def is_in_stages(self) -> bool:
+        """Whether the model is cut into stages."""
+        return self.pipeline > 1
+
 
 class RunSpec(RunOptions):
     """`results/<cluster>/runs/<run_id>/spec.json`."""
@@ -89,20 +103,6 @@ class RunSpec(RunOptions):
     )
 
     @property
-    def chunks_each(self) -> int:
-        """Stages on each rank along pipeline."""
-        return self.chunks or SCHEDULES[self.schedule].chunks[0]
-
-    @property
-    def stages(self) -> int:
-        return self.pipeline * self.chunks_each if self.is_in_stages else self.pipeline
-
-    @property
-    def is_in_stages(self) -> bool:
-        """Whether the model is cut into stages."""
-        return self.pipeline > 1
-
-    @property
     def lists(self) -> Lists:
         """The actions of a step, by place along pipeline."""
         return lists(self.schedule, self.pipeline, self.accumulation, self.chunks_each)
@@ -117,6 +117,8 @@ class RunSpec(RunOptions):
             raise ValueError(
                 f"seq_len ({self.seq_len}) is longer than the model's longest ({self.model.seq_len})"
             )
+        if self.attention == "flash2" and self.model.linear_layers == self.model.layers:
+            raise ValueError(f"attention flash2 is of softmax, and model '{self.model.name}' has none")
         if self.attention == "flash2" and self.device == "fake":
             raise ValueError("attention flash2 cannot run on fake tensors; sdpa counts the same bytes")
         if self.warmup_steps >= self.steps:
@@ -199,18 +201,16 @@ class RunSpec(RunOptions):
             raise UserError(what, where="sequence_parallel")
 
     def _check_context(self) -> None:
-        layout, where = self.layout, f"context {self.context}"
-        if self.seq_len % layout.multiple:
-            allowed = f"multiples of {layout.multiple}"
-            raise UserError(f"{self.seq_len} tokens cannot be divided", where=where, allowed=allowed)
-        heads, ranks = self.model.heads // self.tensor, layout.ranks("heads")
-        if heads % ranks:
-            raise UserError(f"{heads} heads cannot be divided over {ranks} ranks of heads", where=where)
+        layout = self.layout
+        check_layout(layout, self, self.model, self.seq_len)
         if self.device == "fake" and len(layout.levels.hops(*layout.span("ring"))) > 1:
             what = (
                 "in a ring over several levels, next ranks lie on different ones, and one is counted for all"
             )
             raise UserError(what, where="device fake", allowed="ring on one level")
+        if self.device == "fake" and layout.travels == "pass":
+            what = "the last rank passes no state on, and one is counted for all"
+            raise UserError(what, where="device fake", allowed="context_states gather, scan")
         if self.sequence_parallel and self.seq_len // self.context % self.tensor:
             what = f"{self.seq_len // self.context} tokens of a context rank cannot be divided over tensor"
             raise UserError(what, where="sequence_parallel", allowed=f"multiples of {self.tensor}")
@@ -218,8 +218,7 @@ class RunSpec(RunOptions):
     @property
     def layout(self) -> Layout:
         """Which tokens of a sequence are whose, along context."""
-        levels = Mesh.fit(self.machine.sizes, self.with_context(self.ranks)).levels("context")
-        return Layout(levels, ways_of(self.context_attention, levels), self.zigzag)
+        return layout_of(self.machine.sizes, self, self.ranks)
 
     @property
     def point(self) -> dict[str, Any]:

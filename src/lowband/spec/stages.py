@@ -1,21 +1,43 @@
-"""Which modules of our GPT lie on which stage of a pipeline; how often a list comes to each stage, and which
-stages have sums of gradients when.
+"""How many blocks of our GPT each stage of a pipeline has, and which modules; how often a list comes to each
+stage, and which stages have sums of gradients when.
 """
 
 from collections.abc import Sequence
 from itertools import groupby
 
+from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import Action
 
 
-def stage_modules(model: ModelSpec, stages: int) -> list[list[str]]:
-    """By stage, the modules of `model.gpt.GPT.chain` by name: equally many blocks on each of them.
+def blocks_of(model: ModelSpec, stages: int, layers: Sequence[int] = ()) -> tuple[int, ...]:
+    """By stage, how many of a model's blocks it has.
 
-    The first one has the embeddings, too, the last one the norm and the head. `stages` divides the layers.
+    layers: these numbers; none: equally many
+    Raises UserError for layers that are not one number of 1 or more a stage with the model's as their sum,
+    and for a model that is not divided equally.
     """
-    size = model.layers // stages
-    found = [[f"blocks.{i}" for i in range(stage * size, (stage + 1) * size)] for stage in range(stages)]
+    allowed = f"layers: {stages} numbers of 1 or more whose sum is {model.layers}"
+    if layers:
+        if len(layers) != stages or min(layers) < 1 or sum(layers) != model.layers:
+            what = f"layers {list(layers)} for {stages} stages of {model.layers} layers"
+            raise UserError(what, where=f"model '{model.name}'", allowed=allowed)
+        return tuple(layers)
+    if model.layers % stages:
+        what = f"{model.layers} layers cannot be divided over {stages} stages"
+        if model.layers < stages:
+            allowed = f"at most {model.layers} stages"
+        raise UserError(what, where=f"model '{model.name}'", allowed=allowed)
+    return (model.layers // stages,) * stages
+
+
+def stage_modules(model: ModelSpec, blocks: Sequence[int]) -> list[list[str]]:
+    """By stage, the modules of `model.gpt.GPT.chain` by name. blocks: of each stage, as `blocks_of` has them
+
+    The first one has the embeddings, too, the last one the norm and the head.
+    """
+    starts = [sum(blocks[:stage]) for stage in range(len(blocks))]
+    found = [[f"blocks.{start + i}" for i in range(size)] for start, size in zip(starts, blocks, strict=True)]
     found[0] = ["embed", *(["positions"] if model.positions == "learned" else []), *found[0]]
     found[-1] += ["final_norm", "head"]
     return found

@@ -22,7 +22,7 @@ Order = Literal["depth", "breadth"]
 # several chunks is interleaved; the lists of all of them are in spec/schedules.py.
 Schedule = Literal["1f1b", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"]
 
-Kind = Literal["gather", "reduce", "all_reduce", "swap", "all_to_all"]
+Kind = Literal["gather", "reduce", "all_reduce", "swap", "all_to_all", "scan"]
 
 # How collectives run: a hop per level, one ring over all their ranks, or one exchange between all of them.
 Pattern = Literal["hops", "flat", "joined"]
@@ -35,7 +35,8 @@ class Collective:
     kind:    gather: shards of `outer` become the shard of `inner`; reduce: the shard of `inner` becomes the
              summed shard of `outer`; all_reduce: a reduce and a gather back; swap: the shard of `inner`
              goes to one rank and another one's comes from one, across the links of one level; all_to_all:
-             each rank has a part for every other one
+             each rank has a part for every other one; scan: the shards of ranks before it become a
+             rank's sum
     carries: weights and activations travel in the compute dtype, gradients in the reduce dtype, master
              weights in fp32
     every:   once per pass over a unit (see `passes`), once per optimizer step (at the boundary of

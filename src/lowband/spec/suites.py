@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, PositiveInt, model_validator
 
 from lowband.errors import UserError
+from lowband.spec.axes import shown
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunOptions, RunSpec
@@ -19,7 +20,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Magnitude
 from lowband.spec.yaml_model import Strict
 
-Value = bool | str | int | float
+Value = bool | str | int | float | tuple[int, ...]
 
 MOST_RUNS = 100_000  # of one suite
 
@@ -103,7 +104,11 @@ def expand(
 
 
 def _matches(point: Mapping[str, Value], left_out: Mapping[str, Value | list[Value]]) -> bool:
-    return all(point[key] in (v if isinstance(v, list) else [v]) for key, v in left_out.items())
+    for key, value in left_out.items():
+        values = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if point[key] not in (*values, values):  # `layers: [2, 1]` is one value
+            return False
+    return True
 
 
 def _spec(
@@ -121,7 +126,7 @@ def _spec(
     values["seed"] = point.seed + repeat - 1
     values["model"] = model_of(point.model)
     values["scheme"] = scheme_of(point.scheme)
-    extra = "".join(f"-{key}_{value}" for key, value in axes.items() if key not in _IN_RUN_ID)
+    extra = "".join(f"-{key}_{shown(value)}" for key, value in axes.items() if key not in _IN_RUN_ID)
     run_id = _file_name(
         f"{suite.name}-{point.model}-{point.scheme}-n{point.ranks:04d}-b{values['micro_batch']}"
         f"-s{point.seq_len}{extra}-r{repeat}"
@@ -131,7 +136,9 @@ def _spec(
             "run_id": run_id,
             "suite": suite.name,
             "repeat": repeat,
-            "condition": ", ".join(f"{key} {value}" for key, value in axes.items() if key not in _SHOWN),
+            "condition": ", ".join(
+                f"{key} {shown(value)}" for key, value in axes.items() if key not in _SHOWN
+            ),
             "scaling": "weak" if point.global_batch is None else "strong",
             "machine": machine if point.outer_link == 1 else machine.with_outer_link(point.outer_link),
             **values,

@@ -35,7 +35,7 @@ class Lowband(Trainer):
         self._names, self._split = list(model.state_dict()), model.split
         of_step: dict[str, Any] = {"collectives": spec.collectives}
         if spec.is_in_stages:
-            of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each}
+            of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each, "layers": spec.layers}
         self.model = on_ranks(
             model,
             spec.scheme,

@@ -55,7 +55,7 @@ class TorchPipeline(Trainer):
             param_dtype=TORCH_DTYPE[spec.compute_dtype], reduce_dtype=TORCH_DTYPE[spec.reduce_dtype]
         )
         here = {action.stage for action in spec.lists[mesh.pipeline.get_local_rank()]}
-        names = stage_modules(spec.model, spec.stages)
+        names = stage_modules(spec.model, spec.blocks(spec.model))
         parts: list[_Stage] = []
         stages: list[PipelineStage] = []
         for number in sorted(here):

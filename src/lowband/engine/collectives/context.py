@@ -67,7 +67,7 @@ class ContextExchanges:
             yield from collectives.gather(call, flat, whole, inner, outer, row.name)
 
         levels = [hop.level for hop in reversed(self.axis.levels.hops(inner, outer))]
-        self._submit(x, name, levels, work).wait()
+        self.submit(x, name, levels, work).wait()
         return whole.view(ranks, *x.shape)[self._places(inner, outer)]
 
     @outside_of_modes()
@@ -84,7 +84,7 @@ class ContextExchanges:
             found.append(mine)
 
         levels = [hop.level for hop in self.axis.levels.hops(inner, outer)]
-        self._submit(parts, name, levels, work).wait()
+        self.submit(parts, name, levels, work).wait()
         return found.pop().view(parts.shape[1:])
 
     @outside_of_modes()
@@ -101,7 +101,7 @@ class ContextExchanges:
             count_bytes(call, bound, row.name, "native", flat.nbytes)
             received.append(into)
 
-        return Passing(self._submit(flat, name, [bound.hop.level], work), received, x)
+        return Passing(self.submit(flat, name, [bound.hop.level], work), received, x)
 
     @outside_of_modes()
     def swapped(self, x: torch.Tensor, split: int, join: int, row: Collective, name: str) -> torch.Tensor:
@@ -123,12 +123,13 @@ class ContextExchanges:
             yield bound.hop.level, messages
             found.append(all_to_all(call, call.hold(messages.pop()), bound, row.name))
 
-        self._submit(parts, name, [bound.hop.level], work).wait()
+        self.submit(parts, name, [bound.hop.level], work).wait()
         return found.pop().view(parts.shape)
 
-    def _submit(
+    def submit(
         self, x: torch.Tensor, name: str, levels: Sequence[str], work: Callable[[Collectives, Call], Work]
     ) -> Handle:
+        """Start an exchange of a tensor. levels: that its work yields, in order"""
         if (collectives := self._of.get(x.device)) is None:
             collectives = Collectives(ALONG, self.axis, self.ledger, MemoryMeter(), x.device, Options())
             self._of[x.device] = collectives

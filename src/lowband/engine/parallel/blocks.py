@@ -2,7 +2,7 @@
 
 Queries stay. A block is the keys and values of the ranks that gather, and travels from rank to rank along the
 ring; either may have one rank alone. In the backward the blocks come once more, and the gradients of keys and
-values travel with them; a last hop brings them home.
+values travel behind them, one step late, while the next block is used; a last hop brings them home.
 
 Source: ring attention (arXiv 2310.01889); zigzag as in ring-flash-attention.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lowband.engine.collectives.context import ContextExchanges
+from lowband.engine.collectives.context import ContextExchanges, Passing
 from lowband.engine.parallel.attend import Seen, backward, forward, wide
 from lowband.spec.activations import (
     CONTEXT_GATHER,
@@ -74,6 +74,7 @@ class Blocks(torch.autograd.Function):
         dq = torch.zeros_like(q, dtype=wide(q.dtype))
         kv = torch.stack([k, v])
         travelling = torch.zeros_like(kv, dtype=wide(q.dtype))  # the gradients of the block that is here
+        coming: Passing | None = None  # those of the next one
         for step, block in walk.blocks(kv, CONTEXT_GATHER_AGAIN, CONTEXT_RING_AGAIN):
             found = torch.zeros_like(block, dtype=travelling.dtype)
             for rows, columns, seen in walk.pairs(step):
@@ -83,9 +84,14 @@ class Blocks(torch.autograd.Function):
                 a, b, c = backward(dout, qkv, merged, seen, what.scale, what.kernel)
                 dq[:, :, rows] += a
                 _add(found, columns, torch.stack([b, c]))
-            travelling += walk.scattered(found)
+            found = walk.scattered(found)
+            if coming is not None:
+                travelling = coming.wait()
+            travelling += found
             if walk.ring > 1:
-                travelling = exchanges.pass_on(travelling, CONTEXT_RING_GRAD, NAME).wait()
+                coming = exchanges.pass_on(travelling, CONTEXT_RING_GRAD, NAME)
+        if coming is not None:
+            travelling = coming.wait()
         dk, dv = travelling.to(k.dtype)
         return dq.to(q.dtype), dk, dv, None
 

@@ -15,12 +15,15 @@ from torch import nn
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.context import ContextExchanges
+from lowband.engine.collectives.states import StateExchanges
 from lowband.engine.parallel.blocks import NAME, Blocks, What
+from lowband.engine.parallel.linear import linear_attention
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
+from lowband.spec.axes import StatesOption
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.model import AttentionKernel
 
@@ -36,12 +39,15 @@ class Context:
                then gather, then ring, e.g. {"package": "heads", "world": "ring"}; default: what the
                topology's axes say
     zigzag:    whether each has an early and a late part of the sequence; default: likewise
+    states:    how those of linear layers travel: `pass`, `gather` or `scan`; default: likewise, and with the
+               way `state` by scan. Given beside another way, that is of the layers between them
 
     They must be given the same sequences, and take their tokens with `split`: inputs, targets (shifted
     before), positions, documents. Everything that is no attention sees one token at a time and needs nothing.
     On an axis of one rank all tokens are its, and nothing is sent. Every rank must make this, in the same
     order, because that creates process groups.
-    Raises UserError for ways that do not fit the levels, and, on every rank, if ranks differ in them.
+    Raises UserError for ways that do not fit the levels or zigzag, and, on every rank, if ranks differ in
+    them.
     """
 
     def __init__(
@@ -49,14 +55,21 @@ class Context:
         topology: Topology,
         attention: str | Mapping[str, str] | None = None,
         zigzag: bool | None = None,
+        states: StatesOption | None = None,
     ) -> None:
         axes, axis = topology.axes, topology.along("context")
         ways = ways_of(axes.context_attention if attention is None else attention, axis.levels)
-        self.layout = Layout(axis.levels, ways, axes.zigzag if zigzag is None else zigzag)
+        states = axes.context_states if states is None else states
+        if states not in (allowed := get_args(StatesOption)):
+            raise UserError(f"unknown way '{states}'", where="context_states", allowed=allowed)
+        self.layout = Layout(axis.levels, ways, axes.zigzag if zigzag is None else zigzag, states)
         if not is_alone():
-            check_same({"ways of context": dict(ways), "zigzag": self.layout.zigzag})
+            given = {"ways of context": dict(ways), "zigzag": self.layout.zigzag, "states": states}
+            check_same(given)
         self._place, self._ranks = axis.place, len(axis.ranks)
         self._exchanges = ContextExchanges(axis, self.layout)
+        travels = self.layout.travels
+        self._states = None if travels is None else StateExchanges(self._exchanges, travels)
         self._all = Along(topology.along("data"))
         self._all.count_in(self._exchanges.ledger)
 
@@ -137,8 +150,9 @@ class Context:
         kernel:    sdpa: torch's; flash2: ours in Triton, for a GPU. With sdpa on a GPU, and with documents,
                    the scores of a block are in memory
         Raises UserError for shapes that do not fit, for heads that cannot be divided, for a kernel that
-        cannot run here.
+        cannot run here, and for the way `state`.
         """
+        self.layout.check_layers(softmax=True, linear=False)
         self._check(q, k, v, documents)
         if kernel not in (kernels := get_args(AttentionKernel)):
             raise UserError(f"unknown kernel {kernel!r}", where=WHERE, allowed=kernels)
@@ -153,6 +167,23 @@ class Context:
         scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
         out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents, kernel))
         return _Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out  # type: ignore[no-any-return]
+
+    def linear_attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Causal linear attention of this rank's tokens to those of the whole sequence: [B, H, T, E], as q.
+
+        q, k: [B, H, T, D]; v: [B, H, T, E]; of the tokens that `split` gives
+        A token's output is its query times the sum of k^T v over all tokens up to it, exactly, with sums in
+        fp32 at least: no feature map and no normalizer, which is one more column of v, all 1. What is
+        exchanged has D x E values per sequence and head, for any number of tokens.
+        Raises UserError for shapes that do not fit, and where no states travel.
+        """
+        where = "Context.linear_attention"
+        self.layout.check_layers(softmax=False, linear=True)
+        shapes = [tuple(x.shape) for x in (q, k, v)]
+        if any(len(shape) != 4 for shape in shapes) or q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+            allowed = "q and k [B, H, T, D], v [B, H, T, E]"
+            raise UserError(f"shapes {', '.join(map(str, shapes))}", where=where, allowed=allowed)
+        return linear_attention(q, k, v, self._states)
 
     def _check(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None

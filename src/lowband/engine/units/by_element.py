@@ -19,6 +19,7 @@ class Kind(Enum):
     COPY:    copies its values
     MOVE:    gives its values, or some of them, another shape, type or place
     ELEMENT: computes each element from those at its place
+    DRAW:    draws random values for it
     INDEX:   reads or writes some of them
     MIX:     anything else
     """
@@ -27,6 +28,7 @@ class Kind(Enum):
     COPY = "copy"
     MOVE = "move"
     ELEMENT = "element"
+    DRAW = "draw"
     INDEX = "index"
     MIX = "mix"
 
@@ -36,7 +38,7 @@ _FACTS = (
     "is_set_to "
     "is_contiguous is_floating_point is_complex is_signed is_neg is_conj is_inference is_same_size is_pinned "
     "is_shared get_device result_type can_cast record_stream _is_view _typed_storage numpy tolist __array__ "
-    "requires_grad_ retain_grad zeros_like ones_like empty_like full_like rand_like randn_like new_zeros "
+    "requires_grad_ retain_grad zeros_like ones_like empty_like full_like new_zeros "
     "new_ones new_empty new_full new_tensor _has_compatible_shallow_copy_type _use_count __set__ __delete__ "
     "new resize_as_ __hash__ __len__ __repr__ __format__ __dir__ "
     "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
@@ -51,10 +53,14 @@ _MOVES = (
 # Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
 # Element by element, or the same for all of them, and not tagged so.
 _ELEMENTS = (
-    "copy zero fill normal uniform random bernoulli exponential cauchy log_normal geometric masked_fill "
+    "copy zero fill masked_fill "
     "isfinite multiply divide true_divide subtract negative absolute clip float_power arccos arccosh arcsin "
     "arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isreal signbit fix "
     "floor_divide"
+)
+_DRAWS = (
+    "normal normal_ uniform_ random_ bernoulli bernoulli_ exponential_ cauchy_ log_normal_ geometric_ "
+    "rand_like randn_like randint_like"
 )
 # Tagged, or with an operator that is, and yet of all elements.
 _MIXES = frozenset(["max", "min", "equal"])
@@ -65,6 +71,7 @@ _KINDS = {
         (Kind.FACT, _FACTS),
         (Kind.COPY, "clone as_subclass _foreach_clone"),
         (Kind.MOVE, _MOVES),
+        (Kind.DRAW, _DRAWS),
         (Kind.INDEX, "__getitem__ __setitem__"),
     )
     for name in names.split()

@@ -23,7 +23,12 @@ from torch.optim.optimizer import (
 )
 
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
-from lowband.engine.units.shard_parameter import DroppedParameter, ReplacedParameter, UnusableParameter
+from lowband.engine.units.shard_parameter import (
+    DroppedParameter,
+    Leaf,
+    ReplacedParameter,
+    UnusableParameter,
+)
 from lowband.errors import UserError
 
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
@@ -103,7 +108,7 @@ class Changes:
         if not self._compares_all:
             self._compares_all = True
             if self._sample is not None:
-                self._sample = torch.cat([self._sample, self._checksum()])
+                self._sample = torch.cat([self._sample, checksum(self._master)])
 
     def check_sample(self) -> None:
         """Raises UserError if `master` was written through `.data`; on a GPU a device assert fails later."""
@@ -120,17 +125,20 @@ class Changes:
         """The bits of the sample, and the checksum where all values are compared; 1D, int64."""
         assert self._places is not None
         sample = self._master.detach().view(torch.int32)[self._places].long()
-        return torch.cat([sample, self._checksum()]) if self._compares_all else sample
+        return torch.cat([sample, checksum(self._master)]) if self._compares_all else sample
 
-    def _checksum(self) -> torch.Tensor:
-        bits = self._master.detach().view(torch.int32)
-        total = bits.new_zeros(1, dtype=torch.int64)
-        for part in bits.split(
-            CHUNK
-        ):  # weighted by place, so that no single write and no swap goes unnoticed
-            total *= CHUNK + 1
-            total += (part.long() * torch.arange(1, len(part) + 1, device=part.device)).sum()
-        return total
+
+def checksum(values: torch.Tensor) -> torch.Tensor:
+    """Of the bits, weighted by place, so that no single write and no swap goes unnoticed; [1], int64.
+
+    values: 1D, contiguous, of a floating-point type
+    """
+    bits = values.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+    total = bits.new_zeros(1, dtype=torch.int64)
+    for part in bits.split(CHUNK):
+        total *= CHUNK + 1
+        total += (part.long() * torch.arange(1, len(part) + 1, device=part.device)).sum()
+    return total
 
 
 def mark_replaced(parameter: nn.Parameter, place: str) -> None:
@@ -151,7 +159,7 @@ def mark_dropped(leaf: nn.Parameter, unit: str) -> None:
 def mark_gathered(leaf: nn.Parameter) -> None:
     """Take back `mark_dropped`."""
     if type(leaf) is DroppedParameter:
-        leaf.__class__ = nn.Parameter  # type: ignore[assignment]
+        leaf.__class__ = Leaf  # type: ignore[assignment]
 
 
 def _mark(parameter: nn.Parameter, kind: type[UnusableParameter], place: str) -> None:

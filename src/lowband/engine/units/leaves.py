@@ -14,8 +14,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from lowband.engine.units.changes import mark_dropped, mark_gathered, mark_leaf
+from lowband.engine.units.changes import checksum, mark_dropped, mark_gathered, mark_leaf
 from lowband.engine.units.seen_as import seen_as, shown
+from lowband.engine.units.shard_parameter import Leaf
 from lowband.errors import UserError
 from lowband.spec.partition import UnitLayout
 
@@ -38,14 +39,14 @@ class Leaves:
         values = [data[start:stop].view(original.shape) for original, (start, stop) in places]
         self._places = [(value.size(), value.stride(), value.storage_offset()) for value in values]
         self.leaves = [
-            nn.Parameter(value, original.requires_grad)
-            for value, original in zip(values, originals, strict=True)
+            Leaf(value, original.requires_grad) for value, original in zip(values, originals, strict=True)
         ]
         for leaf in self.leaves:
             mark_leaf(leaf, unit)
+            leaf.place, leaf.hand_data = unit, self._hand_data
         self._seen_as = [seen_as(original) for original in originals]
         self._without_memory = flat, values
-        self._versions = [leaf._version for leaf in self.leaves]  # of the gathered weights
+        self.forget_changes()
 
     def fill(self, flat: torch.Tensor) -> None:
         """Let the leaves be views into a gathered buffer."""
@@ -60,8 +61,18 @@ class Leaves:
             mark_dropped(leaf, self._unit)
 
     def are_changed(self) -> bool:
-        """Whether they were changed in place since they were filled."""
-        return [leaf._version for leaf in self.leaves] != self._versions
+        """Whether they were changed in place since they were filled, through `.data` included."""
+        is_written = self._handed is not None and not torch.equal(self._handed, checksum(self.flat))
+        return is_written or [leaf._version for leaf in self.leaves] != self._versions
+
+    def forget_changes(self) -> None:
+        """What they have now is what is to stay."""
+        self._versions = [leaf._version for leaf in self.leaves]
+        self._handed: torch.Tensor | None = None  # the buffer's checksum when `.data` was handed out
+
+    def _hand_data(self) -> None:
+        if self._handed is None and self.flat.untyped_storage().size():
+            self._handed = checksum(self.flat)
 
     def are_dtensors(self) -> bool:
         """Whether the module sees some of them as DTensors, which are to be new ones at each gather."""
@@ -76,8 +87,8 @@ class Leaves:
         self.flat = flat
         for leaf, value in zip(self.leaves, values, strict=True):
             mark_gathered(leaf)
-            leaf.data = value
-        self._versions = [leaf._version for leaf in self.leaves]
+            torch.Tensor.data.__set__(leaf, value)
+        self.forget_changes()
 
 
 def put(

@@ -65,6 +65,8 @@ def on_part(
     with torch._C.DisableTorchFunctionSubclass():
         if kind is FACT:
             return func(*args, **kwargs)
+        if kind is Kind.DRAW:
+            _refuse_draw(func, (*args, *kwargs.values()))
         if (
             kind is Kind.MIX
             or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
@@ -82,10 +84,26 @@ def on_part(
         return result.as_subclass(torch.Tensor if is_plain else part)
 
 
+def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
+    """Ranks with one seed would repeat the same values in all parts; with several, copies of a part would
+    differ.
+    """
+    raise UserError(
+        f"{func.__name__} draws values for this rank's part only",
+        where=_name(values),
+        allowed="initial values before lowband.shard, or by its init=; torch.randn(p.shape) for noise of "
+        "each rank's own",
+    )
+
+
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
-    of = next((value.shard_of for value in values if hasattr(value, "shard_of")), None)
     name = getattr(func, "__name__", repr(func))
-    raise UserError(f"{name} of {part.what}", where="" if of is None else of.name, allowed=part.allowed)
+    raise UserError(f"{name} of {part.what}", where=_name(values), allowed=part.allowed)
+
+
+def _name(values: tuple[Any, ...]) -> str:
+    """Of the first shard among them."""
+    return next((value.shard_of.name for value in values if hasattr(value, "shard_of")), "")
 
 
 def _marker(part: type[ShardValues]) -> Callable[[Any], Any]:

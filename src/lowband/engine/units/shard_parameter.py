@@ -107,6 +107,38 @@ class ShardParameter(NotDrawn, nn.Parameter):
         return f"Values {of.start} to {of.stop} of '{of.name}', shape {tuple(of.shape)}:\n{values}"
 
 
+class Leaf(nn.Parameter):
+    """A weight that a unit computes with: whole, and dropped with what is written to it.
+
+    place:     its unit's name
+    hand_data: called before `.data` is handed out, because no version counter shows writes through it
+    """
+
+    place: str
+    hand_data: Callable[[], None]
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Its values, outside of autograd and of its version counter."""
+        self.hand_data()
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        raise UserError(
+            ".data of a weight was set in a forward, and would be dropped with it",
+            where=self.place,
+            allowed="what is computed from the weight; parameters changed outside of a forward",
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        memo[id(self)] = copied = nn.Parameter(self.detach().clone(), self.requires_grad)
+        return copied
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
 class UnusableParameter(nn.Parameter):
     """A parameter whose values must not be used any more; facts about it may be asked for.
 

@@ -64,6 +64,8 @@ def _watch(optimizer: Optimizer, *_: Any) -> None:
         for parameter in group["params"]
     ):
         _watched.add(optimizer)
+        if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            return  # one around another, which is watched itself; it may have as few attributes as it likes
         optimizer.register_state_dict_pre_hook(_refuse_distributed)
 
 

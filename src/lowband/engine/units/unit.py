@@ -267,9 +267,11 @@ class Unit:
             self.finish_gather()
         if self._is_put:
             self.put_shards()
-        if not self.is_whole and self.state is UnitState.GATHERED:
+        if self.state is UnitState.GATHERED and (not self.is_whole or self.weights is not None):
             is_changed = self._held.are_changed()
             self._free()
+            if self.is_whole and is_changed:  # the next gather fetches the weights anew
+                self.gathered_version = -1
             if is_changed:
                 raise UserError(
                     "weights were changed in place in a forward, and the changes are dropped with them",
@@ -297,6 +299,7 @@ class Unit:
     def _refresh_whole(self, stale: bool) -> None:
         self._check_copy(stale)
         if stale and self.weights is not None:
+            self._held.forget_changes()
             levels = self.collectives.inwards(self.scheme.weights, self.scheme.optim)
             self._gathering = self.collectives.submit(self.name, levels, self._refresh)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from lowband.spec.axes import shown
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.yaml_model import Strict
 
@@ -48,7 +49,8 @@ def identity(spec: RunSpec) -> dict[str, Any]:
     options = spec.point
     all_values = {**options, **{key: getattr(spec, key) for key in OPTIONS if key not in options}}
     values = {
-        COLUMNS[key]: _sum(value) if isinstance(value, dict) else value for key, value in all_values.items()
+        COLUMNS[key]: _sum(value) if isinstance(value, dict) else shown(value)
+        for key, value in all_values.items()
     }
     return {"point": _sum(options), **values}
 

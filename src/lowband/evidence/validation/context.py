@@ -1,16 +1,17 @@
-"""Load of ranks along context under a causal mask, in closed form, beside what was published.
+"""Load of ranks along context under a causal mask (cost/context_load.py), beside what was published.
 
 Without zigzag the last of n ranks has most pairs of a query and a key, and the others wait for it.
 ring-flash-attention prints how often per second 8 GPUs attend to a sequence of 8 x 8K tokens, and how often
-they would if one GPU's time were divided by 8. Their ratio is at most `Layout.balance`, and less where sends
-are not hidden. Its varlen rows pack sequences, each of which is cut over all ranks, so their balance is the
-same. No constant is fitted.
+they would if one GPU's time were divided by 8. Their ratio is at most the mean rank's share of the pairs that
+the one with most has, and less where sends are not hidden. Its varlen rows pack sequences, each of which is
+cut over all ranks, so their balance is the same. No constant is fitted.
 """
 
 from typing import Any  # of a pandas.DataFrame: its rows have no static types
 
 import pandas as pd
 
+from lowband.cost.context_load import attended
 from lowband.spec.config import Config
 from lowband.spec.context import Layout
 from lowband.spec.csv_tables import read_published
@@ -27,7 +28,7 @@ def context_balance(config: Config) -> pd.DataFrame:
     for row in reported.itertuples():
         ranks = int(row.ranks)
         layout = Layout(Levels.fit({}, ranks), {WORLD: "ring"}, SYSTEMS[row.system])
-        predicted = 100 * float(layout.balance(ranks * int(row.tokens_per_rank)))
+        predicted = 100 * float(1 / sum(attended(layout)))
         published = 100 * float(row.value) / float(row.ideal)
         rows.append(
             {

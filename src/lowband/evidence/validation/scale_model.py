@@ -14,9 +14,8 @@ from lowband.spec.run import RunSpec
 
 
 def box_step_s(spec: RunSpec) -> float | None:
-    """Seconds of one optimizer step of a run of our engine in a box; None for any other run, and for ranks
-    along context, which are not predicted."""
-    if spec.machine.box is None or spec.engine != "lowband" or spec.context > 1:
+    """Seconds of one optimizer step of a run of our engine in a box; None for any other run."""
+    if spec.machine.box is None or spec.engine != "lowband":
         return None
     return float(box_step(spec).total) * spec.machine.box.scale
 

@@ -8,12 +8,16 @@ It covers these choices only:
     batches     every micro-batch (of those given) that divides a data-parallel group's share of the global
                 batch; the rest is accumulation
     recompute   none, full (or the one given)
-    axes        those given (or every power of two to the node's size, and to 16 stages) that divide the model
+    axes        those given (or every power of two to the node's size, and to 16 stages) that divide the
+                model; context is 1 unless degrees are given, and then in every way, or those given, for the
+                levels that it crosses
     schedule    on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
                 where a step has several micro-batches; on several every schedule that is predicted, with
-                every power of two of stages a rank, to 8, that the model and the schedule allow
+                every power of two of stages a rank, to 8, that the model and the schedule allow, or
+                the stages whose blocks are given
 
-Left out, as `left_out` says, as it is not predicted: ranks along context; an embedding that two ranks share.
+Left out, as `left_out` says: ranks along context without zigzag; an embedding that two ranks share, which is
+not predicted.
 """
 
 import itertools
@@ -31,8 +35,9 @@ from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
-from lowband.predict.workload import Workload, mesh_of
-from lowband.spec.axes import SHORT, Ways
+from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
+from lowband.spec.axes import SHORT_ALL, Ways
+from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
@@ -46,7 +51,8 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MOST_STAGES, MOST_CHUNKS = 16, 8
 MEMORY_KNOBS = (
-    "weights", "secondary", "grads", "optim", "recompute", "tensor", "pipeline", "schedule", "chunks",
+    "weights", "secondary", "grads", "optim", "recompute", "tensor", "context", "context_attention",
+    "pipeline", "schedule", "chunks",
 )  # fmt: skip
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
@@ -82,7 +88,10 @@ class Plan:
         """Per knob, a line with the cost of its next best value, all else equal."""
         lines = []
         for i, knob in enumerate(KNOBS):
-            others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, i)]
+            if knob == "context_attention" and best.knobs[i - 1] == 1:
+                continue
+            free = (i, i + 1) if knob == "context" else (i,)  # another degree may have other ways
+            others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, free)]
             fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
             if fitting:
                 slower = 100 * (fitting[0].step_time_s / best.step_time_s - 1)
@@ -93,12 +102,14 @@ class Plan:
                 effect = f"{least.knobs[i]} does not fit: {least.short_by / GIB:.3g} GiB short"
             else:
                 effect = "no other value was possible here"
-            lines.append(f"{SHORT.get(knob, knob)} {best.knobs[i]}: {effect}")
+            lines.append(f"{SHORT_ALL.get(knob, knob)} {best.knobs[i]}: {effect}")
         return lines
 
 
-def _differs_only(a: tuple[object, ...], b: tuple[object, ...], i: int) -> bool:
-    return a[i] != b[i] and a[:i] == b[:i] and a[i + 1 :] == b[i + 1 :]
+def _differs_only(a: tuple[object, ...], b: tuple[object, ...], free: Sequence[int]) -> bool:
+    """Whether two differ in the first of some choices, and else at most in the others of them."""
+    end = free[-1] + 1
+    return a[free[0]] != b[free[0]] and a[: free[0]] == b[: free[0]] and a[end:] == b[end:]
 
 
 def plan(
@@ -112,17 +123,21 @@ def plan(
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
+    ways: Sequence[str] = (ALL_WAYS,),
 ) -> Plan:
     """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
     axes:          to try, in each schedule that the search has; None: all of `axes_to_try`
     micro_batches: to try; None: every one that is possible
     exact:         whether all wires are native
+    ways:          in which ranks along context attend; those that cannot be are left out
     """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
-    possible = _possible(machine, model, ranks, axes or axes_to_try(machine))
+    check_ways(machine, ways)
+    axes = axes or axes_to_try(machine)
+    possible = _possible(machine, model, ranks, axes, seq_len, ways)
     tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
     for job in jobs(*tried):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
@@ -148,19 +163,42 @@ def plan(
 
 
 def axes_to_try(
-    machine: Machine, tensor: Sequence[int] | None = None, pipeline: Sequence[int] | None = None
+    machine: Machine,
+    tensor: Sequence[int] | None = None,
+    pipeline: Sequence[int] | None = None,
+    layers: Sequence[int] = (),
+    context: Sequence[int] = (1,),
 ) -> list[Ways]:
-    """Every pair of these degrees. None: powers of two, to a node's size and to 16 stages"""
-    degrees = tensor or _powers(machine.node_size), pipeline or _powers(MOST_STAGES)
-    return list(itertools.starmap(Ways.of_options, itertools.product(*degrees)))
+    """All of these degrees with each other. None: powers of two, to a node's size and to 16 stages
+
+    layers: blocks of each stage, equally many stages on each rank; none: equally many blocks
+    """
+    dividing = [count for count in _divisors(len(layers)) if count > 1] or [1]
+    stages = pipeline or (dividing if layers else _powers(MOST_STAGES))
+    return [
+        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp)
+        for tp, pp, cp in itertools.product(tensor or _powers(machine.node_size), stages, context)
+    ]
 
 
-def _possible(machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Ways]) -> list[Ways]:
-    """Those of the axes that are possible. Raises UserError if none is, with the reason of the first."""
-    possible, refused = [], []
+def _possible(
+    machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Ways], seq_len: int, ways: Sequence[str]
+) -> list[Ways]:
+    """Those of the axes that are possible, in each of the ways along context that are.
+
+    Raises UserError if none is, with the reason of the first.
+    """
+    possible, refused = list[Ways](), list[UserError]()
+    tried = list[Ways]()
     for one in axes:
         try:
+            tried += in_ways(machine, ranks, one, ways)
+        except UserError as error:
+            refused.append(error)
+    for one in tried:
+        try:
             mesh_of(machine, model, ranks, one)
+            check_layout(layout_of(machine.sizes, one, ranks), one, model, seq_len)
             if not any(_in_orders(model, one)):
                 raise UserError(
                     f"no schedule has first and last stage of {model.layers} layers on one of "
@@ -207,7 +245,7 @@ def jobs(
 ) -> Iterator[Workload]:
     """The search's jobs; each has its micro-batches as an array. Raises UserError for impossible axes."""
     for one in axes:
-        share, rest = divmod(global_batch, one.degrees(ranks)["data"])
+        share, rest = divmod(global_batch, one.with_context(ranks)["data"])
         if rest:
             continue
         # As floats: a step of a trillion parameters has more FLOPs than 64 bits can count.
@@ -228,20 +266,23 @@ def jobs(
 def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
     """These degrees in every schedule of the search."""
     for schedule in get_args(Schedule):
-        for chunks in _powers(MOST_CHUNKS):
+        for chunks in [axes.chunks] if axes.layers else _powers(MOST_CHUNKS):
             way = axes.model_copy(update={"schedule": schedule, "chunks": chunks})
             row = SCHEDULES[way.row]
             if axes.pipeline == 1 and (schedule not in ("1f1b", "breadth-first") or chunks > 1):
                 continue
             if chunks < row.chunks[0] or (row.chunks[1] is not None and chunks > row.chunks[1]):
                 continue
-            if model.layers % way.stages == 0 and not (model.tied_head and not way.has_both_ends):
+            is_divided = bool(axes.layers) or model.layers % way.stages == 0
+            if is_divided and not (model.tied_head and not way.has_both_ends):
                 yield way
 
 
 def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
     """What a search over these axes does not try, and why, in one line."""
-    found = ["ranks along context, whose exchanges are not predicted"]
+    found = ["ranks along context, but those of --cp"]
+    if any(one.context > 1 for one in axes):
+        found = ["ranks along context without zigzag, which is never faster"]
     if model.tied_head and any(one.pipeline > 1 for one in axes):
         found.append("schedules whose first and last stage are on two ranks, which share the embedding")
     return "not tried: " + "; ".join(found)

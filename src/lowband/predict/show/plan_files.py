@@ -12,7 +12,7 @@ from lowband.predict.search.choice import MODEL_ERROR, chosen, lossy_wires
 from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan
 from lowband.predict.show.render import fits, record, text
 from lowband.predict.workload import Workload
-from lowband.spec.axes import SHORT
+from lowband.spec.axes import SHORT_ALL
 from lowband.spec.config import Config
 from lowband.spec.files import create_whole
 from lowband.spec.suites import Suite, expand
@@ -54,7 +54,7 @@ def _record(rank: int, c: Candidate) -> dict[str, Any]:
     fast, slow = row["interval"]["step_time_s"]
     return {
         "rank": rank, **{key: row[key] for key in shown}, "step_time_fast_s": fast, "step_time_slow_s": slow,
-        **{SHORT.get(knob, knob): value for knob, value in zip(KNOBS, c.knobs, strict=True)},
+        **{SHORT_ALL.get(knob, knob): value for knob, value in zip(KNOBS, c.knobs, strict=True)},
         "order": c.job.order,
         "lossy_wires": lossy_wires(c),
     }  # fmt: skip
@@ -70,8 +70,12 @@ def _line(c: Candidate) -> str:
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
         f"micro-batch {c.micro_batch} x {c.accumulation}, {order}, "
-        f"recompute {job.recompute}, tp {job.axes.tensor}, pp {job.axes.pipeline}"
+        f"recompute {job.recompute}, tp {job.axes.tensor}, {_cp(job)}pp {job.axes.pipeline}"
     )
+
+
+def _cp(job: Workload) -> str:
+    return f"cp {job.axes.context} {job.axes.context_attention}, " if job.axes.context > 1 else ""
 
 
 def _why(c: Candidate) -> str:
@@ -134,10 +138,15 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
 def _ways(job: Workload) -> dict[str, Any]:
     """The axes, and the order of micro-batches, as a run's options."""
     axes = job.axes
-    tensor = {"tensor": axes.tensor, "sequence_parallel": axes.sequence_parallel} if axes.tensor > 1 else {}
+    inside: dict[str, Any] = {}
+    if axes.tensor > 1:
+        inside = {"tensor": axes.tensor, "sequence_parallel": axes.sequence_parallel}
+    if axes.context > 1:
+        inside |= {"context": axes.context, "context_attention": axes.context_attention}
     if not job.is_in_stages:
-        return {**tensor, "order": job.order}
-    return {**tensor, "pipeline": axes.pipeline, "schedule": axes.row, "chunks": axes.chunks}
+        return {**inside, "order": job.order}
+    layers = {"layers": list(axes.layers)} if axes.layers else {}
+    return {**inside, "pipeline": axes.pipeline, "schedule": axes.row, "chunks": axes.chunks, **layers}
 
 
 def _yaml(data: object) -> str:

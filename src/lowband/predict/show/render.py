@@ -1,17 +1,20 @@
 """A prediction as a record for JSON and CSV, and as text that lets a reader check every term."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowband.cost.bytes import stage_numels, transfers
+from lowband.predict.context import context_sent
 from lowband.predict.defaults import constants
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.room import room_of
 from lowband.predict.workload import Workload
-from lowband.spec.axes import SHORT
+from lowband.spec.axes import SHORT, shown
 from lowband.spec.sourced import DEFAULT, Kind
 
+SENT = "_sent_bytes"
 STATES = ("weights", "secondary", "grads", "optim")
 KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "default")
 
@@ -19,7 +22,7 @@ KINDS: tuple[Kind, ...] = ("fitted", "measured or published", "assumed", "defaul
 def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
     """The prediction as plain numbers. Times in seconds, memory in bytes per rank; zero items are kept."""
     p, room = prediction, room_of(job, prediction)
-    axes = vars(job.axes) | job.axes.degrees(job.ranks)
+    axes = vars(job.axes) | job.axes.with_context(job.ranks)
     return {
         "provenance": "predicted",
         "cluster": job.machine.name,
@@ -31,6 +34,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "gpus": job.ranks,
         **{short: axes[name] for name, short in SHORT.items()},
         "schedule": job.axes.schedule,
+        **({"layers": shown(job.axes.layers)} if job.axes.layers else {}),
         "micro_batch": job.micro_batch,
         "accumulation": job.accumulation,
         "seq_len": job.seq_len,
@@ -59,8 +63,21 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
             path: {**fact.model_dump(include={"value", "low", "high", "source"}), "kind": fact.kind}
             for path, fact in constants(job.machine, job.stack).items()
         },
+        **_context(job),
         **_sync(job),
     }
+
+
+def _context(job: Workload) -> dict[str, Any]:
+    """Of ranks along context: how many, how they attend, and what each sends there in a step, in the mean, by
+    level; nothing on one."""
+    if job.axes.context == 1:
+        return {}
+    sent: defaultdict[str, float] = defaultdict(float)
+    for (level, _, _), count in context_sent(job).items():
+        sent[level] += count
+    of = {"cp": job.axes.context, "ways": job.axes.context_attention, "zigzag": job.axes.zigzag}
+    return {"context": {**of, **{f"{level}{SENT}": count for level, count in sent.items()}}}
 
 
 def _sync(job: Workload) -> dict[str, Any]:
@@ -118,9 +135,11 @@ def text(row: dict[str, Any]) -> str:
         f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
         f"stack {row['stack']}",
         f"weights {row['weights']}{secondary}, grads {row['grads']}, optim {row['optim']}",
-        f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}",
+        f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}"
+        + (f", layers {row['layers']}" if "layers" in row else ""),
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
+        *([_along_context(row["context"])] if "context" in row else []),
         *([_meeting(row["sync"])] if "sync" in row else []),
         "",
         f"step {step:.4g} s ({fast:.4g} to {slow:.4g}), {row['tokens_per_s_per_gpu']:.4g} tokens/s per rank, "
@@ -149,6 +168,13 @@ def _does_not_fit(row: dict[str, Any]) -> str:
     )
 
 
+def _along_context(of: dict[str, Any]) -> str:
+    order = "zigzag" if of["zigzag"] else "contiguous"
+    sent = [(key, count) for key, count in of.items() if key.endswith(SENT)]
+    by_level = ", ".join(f"{count / GIB:.4g} GiB over {key.removesuffix(SENT)}" for key, count in sent)
+    return f"cp {of['cp']}, {of['ways']}, {order}: a rank sends {by_level} a step"
+
+
 def _meeting(sync: dict[str, int]) -> str:
     parts = f", in {sync['fragments']} fragments in turn" if sync["fragments"] > 1 else ""
     late = f", which arrive {sync['delay']} step(s) later" if sync["delay"] else ""
@@ -166,6 +192,8 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "batch": lambda row: f"{row['micro_batch']} x {row['accumulation']}",
     "seq": lambda row: str(row["seq_len"]),
     "recompute": lambda row: str(row["recompute"]),
+    "cp": lambda row: str(_cp(row)),
+    "ways": lambda row: row["context"]["ways"] if "context" in row else "",
     "step (s)": lambda row: f"{row['step_time_s']:.4g}",
     "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
     "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
@@ -175,20 +203,59 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp")
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Several points of one machine and stack as a table, one line each, and what they stand on."""
     first = rows[0]
     capacity = "" if first["capacity_bytes"] is None else f", {first['capacity_bytes'] / GIB:g} GiB a rank"
-    cells = [[heading, *(cell(row) for row in rows)] for heading, cell in _COLUMNS.items()]
-    widths = [max(map(len, column)) for column in cells]
-    lines = [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in zip(*cells, strict=True)
-    ]
+    left_out = () if any("context" in row for row in rows) else ("cp", "ways")
+    cells = [
+        [heading, *(cell(row) for row in rows)]
+        for heading, cell in _COLUMNS.items() if heading not in left_out
+    ]  # fmt: skip
     title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
     short = sum(row["fits"] is False for row in rows)
     title += f"; {short} of {len(rows)} do not fit" if short else ""
-    return "\n".join([title, "", *lines, "", *constant_lines(first["constants"])])
+    return "\n".join(
+        [title, "", *_aligned(cells), "", *_best_ways(rows), *constant_lines(first["constants"])]
+    )
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Columns, headings first, as lines."""
+    widths = [max(map(len, column)) for column in cells]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*cells, strict=True)
+    ]
+
+
+def _cp(row: dict[str, Any]) -> int:
+    return int(row["context"]["cp"]) if "context" in row else 1
+
+
+def _best_ways(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The fastest way along context of each job that is predicted in several, of those that fit if any does,
+    and by how much the next is slower; no lines if there are none."""
+    names = [name for name in _COLUMNS if name in _OF_A_JOB]
+    jobs: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        jobs.setdefault(tuple(_COLUMNS[name](row) for name in names), []).append(row)
+    lines = []
+    for job, found in jobs.items():
+        if len(found) < 2 or any("context" not in row for row in found):
+            continue
+        best, second = sorted(found, key=lambda row: (row["fits"] is False, row["step_time_s"]))[:2]
+        slower = f"{100 * (second['step_time_s'] / best['step_time_s'] - 1):+.1f} %"
+        room = " (does not fit)" if second["fits"] is False else ""
+        ways = [row["context"]["ways"] for row in (best, second)]
+        lines.append([*job, ways[0], f"{best['step_time_s']:.4g}", f"{ways[1]} {slower}{room}"])
+    if not lines:
+        return []
+    columns = zip([*names, "best way", "step (s)", "next"], *lines, strict=True)
+    return [*_aligned([list(column) for column in columns]), ""]
 
 
 def _memory(row: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import SELF, WORLD, Mesh
 from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.stages import stage_modules
+from lowband.spec.stages import blocks_of, stage_modules
 
 RANKS, INNER, AXES, SCHEME = 8, {"package": 2, "node": 4}, Axes(tensor=2), "hpz"
 TOKENS = 16  # of the sequence shown
@@ -94,7 +94,8 @@ def parallel_stages(_tables: Path, root: Path) -> list[str]:
     """By rank, with two stages: which modules it has, whom it sends to, and in which order it computes."""
     axes = Axes(tensor=2, pipeline=2)
     mesh = Mesh.fit(INNER, axes.degrees(RANKS))
-    modules = stage_modules(Config(root).model(MODEL), axes.pipeline)
+    model = Config(root).model(MODEL)
+    modules = stage_modules(model, blocks_of(model, axes.pipeline))
     orders = lists("1f1b", axes.pipeline, MICRO_BATCHES, chunks=1)
     rows = []
     for rank in range(RANKS):

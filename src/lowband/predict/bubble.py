@@ -1,0 +1,43 @@
+"""For how long a pipeline's rank is idle in a step: by cost/timeline.py.
+
+Where stages have equally many blocks they are taken as alike, and the head as if every rank computed it: the
+last one sets the pace. Of uneven stages each has its own time, and the last one the head's.
+"""
+
+from lowband.cost.compute import Work
+from lowband.cost.numbers import Num
+from lowband.cost.timeline import idle_passes, idle_s, step_s
+from lowband.predict.place import Place
+from lowband.predict.workload import Workload
+from lowband.spec.schedules import SCHEDULES
+
+
+def bubble_s(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange_s: Num) -> Num:
+    """Seconds of a step for which the rank at a place is idle.
+
+    forward_s, backward_s: of a micro-batch in one block, with what is beside the computation of `w`
+    exchange_s: to send its activations and their gradients, over a rank's stages
+    """
+    if place.actions:
+        return _uneven(job, place, w, forward_s, backward_s, exchange_s)
+    axes, pass_s = job.axes, place.blocks * (forward_s + backward_s)
+    if not SCHEDULES[axes.row].splits:
+        return idle_passes(axes.pipeline, job.accumulation, axes.chunks) * (pass_s + exchange_s)
+    forward, weight = place.blocks * forward_s, place.blocks * w.weight
+    input_s = pass_s - forward - weight + exchange_s / 2
+    return idle_s(
+        axes.row, axes.pipeline, job.accumulation, axes.chunks, forward + exchange_s / 2, input_s, weight
+    )
+
+
+def _uneven(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange_s: Num) -> float:
+    axes, send_s, micro_batches = job.axes, exchange_s / 2 / job.axes.chunks, int(job.accumulation)
+    of_stage = []
+    for stage, blocks in enumerate(place.of_stage):
+        heads = int(stage == axes.stages - 1)
+        weight = blocks * w.weight + heads * w.head_weight
+        forward = blocks * forward_s + heads * w.head_forward + send_s
+        backward = blocks * backward_s + heads * w.head_backward + send_s
+        of_stage.append((float(forward), float(backward - weight), float(weight)))
+    busy = micro_batches * sum(sum(of_stage[stage]) for stage in {action.stage for action in place.actions})
+    return step_s(axes.row, axes.pipeline, micro_batches, tuple(of_stage)) - busy
