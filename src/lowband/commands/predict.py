@@ -207,7 +207,7 @@ def _plan_lengths(
     from lowband.predict.search.lengths_cost import Job, read_lengths
     from lowband.predict.show import lengths as show
 
-    others = ("write", "tp", "pp", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
+    others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
     beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
     if beside or options.cp != [1]:
         raise UserError(f"--lengths is without {(beside or ['--cp'])[0]}")
