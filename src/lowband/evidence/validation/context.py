@@ -1,10 +1,11 @@
 """Load of ranks along context under a causal mask (cost/context_load.py), beside what was published.
 
 Without zigzag the last of n ranks has most pairs of a query and a key, and the others wait for it.
-ring-flash-attention prints how often per second 8 GPUs attend to a sequence of 8 x 8K tokens, and how often
-they would if one GPU's time were divided by 8. Their ratio is at most the mean rank's share of the pairs that
-the one with most has, and less where sends are not hidden. Its varlen rows pack sequences, each of which is
-cut over all ranks, so their balance is the same. No constant is fitted.
+ring-flash-attention prints how often per second 8 GPUs attend to a sequence of 8 x 8K tokens, and as the
+ideal an eighth of the rate at which one attends to 8K, because each of the 8 has 8 times the work. The ratio
+of the two is the mean rank's share of the pairs that the one with most has, and less where sends are not
+hidden. The varlen rows pack sequences, each of which is cut over all ranks, so their balance is the same. No
+constant is fitted.
 """
 
 from typing import Any  # of a pandas.DataFrame: its rows have no static types
