@@ -87,6 +87,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/tables/collect.py": ("collect: ",),
     "trainers/deepspeed.py": OWN + "sets variables; reads none",
     "evidence/validation/__init__.py": OWN + "published numbers, whose sums `lowband verify` checks",
+    "evidence/validation/context.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/contention.py": OWN + "the result of its own process",
     "evidence/validation/low_communication.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/flexsp.py": OWN + "published numbers, whose sums `lowband verify` checks",

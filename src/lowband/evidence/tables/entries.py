@@ -132,6 +132,12 @@ TABLES: dict[str, Table] = {
     # Every action of the middle step by time: when it ended, and when it should have.
     "schedule_ends": Table((f"{SHIPPED}schedules/ends",), view=View(add=_MEASURED)),
     "pipeline_errors": Table(("pipelines", "validation")),
+    # Share of the ideal that attention along context can reach by its balance, beside printed ones.
+    # off: in points
+    "context_errors": Table(("context_balance",), view=View(
+        add={"distance": "off.abs()"}, by=("provenance", "source", "system", "api"),
+        of={"rows": "size", "mean_off": "mean distance", "max_off": "max distance"},
+    )),
     "softmax": Table(
         ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"), "softmax"
     ),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation.context import context_balance
 from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
 from lowband.evidence.validation.frontier_pareto import pareto
@@ -20,7 +21,8 @@ from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
-    "pareto", "low_communication", "pipelines", "strong_scaling", "wan_steps", "constants",
+    "pareto", "low_communication", "pipelines", "context_balance", "strong_scaling", "wan_steps",
+    "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -38,6 +40,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(pareto(config), out / "pareto.csv")
     write_csv(low_communication(config), out / "low_communication.csv")
     write_csv(pipelines(config), out / "pipelines.csv")
+    write_csv(context_balance(config), out / "context_balance.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
