@@ -226,7 +226,7 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
 
 
 def _check_summed(optimizer: Optimizer, by_unit: Mapping[Changes, Sequence[nn.Parameter]]) -> None:
-    """Raises UserError if every backward since the last step was one of no_sync: the step would do nothing."""
+    """Raises UserError if every backward since the last step was under no_sync: it would do nothing."""
     if not any(changes.is_summing for changes in by_unit):
         return
     with torch._C.DisableTorchFunctionSubclass():
