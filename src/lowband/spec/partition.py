@@ -18,14 +18,16 @@ from lowband.spec.mesh import SELF, Levels
 # values never mixes parameters: a bias of 0.001 in one block with a norm's weights of 1.0 would share their
 # scale and be sent as zero. Vector loads, cuBLAS and NCCL also want this alignment.
 ALIGN = 256
-# Elements that an exchange receives at once, of all partners together: 2 MiB in fp32. A whole bucket would
-# need as much memory again; a message of 2 MiB is still bound by most links' bandwidth.
-AT_ONCE = 2**19
+# Elements that an exchange receives at once, of all partners together: 8 MiB in fp32. A whole bucket would
+# need as much memory again, and the fewer the pieces, the less time they take.
+AT_ONCE = 2**21
 
 
 def pieces(numel: int, partners: int) -> list[tuple[int, int]]:
-    """Where rows of `numel` elements, one from each of so many partners, are cut to be received in turns."""
-    width = max(AT_ONCE // partners // ALIGN, 1) * ALIGN
+    """Where rows of `numel` elements, one from each of so many partners, are cut to be received in turns:
+    as seldom as AT_ONCE allows, and evenly."""
+    count = max(math.ceil(numel * partners / AT_ONCE), 1)
+    width = max(round_up(math.ceil(numel / count), ALIGN), ALIGN)
     return [(start, min(start + width, numel)) for start in range(0, max(numel, 1), width)]
 
 
