@@ -70,10 +70,7 @@ def test_ddp_beside_torchs() -> None:
         "memory)"
     )
     BENCHMARKS.says(f"**`ddp` takes a little more than DDP,** on 8 ranks most: {times('step_s', 8, 'hops')}")
-    assert times("held_bytes", 8, "joined, one unit") > times("held_bytes", 8, "hops")
-    BENCHMARKS.says(
-        f"as one unit it is {times('step_s', 8, 'joined, one unit')} on 8 ranks, with more memory"
-    )
+    BENCHMARKS.says(f"as one unit it is {times('step_s', 8, 'joined, one unit')} on 8 ranks")
 
 
 def test_the_predictors_speed() -> None:
