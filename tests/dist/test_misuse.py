@@ -158,14 +158,6 @@ def copied() -> None:
     copy.deepcopy(sharded())
 
 
-def never_synced() -> None:
-    model = sharded()
-    optimizer = sgd(model.parameters())
-    with lowband.no_sync(model):
-        model(inputs(0, dist.get_rank())).backward()
-    optimizer.step()
-
-
 def in_two_threads() -> None:
     """A second forward begins while the first one is under way."""
     model, inside, over = sharded(), threading.Event(), threading.Event()
@@ -202,7 +194,6 @@ def in_two_threads() -> None:
         (sharded_inside, "'layers.0.0.weight' is already a shard"),
         (tied_to_another, "'weight' is shared with a module that is already sharded"),
         (copied, "a sharded module cannot be copied or pickled"),
-        (never_synced, "SGD: steps without gradients: every backward since its last step was under no_sync"),
         (in_two_threads, "another thread runs a forward or backward of this module"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

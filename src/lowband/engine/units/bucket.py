@@ -102,11 +102,6 @@ class Bucket:
             taken.move_to(part, unit.layout)
             self._filled.add(unit)
 
-    def _accumulate(self, part: torch.Tensor | None) -> None:
-        self._accumulated = part
-        for unit in self.units:
-            unit.changes.is_summing = part is not None
-
     def _empty(self) -> torch.Tensor:
         """1D, in the reduce dtype, of all units. See [Note: kept]."""
         kept, self._kept = self._kept, None
@@ -146,15 +141,14 @@ class Bucket:
         if self._accumulated is not None:
             self._accumulated += part
         elif not at_boundary:
-            self._accumulate(meter.hold("grads", part.float()))
+            self._accumulated = meter.hold("grads", part.float())
         if self._accumulated is not None:
             call.release(part)
         if not at_boundary:
             return
         if self._accumulated is not None:
             meter.release("grads", self._accumulated.nbytes)
-            part = call.hold(self._accumulated.to(self._dtype))
-            self._accumulate(None)
+            part, self._accumulated = call.hold(self._accumulated.to(self._dtype)), None
         # Reduce to the optimizer's level, and average over the replica.
         moving.append(part)
         del part
@@ -219,8 +213,7 @@ class Bucket:
             unit.grads.forget()
         for held in (self._accumulated, self._boundary):
             self._meter.release("grads", 0 if held is None else held.nbytes)
-        self._accumulate(None)
-        self._boundary = self._filling = None
+        self._accumulated = self._boundary = self._filling = None
         self._filled.clear()
 
 

@@ -9,7 +9,7 @@ a sample of it (which also finds writes through NumPy or from C++), and once `.d
 checksum of all of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any, Protocol
 
@@ -61,7 +61,6 @@ class Changes:
         self._sample: torch.Tensor | None = None
         self._compares_all = False
         self.watcher: Watcher | None = None
-        self.is_summing = False  # whether gradients wait for a backward that is not under no_sync
         for shard in shards:
             setattr(shard, _CHANGES, self)
             shard.hand_data = self.compare_all  # type: ignore[attr-defined]
@@ -219,24 +218,9 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
     if by_unit:
         check_class(optimizer)
         check_groups(optimizer)
-        _check_summed(optimizer, by_unit)
     for watcher in {changes.watcher: None for changes in by_unit}:
         if watcher is not None:
             watcher.before_step()
-
-
-def _check_summed(optimizer: Optimizer, by_unit: Mapping[Changes, Sequence[nn.Parameter]]) -> None:
-    """Raises UserError if every backward since the last step was under no_sync: it would do nothing."""
-    if not any(changes.is_summing for changes in by_unit):
-        return
-    with torch._C.DisableTorchFunctionSubclass():
-        has_gradients = any(shard.grad is not None for shards in by_unit.values() for shard in shards)
-    if not has_gradients:
-        raise UserError(
-            "steps without gradients: every backward since its last step was under no_sync",
-            where=type(optimizer).__name__,
-            allowed="the last backward before a step outside of lowband.no_sync",
-        )
 
 
 def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
