@@ -205,8 +205,8 @@ REFUSED: dict[Callable[[], None], str] = {
     initialised(nn.init.orthogonal_): "layers.0.0.weight: values drawn after lowband.shard",
     initialised(nn.init.eye_): "layers.0.0.weight: values drawn after lowband.shard",
     initialised(nn.init.trunc_normal_): "layers.0.0.weight: values drawn after lowband.shard",
-    initialised(nn.init.normal_): "layers.0.0.weight: values drawn after lowband.shard",
-    initialised(nn.init.uniform_): "layers.0.0.weight: values drawn after lowband.shard",
+    initialised(nn.init.normal_): "layers.0.0.weight: normal_ draws values for this rank's part only",
+    initialised(nn.init.uniform_): "layers.0.0.weight: uniform_ draws values for this rank's part only",
 }
 FOLDER = Path()  # set on each rank
 

@@ -30,10 +30,10 @@ def peak_bytes(runs: list[Path], out: Path) -> int:
 
 
 def test_steps_of_one_run_at_a_time_are_held(runs: list[Path], tmp_path: Path) -> None:
-    """20 runs take little more than the largest one of them."""
+    """20 runs take little more than the largest one: besides its steps the specs and outcomes of all."""
     largest = max(runs, key=lambda run: (run / "steps.jsonl").stat().st_size)
     alone, all_of_them = peak_bytes([largest], tmp_path), peak_bytes(runs, tmp_path)
-    assert all_of_them < 1.5 * alone
+    assert all_of_them < 1.7 * alone
     assert (tmp_path / "steps.csv").stat().st_size > 2 * all_of_them / 3
     assert len(read_table(tmp_path / "steps.csv")) == made.POINTS * STEPS
 
