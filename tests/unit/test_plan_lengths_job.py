@@ -116,3 +116,12 @@ def test_what_is_no_batch_is_refused(text, message, tmp_path):
 def test_states_that_leave_no_room_are_refused():
     with pytest.raises(UserError, match="no room for a token beside its states"):
         job(1).costs()
+
+
+@pytest.mark.parametrize("option", ["--tp", "--layers", "--cp", "--ways", "--seq"])
+def test_options_that_a_plan_of_lengths_does_not_take_are_refused(option, tmp_path, capsys):
+    (tmp_path / "file").write_text("100")
+    job = ["plan", "--cluster", "dgx-a100-40gb", "--model", "llama-7b", "--gpus", "16"]
+    value = "ring" if option == "--ways" else "2"
+    assert main([*job, "--lengths", str(tmp_path / "file"), option, value]) == 2
+    assert capsys.readouterr().err == f"lowband: --lengths is without {option}\n"

@@ -209,8 +209,9 @@ def _plan_lengths(
 
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
     beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
-    if beside or options.cp != [1]:
-        raise UserError(f"--lengths is without {(beside or ['--cp'])[0]}")
+    beside += ["--cp"] * (options.cp != [1]) + ["--ways"] * (options.ways != ["all"])
+    if beside:
+        raise UserError(f"--lengths is without {beside[0]}")
     batch = read_lengths(options.lengths, model)
     found, refused = [], []
     for recompute in options.recompute:
