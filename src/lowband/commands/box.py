@@ -44,6 +44,20 @@ def add(commands: Any) -> None:
     bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
     bench.set_defaults(run=_bench_comm)
 
+    lengths = add_verb(
+        commands, "bench-lengths", "a batch of many lengths in a box: as planned, by one degree, padded",
+        "--lengths batch.txt --room 256 --out results/lengths",
+    )  # fmt: skip
+    lengths.add_argument("--cluster", default="context-box", help="a folder of slurm/ that describes a box")
+    lengths.add_argument("--model", default="gpt-200k-4-heads", help="a name of config/models.yaml")
+    lengths.add_argument("--lengths", type=Path, required=True, help="of the batch's sequences, one a line")
+    lengths.add_argument("--room", type=at_least_one, required=True, help="tokens that a rank has room for")
+    lengths.add_argument("--ranks", type=at_least_one, default=8)
+    lengths.add_argument("--steps", type=at_least_one, default=3, help="after one that is not counted")
+    lengths.add_argument("--out", type=Path, required=True, help="folder of lengths.csv and env.json")
+    lengths.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
+    lengths.set_defaults(run=_bench_lengths)
+
 
 def _box(options: argparse.Namespace) -> int:
     from lowband.box import cluster
@@ -69,6 +83,55 @@ def _jobs(options: argparse.Namespace) -> int:
     write_csv(rows, options.out)
     print(rows.to_string(index=False, float_format="%.1f"))
     return 0
+
+
+def _bench_lengths(options: argparse.Namespace) -> None:
+    from lowband.box import links
+    from lowband.box.layout import Layout
+    from lowband.box.network import start_privately
+    from lowband.errors import UserError
+    from lowband.evidence.validation.scale_model import box_costs
+    from lowband.predict.search.lengths_cost import read_lengths
+    from lowband.predict.search.lengths_tasks import plans, tasks
+    from lowband.spec.config import Config
+
+    config = Config()
+    machine, model = config.machine(options.cluster), config.model(options.model)
+    if machine.box is None:
+        raise UserError(
+            f"'{options.cluster}' does not describe a box", where="--cluster", allowed="context-box, ..."
+        )
+    Layout.of(machine, options.ranks)  # raises if the ranks do not fill the levels
+    batch = read_lengths(options.lengths, model)
+    costs = box_costs(machine, model, options.ranks, options.room)
+    found = plans(batch, options.ranks, costs, [*costs.seconds])
+    given = {name: tasks(batch, plan, costs, name == "padded") for name, plan in found.items()}
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
+    if options.links is None:
+        if reason := links.missing():
+            raise UserError(f"no shaped links here: {reason}")
+        start_privately()
+
+    import pandas as pd
+    import torch
+
+    from lowband.run.environment import describe, host
+    from lowband.run.launch import RankFailure, TimeLimit
+    from lowband.run.paced_lengths import measure
+    from lowband.spec.csv_tables import write_csv
+    from lowband.spec.files import write_whole
+
+    predicted = {name: plan.seconds for name, plan in found.items()}
+    try:
+        rows = measure(machine, model, batch, given, predicted, options.ranks, options.steps)
+    except RankFailure as failure:
+        raise UserError(failure.cause) from None
+    except TimeLimit:
+        raise UserError("the steps took longer than their time limit", allowed="fewer --steps") from None
+    write_csv(pd.DataFrame(rows), options.out / "lengths.csv")
+    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none: drawn"}, "shaped")
+    write_whole(options.out / "env.json", environment.to_json())
+    print(pd.DataFrame(rows).groupby("way", sort=False)[["step_s", "predicted_s", "tokens_per_s"]].median())
 
 
 def _bench_comm(options: argparse.Namespace) -> None:
