@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 def sequence(vocab: int, number: int, length: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets, [1, tokens] each, of a sequence of the batch; behind its length targets are -100."""
+    """Inputs and targets, [1, tokens] each, of a sequence of the batch; behind its length targets: -100."""
     generator = torch.Generator().manual_seed(number)
     drawn = torch.randint(vocab, (1, length + 1), generator=generator)
     pad = (0, tokens - length)

@@ -1,4 +1,4 @@
-"""Which sequence of a batch goes to which ranks, one by one, in three ways to spend the batch on the same ranks:
+"""Which sequence of a batch goes to which ranks, one by one, in three ways to spend the same ranks:
 
 plan        what `lowband plan --lengths` finds: zones, groups or one degree, with a way for each
 one degree  the best single number of ranks for all sequences of the batch
@@ -41,7 +41,7 @@ def plans(batch: Sequence[int], ranks: int, costs: Costs, degrees: Sequence[int]
 
 
 def tasks(batch: Sequence[int], plan: LengthPlan, costs: Costs, is_padded: bool) -> list[Task]:
-    """The plan's sequences in the order in which ranks compute theirs: of a micro-step on most ranks first."""
+    """The plan's sequences in the order in which ranks compute theirs: of a micro-step the widest first."""
     waiting: defaultdict[int, list[int]] = defaultdict(list)
     for sequence, length in enumerate(batch):
         waiting[max(batch) if is_padded else length].append(sequence)
