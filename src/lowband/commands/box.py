@@ -29,6 +29,7 @@ def add(commands: Any) -> None:
             parsed.add_argument("runs", type=Path, help="results/<name>/runs")
             parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
         parsed.set_defaults(run=_box, verb=verb)
+    _add_lengths(verbs)
 
     bench = add_verb(
         commands, "bench-comm", "time the engine's collectives on a box's links",
@@ -44,10 +45,9 @@ def add(commands: Any) -> None:
     bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
     bench.set_defaults(run=_bench_comm)
 
-    lengths = add_verb(
-        commands, "bench-lengths", "a batch of many lengths in a box: as planned, by one degree, padded",
-        "--lengths batch.txt --room 256 --out results/lengths",
-    )  # fmt: skip
+
+def _add_lengths(verbs: Any) -> None:
+    lengths = verbs.add_parser("lengths", help="a batch of many lengths: as planned, by one degree, padded")
     lengths.add_argument("--cluster", default="context-box", help="a folder of slurm/ that describes a box")
     lengths.add_argument("--model", default="gpt-200k-4-heads", help="a name of config/models.yaml")
     lengths.add_argument("--lengths", type=Path, required=True, help="of the batch's sequences, one a line")
@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
     lengths.add_argument("--steps", type=at_least_one, default=3, help="after one that is not counted")
     lengths.add_argument("--out", type=Path, required=True, help="folder of lengths.csv and env.json")
     lengths.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
-    lengths.set_defaults(run=_bench_lengths)
+    lengths.set_defaults(run=_lengths)
 
 
 def _box(options: argparse.Namespace) -> int:
@@ -85,7 +85,7 @@ def _jobs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_lengths(options: argparse.Namespace) -> None:
+def _lengths(options: argparse.Namespace) -> None:
     from lowband.box import links
     from lowband.box.layout import Layout
     from lowband.box.network import start_privately
