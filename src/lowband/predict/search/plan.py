@@ -89,7 +89,7 @@ class Plan:
         lines = []
         for i, knob in enumerate(KNOBS):
             along = knob in ("context_attention", "context_states")
-            if along and (best.job.axes.context == 1 or best.knobs[i] == "auto"):
+            if along and (best.knobs[KNOBS.index("context")] == 1 or best.knobs[i] == "auto"):
                 continue
             free = (i, i + 1, i + 2) if knob == "context" else (i,)  # another degree may have other ways
             others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, free)]
