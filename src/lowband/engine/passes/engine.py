@@ -23,7 +23,8 @@ from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
-from lowband.engine.units.parts import along_tensor, ledger_of
+from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
+from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
@@ -46,18 +47,22 @@ class Engine:
         device: torch.device,
     ) -> None:
         """scheme_of: maps a unit's name and owner to its scheme; `scheme` serves collectives of no unit
-
         init, seed, device: of parameters on the meta device, see units.initial
         """
         check_unsharded(module)
         check_kinds(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
+        self.experts = experts = along_experts(module)  # whose other ranks have other ones
         check_schemes(scheme, schemes, axis.levels)
+        if experts is not None:
+            experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
         alike = {"compute_dtype": str(options.compute_dtype), "reduce_dtype": str(options.reduce_dtype)}
         alike |= {"collectives": options.pattern, "seed of initial values": seed}
-        check_same_sharding(module, scheme, placed, alike, axis.ranks[0])
+        of_experts = [p for p in module.parameters() if is_of_expert(p)]
+        apart = None if experts is None else (of_experts, experts.alike.ranks[0])
+        check_same_sharding(module, scheme, placed, alike, axis.ranks[0], apart)
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
@@ -65,25 +70,30 @@ class Engine:
         self.tensor = along_tensor(module)
         self.pipeline: Along | None = None  # whose other ranks have other stages
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
+        if experts is not None:
+            experts.count_in(self.ledger)
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
-        del first  # the whole parameters are freed unit by unit
+        del first, of_experts  # the whole parameters are freed unit by unit
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
 
-        shared = axis, self.ledger, self.meter, self.device, options
-        self.collectives = Collectives(scheme, *shared)
+        shared = self.ledger, self.meter, self.device, options
+        self.collectives = Collectives(scheme, axis, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
         unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
         self.units_of: dict[nn.Module, list[Unit]] = {}
-        collectives = {scheme: self.collectives}
+        collectives = {(scheme, axis): self.collectives}
         names = {p: name if (of := tied_to(p)) is None else of.name for name, p in module.named_parameters()}
         for (owner, name, slots), placed in zip(groups, schemes, strict=True):
-            if placed not in collectives:
-                collectives[placed] = Collectives(placed, *shared)
+            first = getattr(*slots[0][0])
+            along = experts.alike if experts is not None and is_of_expert(first) else axis
+            del first
+            if (placed, along) not in collectives:
+                collectives[placed, along] = Collectives(placed, along, *shared)
             named = [names[getattr(*places[0])] for places in slots]
-            unit = Unit(name, slots, named, collectives[placed], initial, unit_of)
+            unit = Unit(name, slots, named, collectives[placed, along], initial, unit_of)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
         parts = module, self.units, self.units_of, axis, self.tensor
