@@ -12,7 +12,7 @@ from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes, Route
 
-H, I, TWO = 16, 24, {"node": 2}
+H, WIDTH, TWO = 16, 24, {"node": 2}
 THREE = {"package": 2, "node": 4}
 
 
@@ -54,8 +54,8 @@ def inputs(case: Case) -> tuple[torch.Tensor, Pairs, torch.Tensor, torch.Tensor]
     kept = torch.rand(best.shape) < 0.6 if case.uneven else torch.ones(best.shape, dtype=torch.bool)
     tokens = torch.arange(total).unsqueeze(1).expand_as(experts)
     pairs = Pairs(tokens[kept], experts[kept], best[kept])
-    up = torch.randn(case.experts, H, I, dtype=torch.float64) / H**0.5
-    down = torch.randn(case.experts, I, H, dtype=torch.float64) / I**0.5
+    up = torch.randn(case.experts, H, WIDTH, dtype=torch.float64) / H**0.5
+    down = torch.randn(case.experts, WIDTH, H, dtype=torch.float64) / WIDTH**0.5
     return torch.randn(total, H, dtype=torch.float64), pairs, up, down
 
 

@@ -85,7 +85,7 @@ def mlp_of(spec: ModelSpec) -> nn.Module:
     """A block's MLP, or its layer of experts."""
     if spec.experts is None:
         return MLP(spec.hidden, spec.mlp_width)
-    routing = Routing(experts=spec.experts, top_k=spec.top_k)
+    routing = Routing(spec.experts, spec.top_k, normalized=True, balance=spec.balance)
     shared = MLP(spec.hidden, spec.shared_experts * spec.expert_width) if spec.shared_experts else None
     return MixtureOfExperts(spec.hidden, spec.expert_width, routing, activation=gelu, shared=shared)
 

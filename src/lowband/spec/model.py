@@ -1,9 +1,17 @@
 """A GPT's shape: parameter names and shapes, and their exact count, without building it."""
 
 import math
+from collections.abc import Collection
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from lowband.spec.yaml_model import Strict
 
@@ -14,7 +22,7 @@ Attention = Literal["softmax", "linear"]
 MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_POSITIONS = 10_000, 2**20, 2**28, 2**31
 
 # Keys that are left out of a model's file at their default, so that the checksums of what has none stay.
-YOUNGER = ("attention", "softmax_every", "experts", "top_k", "expert_hidden", "shared_experts")
+YOUNGER = ("attention", "softmax_every", "experts", "top_k", "expert_hidden", "shared_experts", "balance")
 
 
 class ModelSpec(Strict):
@@ -47,13 +55,18 @@ class ModelSpec(Strict):
         description="every so many-th layer is one of softmax after all (LASP-2H); none: none is",
     )
     experts: PositiveInt | None = Field(
-        default=None, description="of every layer, in place of its MLP (engine.parallel.experts); none: an MLP"
+        default=None,
+        description="of every layer, in place of its MLP (engine.parallel.experts); none: an MLP",
     )
     top_k: PositiveInt = Field(default=2, description="experts that a token goes to")
     expert_hidden: PositiveInt | None = Field(
         default=None, le=16 * MOST_WIDTH, description="width of an expert; none: as mlp_hidden"
     )
     shared_experts: NonNegativeInt = Field(default=0, description="as wide, which every token goes to")
+    balance: Literal["none", "bias"] = Field(
+        default="bias",
+        description="of experts' loads: by a bias that moves after each step (arXiv 2408.15664)",
+    )
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -123,13 +136,13 @@ class ModelSpec(Strict):
         """Those of a block's router and of all of its experts, which have no biases."""
         if self.experts is None:
             return {}
-        up = (self.experts, self.hidden, self.expert_width)
+        up = (self.experts, self.expert_width, self.hidden)
         gate = {"mlp.experts.gate": up} if self.gated else {}
         return {
             "mlp.router.weight": (self.experts, self.hidden),
             "mlp.experts.up": up,
             **gate,
-            "mlp.experts.down": (self.experts, self.expert_width, self.hidden),
+            "mlp.experts.down": (self.experts, self.hidden, self.expert_width),
         }
 
     @property
@@ -159,6 +172,14 @@ class ModelSpec(Strict):
         return 4 * self.hidden if self.mlp_hidden is None else self.mlp_hidden
 
     @property
+    def idle_elements(self) -> int:
+        """Weights of a block's experts that a token does not meet."""
+        if self.experts is None:
+            return 0
+        matrices = (shape for name, shape in self.expert_shapes().items() if ".experts." in name)
+        return sum(math.prod(shape) // self.experts * (self.experts - self.top_k) for shape in matrices)
+
+    @property
     def expert_width(self) -> int:
         return self.mlp_width if self.expert_hidden is None else self.expert_hidden
 
@@ -167,9 +188,12 @@ class ModelSpec(Strict):
         """Width of the keys, and of the values."""
         return self.hidden // self.heads * (self.heads if self.kv_heads is None else self.kv_heads)
 
-    def unit_shapes(self) -> list[list[tuple[int, ...]]]:
-        """Shapes per unit as the engine gathers them: the root's, then each block's."""
-        block = list(self.block_shapes().values())
+    def unit_shapes(self, without: Collection[str] = ()) -> list[list[tuple[int, ...]]]:
+        """Shapes per unit as the engine gathers them: the root's, then each block's.
+
+        without: parameters of a block by name, that are units of their own
+        """
+        block = [shape for name, shape in self.block_shapes().items() if name not in without]
         return [list(self.root_shapes().values()), *[block] * self.layers]
 
     @property

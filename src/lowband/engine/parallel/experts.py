@@ -15,14 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.parallel.dispatch import Dispatch
 from lowband.engine.parallel.expert_products import products
-from lowband.engine.parallel.routing import Router
+from lowband.engine.parallel.routing import Router, balance
+from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
-from lowband.engine.units.slice_of import SliceOf
+from lowband.engine.units.slice_of import SliceOf, is_partial, mark_partial
 from lowband.errors import UserError
+from lowband.spec.activations import EXPERTS_LOAD
 from lowband.spec.routing import Routing
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -31,20 +34,22 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 class Experts(nn.Module):
     """Matrices of this rank's experts: of all of them until `spread_experts`.
 
-    up, gate: [experts, hidden, width], gate with `gated` alone; down: [experts, width, hidden]; no biases
+    up, gate: [experts, width, hidden], gate with `gated` alone; down: [experts, hidden, width]: an expert's
+    are as a linear layer's, without biases
     """
 
     def __init__(
         self, experts: int, hidden: int, width: int, gated: bool = False, activation: Activation = F.gelu
     ) -> None:
         super().__init__()
-        self.up = nn.Parameter(torch.empty(experts, hidden, width))
-        self.gate = nn.Parameter(torch.empty(experts, hidden, width)) if gated else None
-        self.down = nn.Parameter(torch.empty(experts, width, hidden))
+        self.up = nn.Parameter(torch.empty(experts, width, hidden))
+        self.gate = nn.Parameter(torch.empty(experts, width, hidden)) if gated else None
+        self.down = nn.Parameter(torch.empty(experts, hidden, width))
         self.activation = activation
         for parameter in self.parameters():
             if not parameter.is_meta:
-                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+                bound = parameter.shape[2] ** -0.5  # as torch fills a linear layer
+                nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x_RH: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x_RH: sorted by expert; counts: [experts] int64. Returns [R, H]."""
@@ -52,7 +57,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """x [..., hidden] -> as x: by token, the weighted sum of the outputs of the experts that its router chose.
+    """x [..., hidden] -> as x: by token, the weighted sum of the outputs of the experts that a router chose.
 
     width:  of an expert
     shared: None, or a module that sees every token and whose output is added, such as DeepSeek's
@@ -87,6 +92,8 @@ class MixtureOfExperts(nn.Module):
                 values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
                 mine = nn.Parameter(values, whole.requires_grad)
                 mine.slice_of = of  # type: ignore[attr-defined]
+                if is_partial(whole):  # each tensor rank has other tokens
+                    mark_partial([mine])
                 self.experts._parameters[attribute] = mine
         self._lowband_experts: Any = axis
         self._route = Dispatch(axis, self.router.routing.experts, self.experts, name)
@@ -122,3 +129,31 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     for name, layer in layers.items():
         layer.spread(along, name)
     return module
+
+
+def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
+    """After each `optimizer.step()`: move every router's bias against the load, and count anew.
+
+    Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
+    whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
+    balanced otherwise are only counted (spec.routing). A module that is not sharded has its own tokens alone.
+    Source: arXiv 2408.15664.
+    """
+    engine: Engine | None = getattr(module, "_lowband", None)
+    if engine is None:
+        return balance(module)
+    engine.put_shards()
+    if engine.load is None:
+        engine.load = Along(engine.axis)
+        engine.load.count_in(engine.ledger)
+    along = [engine.load]
+    if engine.tensor is not None and engine.tensor.cuts_tokens:
+        along.append(engine.tensor)
+
+    def summed(counts: torch.Tensor) -> torch.Tensor:
+        total = counts.double()  # exact up to 2^53 pairs
+        for each in along:
+            total = each.summed(total, EXPERTS_LOAD, "balance") if each.ranks > 1 else total
+        return total.long()
+
+    return balance(module, summed)

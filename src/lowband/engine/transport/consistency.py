@@ -32,24 +32,24 @@ def check_same_sharding(
     placed: Sequence[tuple[str, Scheme]],
     more: Mapping[str, object],
     first: int,
-    of_experts: tuple[Sequence[nn.Parameter], int] | None = None,
+    of_experts: tuple[Sequence[nn.Parameter], int],
 ) -> None:
     """Raises UserError, on every rank, if ranks differ in scheme or `more`, or along the axis in the module.
 
     placed:     each unit's name and scheme
     first:      the first of the ranks along the axis; others may have another stage of a pipeline
-    of_experts: parameters that fewer ranks share, and the first of these
+    of_experts: parameters that fewer ranks have in common, and the first of these ranks; of a stage without
+                any, none and `first`
     """
     if is_alone():
         return
     inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
     own = [(name, of_unit.model_dump()) for name, of_unit in placed if of_unit != scheme]
-    experts, first_alike = of_experts or ((), first)
+    experts, first_alike = of_experts
     facts = facts_of(module, [name for name, _ in placed], without=experts)
     check_same({**inputs, **more})
     check_same({"units with their own placement": own, **facts}, first)
-    if of_experts is not None:
-        check_same({"sum of experts' initial weights (as integers)": _sum_of(experts)}, first_alike)
+    check_same({"sum of experts' initial weights (as integers)": _sum_of(experts)}, first_alike)
 
 
 def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:

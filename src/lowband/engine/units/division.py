@@ -13,8 +13,8 @@ Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], boo
 
 def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[list[Slot]]]]:
     """Units as (owner, name, slots), the root's first. A parameter belongs to the innermost wrapped module
-    that contains all of its places, or else to the root. Frozen parameters form separate units, as do those of
-    experts that other ranks do not have, and each one of the root that other ranks of a pipeline have, too."""
+    that contains all of its places, or else to the root. Frozen parameters form separate units, as do those
+    of experts that other ranks do not have, and each one of the root that other ranks of a pipeline have."""
     is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
     owners: dict[nn.Module, str] = {module: ""}
     owner_of: dict[nn.Module, nn.Module] = {}
