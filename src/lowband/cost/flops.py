@@ -19,8 +19,9 @@ def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     """Model FLOPs (for MFU): forward 2, backward 4 per weight and token, plus the two attention products.
 
     Every weight that multiplies an activation counts, of experts those that a token goes to; an embedding
-    lookup is not a multiplication, but a tied embedding counts once, as the output layer. Source: PaLM (arXiv 2204.02311), appendix B. In a linear
-    layer a token meets a state as wide as a head, not T keys (arXiv 2006.16236, section 3.4).
+    lookup is not a multiplication, but a tied embedding counts once, as the output layer. Source: PaLM (arXiv
+    2204.02311), appendix B. In a linear layer a token meets a state as wide as a head, not T keys (arXiv
+    2006.16236, section 3.4).
     """
     lookups = model.vocab * model.hidden * (0 if model.tied_head else 1)
     if model.positions == "learned":
