@@ -27,7 +27,7 @@ StatesOption = Literal["auto", States]
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
 # The same with the axis of context, where ranks may lie along it.
-SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways"}
+SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways", "context_states": "states"}
 
 
 class Axes(Strict):
@@ -205,6 +205,14 @@ class Ways(InStages):
     @property
     def has_both_ends(self) -> bool:
         return self.pipeline == 1 or SCHEDULES[self.row].in_a_vee
+
+    @property
+    def attends(self) -> str:
+        """How ranks along context attend, in words."""
+        if self.context_states == "auto":
+            return self.context_attention
+        beside = "" if self.context_attention == "state" else f"{self.context_attention}, "
+        return f"{beside}state by {self.context_states}"
 
     @property
     def outside(self) -> int:
