@@ -63,6 +63,9 @@ class Workload:
         if self.model.linear_layers:
             where = f"model '{self.model.name}'"
             raise UserError("linear attention is not predicted", where=where, allowed="attention softmax")
+        if self.model.experts is not None:
+            where = f"model '{self.model.name}'"
+            raise UserError("experts are not predicted", where=where, allowed="models without them")
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
             check_layout(self.layout, self.axes, self.model, length)

@@ -62,6 +62,9 @@ class Unit:
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
         self.tied = tied_to(originals[0])  # then it is the unit's only one
+        of = slice_of(originals[0])
+        # Its gradients are sums over these ranks already: tokens of all of them came here.
+        self.expert_ranks = of.ranks if of is not None and of.axis == "expert" else 1
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
         self._hold_shards(originals, names)
         self._take_values(originals, names, initial)
