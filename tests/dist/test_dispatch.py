@@ -73,9 +73,12 @@ def computed(
     leaves = [t.clone().requires_grad_() for t in (x, pairs.weights, up, down)]
     x, weights, up, down = leaves
 
-    def compute(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        parts = rows.split(counts.tolist())
-        return torch.cat([torch.relu(part @ a) @ b for part, a, b in zip(parts, up, down, strict=True)])
+    def compute(
+        x: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        parts = x.index_select(0, places).split(counts.tolist())
+        found = torch.cat([torch.relu(part @ a) @ b for part, a, b in zip(parts, up, down, strict=True)])
+        return found if weights is None else found * weights.unsqueeze(1)
 
     out = Dispatch(axis, total, compute, "experts")(x, pairs.tokens, pairs.experts, weights)
     out.square().sum().backward()

@@ -121,7 +121,7 @@ def _time(axis: ExpertAxis, experts: torch.Tensor, hidden: int) -> tuple[float, 
     """Seconds; and bytes of rows that went out, of all ranks, by level."""
     tokens = len(experts)
     rows = torch.arange(tokens).repeat_interleave(TOP_K)
-    dispatch = Dispatch(axis, EXPERTS, lambda x, _: x, "experts")
+    dispatch = Dispatch(axis, EXPERTS, lambda x, _, places, __: x[places], "experts")
     x, weights = torch.ones(tokens, hidden), torch.full((tokens * TOP_K,), 1 / TOP_K)
     axis.ledger.take()
     dist.barrier()

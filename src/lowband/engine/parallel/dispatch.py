@@ -30,8 +30,9 @@ from lowband.spec.activations import (
 )
 from lowband.spec.step import Collective
 
-# [rows sorted by expert, H], [experts of this rank] int64 -> [rows, H]
-Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# x [T, H]; [experts of this rank] int64, pairs of each; by pair, sorted by expert: its row of x, int64; its
+# weight, if outputs are to be weighted -> [pairs, H]
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 OUT, BACK = (ROUTE_OUT, ROUTE_OUT_GRAD), (ROUTE_BACK, ROUTE_BACK_GRAD)
 WEIGHTS, PAIRS = (ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD), (ROUTE_PAIRS, ROUTE_PAIRS)
@@ -70,13 +71,16 @@ class Dispatch:
         experts: torch.Tensor,
         hops: Sequence[BoundHop],
         span: int,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """By pair, the output of its expert. span: experts behind the hops, from 0"""
+        """By pair, the output of its expert. span: experts behind the hops, from 0; weights: without hops"""
         order = experts.argsort(stable=True)
         rows, experts = rows[order], experts[order]
         if not hops:
             counts = torch.bincount(experts, minlength=self._here)
-            found = self._compute(x.index_select(0, rows), counts)
+            found = self._compute(
+                x, counts, rows, None if weights is None else weights.index_select(0, order)
+            )
         else:
             bound, per = hops[0], span // hops[0].hop.count
             to = torch.bincount(experts // per, minlength=bound.hop.count).unsqueeze(1)
@@ -98,7 +102,7 @@ class Dispatch:
     ) -> torch.Tensor:
         """By row of x, the weighted sum of its experts' outputs."""
         if not hops:
-            return _summed(self._each(x, rows, experts, (), span), rows, weights, x)
+            return _summed(self._each(x, rows, experts, (), span, weights), rows, None, x)
         bound, per = hops[0], span // hops[0].hop.count
         partners, length = experts // per, max(len(x), 1)
         # A row goes once to a partner, and its pairs behind it.

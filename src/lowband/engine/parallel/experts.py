@@ -51,9 +51,15 @@ class Experts(nn.Module):
                 bound = parameter.shape[2] ** -0.5  # as torch fills a linear layer
                 nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x_RH: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """x_RH: sorted by expert; counts: [experts] int64. Returns [R, H]."""
-        return products(x_RH, counts, self.up, self.down, self.gate, self.activation)
+    def forward(
+        self,
+        x_TH: torch.Tensor,
+        counts: torch.Tensor,
+        places: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[R, H], see expert_products. counts: [experts] int64, rows of each; places: [R], theirs in x"""
+        return products(x_TH, counts, self.up, self.down, self.gate, self.activation, places, weights)
 
 
 class MixtureOfExperts(nn.Module):
