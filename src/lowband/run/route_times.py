@@ -94,7 +94,7 @@ def _time_routes(layout: Layout, seconds: float, repeats: int) -> Iterator[Route
         slowest = max(closed_form_s(layout, layout.levels, route, 1, row_bytes) for route in axes)
         tokens = max(round(seconds / slowest), 1)
         for repeat, (route, axis) in product(range(repeats + 1), axes.items()):
-            took_s, sent = _time(axis, _chosen(skew, tokens, dist.get_rank(), repeat), hidden)
+            took_s, sent = _time(axis, _chosen(skew, tokens, axis.place, repeat), hidden)
             if repeat == 0:
                 continue  # untimed: opens connections and TCP windows
             rows = {way.level: way.rows for way in crossings(layout.levels, route, EXPERTS, TOP_K)}

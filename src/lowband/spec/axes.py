@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
@@ -62,6 +62,11 @@ class Axes(Strict):
     route: Route = Field(
         default="merged",
         description="how tokens travel to experts: flat; level by level: hops; once to each group: merged",
+    )
+    copies: NonNegativeInt = Field(
+        default=0,
+        description="of a layer's experts, the most loaded ones so far that every group of ranks has, whose "
+        "tokens then need not cross the outermost level",
     )
     pipeline: PositiveInt = Field(default=1, description="ranks along the pipeline axis, the outermost")
     sequence_parallel: bool = Field(

@@ -9,7 +9,7 @@ is: by tokens, never by the size of a group.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.parallel.dispatch import Dispatch
 from lowband.engine.parallel.expert_products import products
+from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.parallel.routing import Router, balance
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
@@ -45,7 +46,7 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(experts, width, hidden))
         self.gate = nn.Parameter(torch.empty(experts, width, hidden)) if gated else None
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
-        self.activation = activation
+        self.activation, self.hot = activation, cast("HotExperts | None", None)
         for parameter in self.parameters():
             if not parameter.is_meta:
                 bound = parameter.shape[2] ** -0.5  # as torch fills a linear layer
@@ -59,7 +60,13 @@ class Experts(nn.Module):
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[R, H], see expert_products. counts: [experts] int64, rows of each; places: [R], theirs in x"""
-        return products(x_TH, counts, self.up, self.down, self.gate, self.activation, places, weights)
+        up, down, gate = (
+            each if each is None or self.hot is None else self.hot.weights(each, "experts")
+            for each in (self.up, self.down, self.gate)
+        )
+        assert up is not None
+        assert down is not None
+        return products(x_TH, counts, up, down, gate, self.activation, places, weights)
 
 
 class MixtureOfExperts(nn.Module):
@@ -90,8 +97,8 @@ class MixtureOfExperts(nn.Module):
         out = out_TH.view(x.shape)
         return out if self.shared is None else out + self.shared(x)
 
-    def spread(self, axis: ExpertAxis, name: str) -> None:
-        """Keep this rank's experts alone."""
+    def spread(self, axis: ExpertAxis, name: str, copies: int) -> None:
+        """Keep this rank's experts alone. copies: the most experts that have some"""
         for attribute, whole in self.experts._parameters.items():
             if whole is not None:
                 of = SliceOf(whole.shape, 0, 1, axis.place, axis.ranks, "expert")
@@ -102,7 +109,9 @@ class MixtureOfExperts(nn.Module):
                     mark_partial([mine])
                 self.experts._parameters[attribute] = mine
         self._lowband_experts: Any = axis
-        self._route = Dispatch(axis, self.router.routing.experts, self.experts, name)
+        count = self.router.routing.experts
+        self.experts.hot = HotExperts(axis, count, copies)
+        self._route = Dispatch(axis, count, self.experts, name, self.experts.hot)
 
 
 def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
@@ -124,6 +133,9 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     for name, layer in layers.items():
         if hasattr(layer, "_lowband_experts"):
             raise UserError("its experts are already spread", where=f"'{name}'", allowed="one spread_experts")
+        if layer.router.routing.balance == "loss" and layer.router.tokens_of_all is None:
+            what = "balance by a loss, and nothing says over how many tokens its mean is"
+            raise UserError(what, where=f"'{name}.router'", allowed="tokens_of_all set; balance bias or none")
         if layer.router.routing.experts % len(axis.ranks):
             what = f"{layer.router.routing.experts} experts cannot be divided over expert {len(axis.ranks)}"
             raise UserError(what, where=f"'{name}'")
@@ -133,12 +145,14 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
         check_same(facts_of(module, ()), axis.ranks[0])
     along = ExpertAxis(axis, topology.along("alike"), topology.axes.route)
     for name, layer in layers.items():
-        layer.spread(along, name)
+        layer.spread(along, name, topology.axes.copies)
     return module
 
 
 def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
     """After each `optimizer.step()`: move every router's bias against the load, and count anew.
+
+    With `copies` among the topology's axes, this also decides which experts have copies from now on.
 
     Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
     whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
@@ -149,6 +163,7 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
     if engine is None:
         return balance(module)
     engine.put_shards()
+    names = {child: name for name, child in module.named_modules()}
     if engine.load is None:
         engine.load = Along(engine.axis)
         engine.load.count_in(engine.ledger)
@@ -162,4 +177,8 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
             total = each.summed(total, EXPERTS_LOAD, "balance") if each.ranks > 1 else total
         return total.long()
 
-    return balance(module, summed)
+    loads = balance(module, summed)
+    for layer in module.modules():
+        if isinstance(layer, MixtureOfExperts) and layer.experts.hot is not None:
+            layer.experts.hot.update(loads[names[layer.router]])
+    return loads
