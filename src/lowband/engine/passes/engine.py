@@ -26,6 +26,7 @@ from lowband.engine.units.kinds import check_kinds
 from lowband.engine.units.parts import along_tensor, ledger_of
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
+from lowband.engine.units.unusable import mark_views
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
 
@@ -67,6 +68,7 @@ class Engine:
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
+        mark_views(module)
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
@@ -130,7 +132,7 @@ class Engine:
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this context accumulate gradients at the grads level and reduce no further.
 
-        `module.zero_grad()` discards the accumulated gradients; an optimizer's zero_grad does not reach them.
+        `zero_grad()` of the module or an optimizer discards the accumulated gradients.
         """
         self.sync = False
         try:

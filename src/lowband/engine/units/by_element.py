@@ -17,6 +17,7 @@ class Kind(Enum):
 
     FACT:    tells a fact about it, or makes a tensor that is only as large
     COPY:    copies its values
+    SAME:    gives its values another type or place, or makes a tensor of the same shape
     MOVE:    gives its values, or some of them, another shape, type or place
     ELEMENT: computes each element from those at its place
     DRAW:    draws random values for it
@@ -26,6 +27,7 @@ class Kind(Enum):
 
     FACT = "fact"
     COPY = "copy"
+    SAME = "same"
     MOVE = "move"
     ELEMENT = "element"
     DRAW = "draw"
@@ -38,17 +40,21 @@ _FACTS = (
     "is_set_to "
     "is_contiguous is_floating_point is_complex is_signed is_neg is_conj is_inference is_same_size is_pinned "
     "is_shared get_device result_type can_cast record_stream _is_view _typed_storage numpy tolist __array__ "
-    "requires_grad_ retain_grad zeros_like ones_like empty_like full_like new_zeros "
+    "requires_grad_ retain_grad new_zeros "
     "new_ones new_empty new_full new_tensor _has_compatible_shallow_copy_type _use_count __set__ __delete__ "
     "new resize_as_ __hash__ __len__ __repr__ __format__ __dir__ "
     "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
 )
+_SAMES = (
+    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
+    "contiguous alias _foreach_detach data pin_memory share_memory_ "
+    "zeros_like ones_like empty_like full_like"
+)
 # Without `chunk` and `tensor_split`, by which DTensor divides whole parameters.
 _MOVES = (
-    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
-    "contiguous alias view view_as reshape reshape_as flatten ravel squeeze unsqueeze split narrow "
-    "unbind cat concat concatenate stack hstack _foreach_detach data T mT H mH real imag "
-    "pin_memory share_memory_ resolve_conj resolve_neg conj conj_physical"
+    "view view_as reshape reshape_as flatten ravel squeeze unsqueeze split narrow "
+    "unbind cat concat concatenate stack hstack T mT H mH real imag "
+    "resolve_conj resolve_neg conj conj_physical"
 )
 # Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
 # Element by element, or the same for all of them, and not tagged so.
@@ -70,6 +76,7 @@ _KINDS = {
     for kind, names in (
         (Kind.FACT, _FACTS),
         (Kind.COPY, "clone as_subclass _foreach_clone"),
+        (Kind.SAME, _SAMES),
         (Kind.MOVE, _MOVES),
         (Kind.DRAW, _DRAWS),
         (Kind.INDEX, "__getitem__ __setitem__"),
