@@ -226,7 +226,9 @@ def test_each_ranks_own_changes_are_refused() -> None:
     assert said == ""
     assert torch.allclose(losses, trained(Net(Shrinking), squared), rtol=1e-6)
     for own_data in (True, False):
-        assert all(said.startswith(f"unit 'blocks.0': {CHANGED}") for said, _ in on_ranks(2, shrunk, own_data))
+        assert all(
+            said.startswith(f"unit 'blocks.0': {CHANGED}") for said, _ in on_ranks(2, shrunk, own_data)
+        )
 
 
 # ---- views that are kept over steps

@@ -239,7 +239,10 @@ def in_two_threads() -> None:
         (sharded_inside, "'layers.0.0.weight' is already a shard"),
         (tied_to_another, "'weight' is shared with a module that is already sharded"),
         (copied, "a sharded module cannot be copied or pickled"),
-        (never_synced, "SGD: 'scale' has gradients of backwards under no_sync, which this step would leave out"),
+        (
+            never_synced,
+            "SGD: 'scale' has gradients of backwards under no_sync, which this step would leave out",
+        ),
         (synced_too_early, "SGD: 'scale' has gradients of backwards under no_sync"),
         (never_synced_in_a_closure, "SGD: 'scale' has gradients of backwards under no_sync"),
         (clipped_before_the_sync, "clip_grad_norm_: 'scale' has gradients of backwards under no_sync"),

@@ -76,7 +76,9 @@ class _Refused:
         self._name, self._where = name, where
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise UserError(f"{self._name} after lowband.shard", where=self._where, allowed="before lowband.shard")
+        raise UserError(
+            f"{self._name} after lowband.shard", where=self._where, allowed="before lowband.shard"
+        )
 
 
 def _refuse_around(around: nn.Module, _name: str, module: nn.Module | None) -> None:

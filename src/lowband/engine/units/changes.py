@@ -260,6 +260,7 @@ def _leave_unchecked(kind: type[Optimizer]) -> None:
     if hasattr(step, _BY_ELEMENT):
         return
 
+    @torch._disable_dynamo  # torch.compile(optimizer.step) runs as it is: the compiler knows nothing of shards
     @wraps(step)
     def unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks

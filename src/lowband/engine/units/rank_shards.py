@@ -94,9 +94,7 @@ class RankShards:
         found = [intersect(place, (start, stop)) for place, original in places if is_partial(original)]
         return [(a - start, b - start) for a, b in found if a < b]
 
-    def _take_values(
-        self, originals: Sequence[nn.Parameter], names: Sequence[str], initial: Initial
-    ) -> None:
+    def _take_values(self, originals: Sequence[nn.Parameter], names: Sequence[str], initial: Initial) -> None:
         """Copy this rank's part of the initial values into its shards."""
         shards = [(self.range_of(self._scheme.optim), self.master)]
         if self.weights is not None:

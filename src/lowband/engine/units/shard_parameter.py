@@ -51,6 +51,22 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
 
     collectives: Collectives
 
+    def set_data(self, values: torch.Tensor) -> None:
+        """Take over the values, as running averages swap them in and out.
+
+        Of another type or place they take the shard out of its unit, whose next forward refuses it.
+        """
+        if values.shape != self.shape:
+            raise UserError(
+                f".data of a shard of shape {list(self.shape)} was set to a tensor of shape {list(values.shape)}",
+                where=self.shard_of.name,
+                allowed="values of this rank's part; whole ones before lowband.shard, or by its init=",
+            )
+        if values.dtype == self.dtype and values.device == self.device:
+            self.detach().copy_(values.detach())
+        else:
+            super().set_data(values)
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

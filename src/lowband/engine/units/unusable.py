@@ -146,4 +146,3 @@ def _check_apart(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
                 allowed="one parameter at both places",
             )
         first[place] = name
-
