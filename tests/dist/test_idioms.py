@@ -100,6 +100,25 @@ def written_through_data(model: nn.Module, backward: Backward) -> None:
     steps(optimizer, backward)
 
 
+def averages_swapped_in(model: nn.Module, backward: Backward) -> object:
+    """By `.data`, as classes for running averages do."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    average = {name: p.data.clone() for name, p in model.named_parameters()}
+    for step in range(3):
+        steps(optimizer, backward, step, 1)
+        for name, p in model.named_parameters():
+            average[name] = 0.9 * average[name] + 0.1 * p.data
+    trained = {name: p.data.clone() for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        p.data = average[name]
+    with torch.no_grad():
+        found = model(inputs(9, 9)).item()
+    for name, p in model.named_parameters():
+        p.data = trained[name]
+    steps(optimizer, backward, 3, 1)
+    return found
+
+
 def gradients_set_to_zero(model: nn.Module, backward: Backward) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(3):
@@ -251,8 +270,8 @@ RIGHT: tuple[Program, ...] = (
     decay_groups_by_ndim, a_decay_for_each_parameter, several_optimizers, schedules, running_average,
     written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
-    decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two, closures,
-    compiled_step,
+    decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two,
+    closures, compiled_step, averages_swapped_in,
 )  # fmt: skip
 
 
@@ -343,6 +362,10 @@ def one_value_of_a_gradient(model: nn.Module) -> None:
         p.grad[0].item()
 
 
+def data_of_another_shape(model: nn.Module) -> None:
+    model.layers[0][0].weight.data = torch.zeros(3, 7)
+
+
 def order_of_values_through_numpy(model: nn.Module) -> None:
     for p in trained(model).parameters():
         values = p.detach().numpy()
@@ -416,6 +439,7 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     fused_scaler: "of a shard's gradient covers this rank's part only",
     one_value_through_data: "scale: __getitem__ of a shard covers this rank's part only",
     one_value_of_a_gradient: "scale: __getitem__ of a shard's gradient covers this rank's part only",
+    data_of_another_shape: "layers.0.0.weight: .data of shape [",
     order_of_values_through_numpy: "were written through NumPy or from C++",
     hook_on_a_shard: "first.weight: a hook on a shard would never run",
     step_in_the_backward: "first.weight: a hook on a shard would never run",

@@ -30,7 +30,8 @@ SAMPLES = 64  # values compared per unit, besides the first one of each paramete
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
-_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class, and of its step
+_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
+_ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
 class Watcher(Protocol):
@@ -239,7 +240,7 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
         check_class(optimizer)
         if is_known(optimizer):
             setattr(optimizer, _BY_ELEMENT, True)
-            _leave_unchecked(type(optimizer))
+        _step_on_shards(type(optimizer))
 
 
 @torch._disable_dynamo
@@ -250,19 +251,20 @@ def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
     _zero_grad(optimizer, set_to_none)
 
 
-def _leave_unchecked(kind: type[Optimizer]) -> None:
-    """Steps of a known class on shards run without checks, which would take a percent of a step.
+def _step_on_shards(kind: type[Optimizer]) -> None:
+    """Steps of a known class on shards run without checks, which would take a percent of a step; those of any
+    class run as they are written, because the compiler knows nothing of shards.
 
     A closure and hooks are the user's, and are checked. The class has the step, as torch's own patch of it
     does: an instance's may be the user's or a scheduler's, and would refer to the instance.
     """
     step = kind.step
-    if hasattr(step, _BY_ELEMENT):
+    if hasattr(step, _ON_SHARDS):
         return
 
-    @torch._disable_dynamo  # torch.compile(optimizer.step) runs as it is: the compiler knows nothing of shards
+    @torch._disable_dynamo
     @wraps(step)
-    def unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def on_shards(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
         if is_users or not hasattr(optimizer, _BY_ELEMENT):
@@ -270,8 +272,8 @@ def _leave_unchecked(kind: type[Optimizer]) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             return step(optimizer, *args, **kwargs)
 
-    setattr(unchecked, _BY_ELEMENT, True)
-    kind.step = unchecked  # type: ignore[method-assign]
+    setattr(on_shards, _ON_SHARDS, True)
+    kind.step = on_shards  # type: ignore[method-assign]
 
 
 Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]

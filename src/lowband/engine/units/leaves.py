@@ -7,9 +7,9 @@ graph holds no buffer (passes.saved_leaves), so it is freed when the unit is dro
 backward are the same, unless a scheme gives their gathers different wires: then the backward intentionally
 uses its own wire's values.
 
-[Note: kept views] A program may keep a view of a weight, with the buffer behind it. In a plain module it would
-show each step's new values. So a buffer that somebody still refers to when the unit is dropped is filled
-again whenever newer weights have been gathered.
+[Note: kept views] A program may keep a view of a weight, with the buffer behind it. In a plain module it
+would show each step's new values. So a buffer that somebody still refers to when the unit is dropped is
+filled again whenever newer weights have been gathered.
 """
 
 from collections.abc import Iterator, Sequence

@@ -46,7 +46,9 @@ class RankShards:
         names: Sequence[str],
         initial: Initial,
     ) -> None:
-        """originals, names: the whole parameters, and their names in the sharded module; initial: their values"""
+        """originals, names: the whole parameters, and their names in the sharded module
+        initial: their values
+        """
         self._layout, self._collectives, self._scheme = layout, collectives, collectives.scheme
         self._levels, self._rank = collectives.axis.levels, collectives.axis.rank
         scheme, levels, compute_dtype = self._scheme, self._levels, collectives.options.compute_dtype

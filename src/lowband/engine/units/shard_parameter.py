@@ -58,7 +58,7 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
         """
         if values.shape != self.shape:
             raise UserError(
-                f".data of a shard of shape {list(self.shape)} was set to a tensor of shape {list(values.shape)}",
+                f".data of shape {list(self.shape)} was set to a tensor of shape {list(values.shape)}",
                 where=self.shard_of.name,
                 allowed="values of this rank's part; whole ones before lowband.shard, or by its init=",
             )

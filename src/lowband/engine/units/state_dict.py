@@ -1,5 +1,5 @@
-"""`state_dict()` and `load_state_dict()` of a sharded module, and copies of its parts, are refused: they would
-move one rank's part.
+"""`state_dict()` and `load_state_dict()` of a sharded module, and copies of its parts, are refused: they
+would move one rank's part.
 
 [Note: optimizers] An optimizer's `state_dict()` is this rank's part, and is allowed: each rank may save its
 own. torch.distributed.checkpoint would take it for a copy that all ranks have, and keep one rank's. It gives
@@ -23,7 +23,7 @@ _is_own = ContextVar("_is_own", default=False)  # whether the engine itself read
 
 
 def refuse_state_dicts(modules: Iterable[nn.Module]) -> None:
-    """Make these, and copies and pickles, raise UserError on these modules and on every module around them."""
+    """Make these, copies and pickles raise UserError on these modules, and on every module around them."""
     for module in modules:
         module.register_state_dict_pre_hook(_RefuseSave(type(module).__name__))
         module.register_load_state_dict_pre_hook(_refuse_load)
