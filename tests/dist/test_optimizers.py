@@ -327,7 +327,7 @@ def said_of(kind: Callable[[Any], torch.optim.Optimizer]) -> tuple[str, list[str
         (Wrapping, ""),
         (TrustRatio, "tall: norm of a shard covers this rank's part only (allowed: "),
         (NormedUpdate, "sum of a shard's gradient covers this rank's part only (allowed: "),
-        (ByGradient, "tall: matmul of a shard's gradient covers this rank's part only (allowed: "),
+        (ByGradient, "tall: mT of a shard's gradient covers this rank's part only (allowed: "),
         (ByMomentum, "tall: a shard is 1D, and has no size(-2) (allowed: p.shard_of.shape"),
         (Orthogonal, "matmul of a shard's gradient covers this rank's part only (allowed: "),
         (Centered, "std_mean of a shard's gradient covers this rank's part only (allowed: "),

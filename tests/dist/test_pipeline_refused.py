@@ -60,8 +60,8 @@ REFUSED = {
     "schedule 'depth' with 2 ranks (allowed: 1 ranks)": {"schedule": "depth"},
     "schedule '1f1b' with 0 micro-batches": {"micro_batches": 0},
     "ranks [1] of the axis have no parameters": {"chain": [nn.Linear(8, 8), nn.Tanh()]},
-    "module '2' is in stages 0 and 2, which are of one rank": {
-        "chain": [nn.Embedding(11, 8), TWICE, TWICE, nn.Linear(8, 11)],
+    "module '3' is in stages 1 and 3, which are of one rank": {
+        "chain": [nn.Embedding(11, 8), TWICE, nn.Linear(8, 8), TWICE],
         "schedule": "interleaved",
         "chunks": 2,
         "layers": [1, 1, 1, 1],

@@ -53,7 +53,7 @@ _SAMES = (
 # Without `chunk` and `tensor_split`, by which DTensor divides whole parameters.
 _MOVES = (
     "view view_as reshape reshape_as flatten ravel squeeze unsqueeze split narrow "
-    "unbind cat concat concatenate stack hstack T mT H mH real imag "
+    "unbind cat concat concatenate stack hstack real imag "
     "resolve_conj resolve_neg conj conj_physical"
 )
 # Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
@@ -70,6 +70,7 @@ _DRAWS = (
 )
 # Tagged, or with an operator that is, and yet of all elements.
 _MIXES = frozenset(["max", "min", "equal"])
+_TRANSPOSES = "T mT H mH"  # attributes
 _PYTHON = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
 _KINDS = {
     name: kind
@@ -80,6 +81,7 @@ _KINDS = {
         (Kind.MOVE, _MOVES),
         (Kind.DRAW, _DRAWS),
         (Kind.INDEX, "__getitem__ __setitem__"),
+        (Kind.MIX, _TRANSPOSES),
     )
     for name in names.split()
 }
@@ -89,11 +91,16 @@ _BY_ELEMENT = frozenset(_ELEMENTS.split())
 @cache
 def kind_of(function: Callable[..., Any]) -> Kind:
     """The kind of a function as torch hands it to `__torch_function__`."""
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        name = getattr(getattr(function, "__self__", None), "__name__", "")
+    name = name_of(function)
+    if getattr(function, "__name__", "") == "__get__":
         return _KINDS.get(name, Kind.FACT)
     return _KINDS.get(name) or (Kind.ELEMENT if _is_by_element(name) else Kind.MIX)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Of a function, or of the attribute that it reads."""
+    name: str = getattr(function, "__name__", "")
+    return getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else name
 
 
 def _is_by_element(name: str) -> bool:

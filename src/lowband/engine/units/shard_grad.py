@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from lowband.engine.units.by_element import Kind, kind_of
+from lowband.engine.units.by_element import Kind, kind_of, name_of
 from lowband.engine.units.seen_whole import SeenWhole
 from lowband.errors import UserError
 
@@ -107,8 +107,7 @@ def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
 
 
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
-    name = getattr(func, "__name__", repr(func))
-    raise UserError(f"{name} of {part.what}", where=_name(values), allowed=part.allowed)
+    raise UserError(f"{name_of(func) or repr(func)} of {part.what}", where=_name(values), allowed=part.allowed)
 
 
 def _name(values: tuple[Any, ...]) -> str:
