@@ -1,10 +1,10 @@
-"""box, bench-comm: the scale model of a machine."""
+"""box, bench-comm, bench-routes: the scale model of a machine."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb, at_least_one, function_of
 
 
 def add(commands: Any) -> None:
@@ -30,19 +30,28 @@ def add(commands: Any) -> None:
             parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
         parsed.set_defaults(run=_box, verb=verb)
 
-    bench = add_verb(
-        commands, "bench-comm", "time the engine's collectives on a box's links",
-        "--cluster frontier-box --ranks 16 --out results/comm",
-    )  # fmt: skip
-    bench.add_argument("--cluster", default="frontier-box", help="a folder of slurm/ that describes a box")
-    bench.add_argument("--ranks", type=at_least_one, required=True)
-    bench.add_argument(
-        "--seconds", type=float, default=1.0, help="target duration of one collective at the links' rates"
-    )
-    bench.add_argument("--repeats", type=at_least_one, default=5)
-    bench.add_argument("--out", type=Path, required=True, help="folder of comm.csv and env.json")
-    bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
-    bench.set_defaults(run=_bench_comm)
+    for name, text, one, rows_of in (
+        (
+            "comm",
+            "time the engine's collectives on a box's links",
+            "collective",
+            "bench.comm:time_collectives",
+        ),
+        ("routes", "time tokens' ways to experts on a box's links", "forward", "run.route_times:time_routes"),
+    ):
+        example = f"--cluster frontier-box --ranks 16 --out results/{name}"
+        bench = add_verb(commands, f"bench-{name}", text, example)
+        bench.add_argument(
+            "--cluster", default="frontier-box", help="a folder of slurm/ that describes a box"
+        )
+        bench.add_argument("--ranks", type=at_least_one, required=True)
+        bench.add_argument(
+            "--seconds", type=float, default=1.0, help=f"target duration of one {one} at the links' rates"
+        )
+        bench.add_argument("--repeats", type=at_least_one, default=5)
+        bench.add_argument("--out", type=Path, required=True, help=f"folder of {name}.csv and env.json")
+        bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
+        bench.set_defaults(run=_bench, table=name, rows_of=rows_of)
 
 
 def _box(options: argparse.Namespace) -> int:
@@ -71,7 +80,7 @@ def _jobs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_comm(options: argparse.Namespace) -> None:
+def _bench(options: argparse.Namespace) -> None:
     from lowband.box import links
     from lowband.box.layout import Layout
     from lowband.box.network import start_privately
@@ -96,20 +105,19 @@ def _bench_comm(options: argparse.Namespace) -> None:
     import pandas as pd
     import torch
 
-    from lowband.bench.comm import time_collectives
     from lowband.run.environment import describe, host
     from lowband.run.launch import RankFailure, TimeLimit
     from lowband.spec.csv_tables import write_csv
     from lowband.spec.files import write_whole
 
     try:
-        rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
+        rows = function_of(options.rows_of)(machine, options.ranks, options.seconds, options.repeats)
     except RankFailure as failure:
         raise UserError(failure.cause) from None
     except TimeLimit:
         raise UserError(
             "the collectives took longer than their time limit", allowed="fewer --repeats"
         ) from None
-    write_csv(pd.DataFrame(rows), options.out / "comm.csv")
+    write_csv(pd.DataFrame(rows), options.out / f"{options.table}.csv")
     environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none: ones"}, "shaped")
     write_whole(options.out / "env.json", environment.to_json())

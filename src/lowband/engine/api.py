@@ -143,14 +143,15 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     engine = engine_of(module)
     engine.put_shards()
     check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
-    levels = engine.axis.levels
     copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
+            levels = unit.levels
             copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
             for p in unit.shards:
                 if p.grad is not None and p.grad.numel():
-                    on_tensor = 1 if p.shard_of.slice_of else engine.tensor_ranks
+                    of = p.shard_of.slice_of
+                    on_tensor = engine.tensor_ranks if of is None or of.axis == "expert" else 1
                     on_stages = 1 if unit.tied is None else len(unit.tied.places)
                     copied.setdefault(copies * on_tensor * on_stages, []).append(
                         p.grad.as_subclass(torch.Tensor)

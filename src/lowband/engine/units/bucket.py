@@ -39,7 +39,7 @@ class Bucket:
         self._collectives, self._meter = first.collectives, first.meter
         ends = list(accumulate((unit.layout.numel for unit in units), initial=0))
         self._ranges, self._numel = dict(zip(units, pairwise(ends), strict=True)), ends[-1]
-        self._ranks = first.levels.size(first.scheme.level("replica"))
+        self._ranks = first.levels.size(first.scheme.level("replica")) * first.expert_ranks
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction

@@ -107,7 +107,8 @@ def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
 
 
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
-    raise UserError(f"{name_of(func) or repr(func)} of {part.what}", where=_name(values), allowed=part.allowed)
+    what = f"{name_of(func) or repr(func)} of {part.what}"
+    raise UserError(what, where=_name(values), allowed=part.allowed)
 
 
 def _name(values: tuple[Any, ...]) -> str:

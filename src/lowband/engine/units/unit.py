@@ -16,6 +16,7 @@ from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.leaves import Leaves, Slot, outside_of_modes, put
 from lowband.engine.units.rank_shards import RankShards
+from lowband.engine.units.slice_of import slice_of
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unusable import mark_replaced
@@ -49,6 +50,9 @@ class Unit:
         originals = [getattr(*places[0]) for places in slots]
         self.requires_grad = originals[0].requires_grad
         self.tied = tied_to(originals[0])  # then it is the unit's only one
+        of = slice_of(originals[0])
+        # Its gradients are sums over these ranks already: tokens of all of them came here.
+        self.expert_ranks = of.ranks if of is not None and of.axis == "expert" else 1
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
         self.held = RankShards(self.layout, collectives, originals, names, initial)
         self.master, self.shards, self.is_whole = self.held.master, self.held.parameters, self.held.is_whole

@@ -10,8 +10,10 @@ from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
 from lowband.evidence.validation.frontier_pareto import pareto
 from lowband.evidence.validation.frontier_readings import reading_costs, readings
+from lowband.evidence.validation.longest import longest
 from lowband.evidence.validation.low_communication import low_communication
 from lowband.evidence.validation.pipelines import pipelines
+from lowband.evidence.validation.published_context import published_context, published_lengths
 from lowband.evidence.validation.strong_scaling import strong_scaling
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
@@ -21,8 +23,8 @@ from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
-    "pareto", "low_communication", "pipelines", "context_balance", "strong_scaling", "wan_steps",
-    "constants",
+    "pareto", "low_communication", "pipelines", "context_balance", "published_context",
+    "longest_context", "strong_scaling", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -41,9 +43,16 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(low_communication(config), out / "low_communication.csv")
     write_csv(pipelines(config), out / "pipelines.csv")
     write_csv(context_balance(config), out / "context_balance.csv")
+    write_csv(published_context(config), out / "published_context.csv")
+    write_csv(longest(config), out / "longest_context.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
+
+
+def write_lengths(config: Config, out: Path) -> None:
+    """Write published_lengths.csv into `out`."""
+    write_csv(published_lengths(config), out / "published_lengths.csv")
 
 
 def constants(config: Config) -> pd.DataFrame:

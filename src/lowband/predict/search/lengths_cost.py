@@ -62,7 +62,7 @@ class Job:
     def axes(self, degree: int) -> list[Ways]:
         """Ways of this degree, without those that gather and those that heads cannot be divided for."""
         found = []
-        for one in in_ways(self.machine, self.ranks, Ways.of_options(cp=degree), [ALL_WAYS]):
+        for one in in_ways(self.machine, self.model, self.ranks, Ways.of_options(cp=degree), [ALL_WAYS]):
             layout = layout_of(self.machine.sizes, one, self.ranks)
             try:
                 check_layout(layout, one, self.model, layout.multiple)
@@ -91,7 +91,7 @@ class Job:
                 rows = [(self._of_way(axes, new), axes) for axes in self.axes(degree)]
                 for i, length in enumerate(new):
                     time, axes = min(((row[i], axes) for row, axes in rows), key=lambda one: one[0])
-                    self.known[degree, int(length)] = float(time), str(axes.context_attention)
+                    self.known[degree, int(length)] = float(time), axes.attends
             return np.array([self.known[degree, int(n)][0] for n in lengths])
 
         return seconds
