@@ -1,8 +1,8 @@
 """Times of tokens' ways to experts and back on a box's shaped links: rows of `routes.csv`.
 
 Every rank has other tokens and other experts. Tokens choose by their shares of Zipf's law (skew 0: all
-experts alike). First the routes: nothing takes time but a forward's exchanges. Then copies of the most popular
-experts (FSSDP): an expert takes a stated time for a token, so a forward waits for the rank with most of them.
+experts alike). First the routes: nothing takes time but a forward's exchanges. Then copies of the most
+popular experts (FSSDP): an expert takes a stated time for a token, so a forward waits for the rank with most.
 Runs in a private network (box.network.private_command).
 """
 
