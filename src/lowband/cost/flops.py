@@ -3,6 +3,8 @@
 Letters: N parameters, L layers, H hidden, T sequence length, V vocabulary.
 """
 
+from math import prod
+
 from lowband.cost.numbers import Num
 from lowband.spec.model import ModelSpec
 
@@ -16,20 +18,22 @@ BACKWARD_MATMUL = 2  # each product of the forward has two in the backward
 def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     """Model FLOPs (for MFU): forward 2, backward 4 per weight and token, plus the two attention products.
 
-    Every weight that multiplies an activation counts; an embedding lookup is not a multiplication, but a
-    tied embedding counts once, as the output layer. Source: PaLM (arXiv 2204.02311), appendix B. In a linear
-    layer a token meets a state as wide as a head, not T keys (arXiv 2006.16236, section 3.4).
+    Every weight that multiplies an activation counts, of experts those that a token goes to; an embedding
+    lookup is not a multiplication, but a tied embedding counts once, as the output layer. Source: PaLM (arXiv
+    2204.02311), appendix B. In a linear layer a token meets a state as wide as a head, not T keys (arXiv
+    2006.16236, section 3.4).
     """
     lookups = model.vocab * model.hidden * (0 if model.tied_head else 1)
     if model.positions == "learned":
         lookups += model.seq_len * model.hidden
     met = (model.layers - model.linear_layers) * seq_len + model.linear_layers * (model.hidden // model.heads)
-    return 6 * (model.parameters - lookups) + 12 * model.hidden * met
+    return 6 * (model.parameters - model.layers * model.idle_elements - lookups) + 12 * model.hidden * met
 
 
 def block_matmul_flops_per_token(model: ModelSpec) -> int:
-    """Forward FLOPs per token of one block's matrices: 2 per weight."""
-    return 2 * sum(s[0] * s[1] for s in model.block_shapes().values() if len(s) == 2)
+    """Forward FLOPs per token of one block's matrices: 2 per weight that it meets."""
+    weights = sum(prod(shape) for shape in model.block_shapes().values() if len(shape) > 1)
+    return 2 * (weights - model.idle_elements)
 
 
 def attention_flops_per_token(model: ModelSpec, seq_len: Num) -> Num:
@@ -46,11 +50,13 @@ def hardware_flops_per_token(model: ModelSpec, seq_len: int, recompute: str) -> 
     """FLOPs of the products that run (for HFU): model FLOPs plus the recomputed forward.
 
     recompute: none | selective (4 H T per layer) | op (2 per every other weight of a block) | full (2 per
-    weight and 4 H T per layer). Attention is not halved for causality.
+    weight and 4 H T per layer). Attention is not halved for causality; in a linear layer the width of a head
+    stands for T, and selective recomputes nothing there.
     Source: equation 3 of Narayanan et al. (arXiv 2104.04473) for full;
     appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
     """
-    attention = attention_flops_per_token(model, seq_len)
-    block = block_matmul_flops_per_token(model)
-    again = {"none": 0, "selective": attention, "op": block / 2, "full": block + attention}[recompute]
-    return float(model_flops_per_token(model, seq_len) + model.layers * again)
+    scores = (model.layers - model.linear_layers) * attention_flops_per_token(model, seq_len)
+    states = model.linear_layers * attention_flops_per_token(model, model.hidden // model.heads)
+    blocks = model.layers * block_matmul_flops_per_token(model)
+    again = {"none": 0, "selective": scores, "op": blocks / 2, "full": blocks + scores + states}[recompute]
+    return float(model_flops_per_token(model, seq_len) + again)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
@@ -13,7 +13,11 @@ from lowband.spec.stages import blocks_of
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
 
-AxisName = Literal["tensor", "context", "data", "pipeline"]
+# expert: ranks that have different experts; alike: those that have the same ones.
+AxisName = Literal["tensor", "context", "expert", "alike", "data", "pipeline"]
+
+# How tokens travel to experts, see spec/experts.py.
+Route = Literal["flat", "hops", "merged"]
 
 # How states of linear layers travel between ranks along context, see spec/context.py.
 States = Literal["pass", "gather", "scan"]
@@ -23,7 +27,7 @@ StatesOption = Literal["auto", States]
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
 # The same with the axis of context, where ranks may lie along it.
-SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways"}
+SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways", "context_states": "states"}
 
 
 class Axes(Strict):
@@ -31,7 +35,9 @@ class Axes(Strict):
 
     From the inside: tensor, whose ranks exchange most, then data, then pipeline. Context divides the data
     axis: of its ranks, which all hold the same parameters, `context` neighbours have parts of the same
-    sequences. So schemes, which are placed on the data axis, need not know of it.
+    sequences. So schemes, which are placed on the data axis, need not know of it. Expert divides it once
+    more, whatever context does: `expert` neighbours have different experts, whose scheme is placed on the
+    ranks that are left, which have the same ones.
     """
 
     tensor: PositiveInt = Field(default=1, description="ranks along the tensor axis, the innermost")
@@ -49,6 +55,18 @@ class Axes(Strict):
     )
     zigzag: bool = Field(
         default=True, description="each of them has an early and a late part: causal attention is balanced"
+    )
+    expert: PositiveInt = Field(
+        default=1, description="neighbours along the data axis that divide the experts of a layer"
+    )
+    route: Route = Field(
+        default="merged",
+        description="how tokens travel to experts: flat; level by level: hops; once to each group: merged",
+    )
+    copies: NonNegativeInt = Field(
+        default=0,
+        description="of a layer's experts, the most loaded ones so far that every group of ranks has, whose "
+        "tokens then need not cross the outermost level",
     )
     pipeline: PositiveInt = Field(default=1, description="ranks along the pipeline axis, the outermost")
     sequence_parallel: bool = Field(
@@ -92,6 +110,9 @@ class Axes(Strict):
         if data % self.context:
             what = f"{data} ranks along data are no multiple of context {self.context}"
             raise UserError(what, where="axes", allowed=f"multiples of {others * self.context} ranks")
+        if data % self.expert:
+            what = f"{data} ranks along data are no multiple of expert {self.expert}"
+            raise UserError(what, where="axes", allowed=f"multiples of {others * self.expert} ranks")
         return {"tensor": self.tensor, "data": data, "pipeline": self.pipeline}
 
     def with_context(self, ranks: int) -> dict[AxisName, int]:
@@ -99,6 +120,12 @@ class Axes(Strict):
         of = self.degrees(ranks)
         data = of["data"] // self.context
         return {"tensor": of["tensor"], "context": self.context, "data": data, "pipeline": of["pipeline"]}
+
+    def with_experts(self, ranks: int) -> dict[AxisName, int]:
+        """The same by experts: ranks along data with different ones, and with the same ones."""
+        of = self.degrees(ranks)
+        alike = of["data"] // self.expert
+        return {"tensor": of["tensor"], "expert": self.expert, "alike": alike, "pipeline": of["pipeline"]}
 
 
 AXES: Final = Axes.model_fields
@@ -183,6 +210,14 @@ class Ways(InStages):
     @property
     def has_both_ends(self) -> bool:
         return self.pipeline == 1 or SCHEDULES[self.row].in_a_vee
+
+    @property
+    def attends(self) -> str:
+        """How ranks along context attend, in words."""
+        if self.context_states == "auto":
+            return self.context_attention
+        beside = "" if self.context_attention == "state" else f"{self.context_attention}, "
+        return f"{beside}state by {self.context_states}"
 
     @property
     def outside(self) -> int:

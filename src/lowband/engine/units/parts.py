@@ -1,8 +1,10 @@
-"""Along which tensor axis the parts of a module were cut: lowband.parallelize notes it in each of them."""
+"""Along which axes the parts of a module were cut: lowband.parallelize and lowband.spread_experts note it in
+each of them."""
 
 from torch import nn
 
 from lowband.engine.collectives.activations import Along
+from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.errors import UserError
@@ -24,6 +26,20 @@ def along_tensor(module: nn.Module) -> Along | None:
     return found[0] if found else None
 
 
+def along_experts(module: nn.Module) -> ExpertAxis | None:
+    """The exchanges between ranks that have different experts of a module; None if all have the same ones.
+
+    Raises UserError if layers were spread over different axes.
+    """
+    named = (getattr(part, "_lowband_experts", None) for part in module.modules())
+    found = list(dict.fromkeys(each for each in named if each is not None))
+    for other in found[1:]:
+        if other.axis is not found[0].axis:
+            what = "its experts were spread over different axes"
+            raise UserError(what, where=type(module).__name__, allowed="one Topology for all of them")
+    return found[0] if found else None
+
+
 def ledger_of(along: Along | None) -> Ledger:
     """Where what is sent for a module is counted. along: its tensor axis"""
     return Ledger() if along is None else along.ledger
@@ -41,7 +57,8 @@ def _check_parts(module: nn.Module, cuts_tokens: bool) -> None:
             if parameter is None or of_part(child) is not None:
                 continue
             full = f"{name}.{attribute}".lstrip(".")
-            if slice_of(parameter) is not None or is_partial(parameter):
+            of = slice_of(parameter)
+            if (of is not None and of.axis == "tensor") or is_partial(parameter):
                 raise UserError(
                     f"'{full}' belongs to a module that was cut along tensor, and not to this one",
                     allowed="the modules that lowband.parallelize has cut",

@@ -1,0 +1,184 @@
+"""A layer of experts, and its experts over the ranks of a job.
+
+[Note: experts] Ranks along the data axis have different tokens. Of `expert` neighbours among them each has
+other experts, to which it is sent the tokens of all of them (parallel.dispatch); those ranks that have the
+same experts are what is left of the data axis, and a scheme places experts' parameters on these as it places
+all others on the whole axis. A gradient of theirs is the sum over tokens of `expert` ranks when the backward
+ends. It is summed over the ranks left and divided by the number of all ranks along data, as every other one
+is: by tokens, never by the size of a group.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lowband.engine.collectives.activations import Along
+from lowband.engine.collectives.experts import ExpertAxis
+from lowband.engine.parallel.dispatch import Dispatch
+from lowband.engine.parallel.expert_products import products
+from lowband.engine.parallel.hot_experts import HotExperts
+from lowband.engine.parallel.routing import Router, balance
+from lowband.engine.passes.engine import Engine
+from lowband.engine.transport.consistency import check_same, facts_of, is_alone
+from lowband.engine.transport.topology import Topology
+from lowband.engine.units.slice_of import SliceOf, is_partial, mark_partial
+from lowband.errors import UserError
+from lowband.spec.activations import EXPERTS_LOAD
+from lowband.spec.routing import Routing
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Experts(nn.Module):
+    """Matrices of this rank's experts: of all of them until `spread_experts`.
+
+    up, gate: [experts, width, hidden], gate with `gated` alone; down: [experts, hidden, width]: an expert's
+    are as a linear layer's, without biases
+    """
+
+    def __init__(
+        self, experts: int, hidden: int, width: int, gated: bool = False, activation: Activation = F.gelu
+    ) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(experts, width, hidden))
+        self.gate = nn.Parameter(torch.empty(experts, width, hidden)) if gated else None
+        self.down = nn.Parameter(torch.empty(experts, hidden, width))
+        self.activation, self.hot = activation, cast("HotExperts | None", None)
+        for parameter in self.parameters():
+            if not parameter.is_meta:
+                bound = parameter.shape[2] ** -0.5  # as torch fills a linear layer
+                nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(
+        self,
+        x_TH: torch.Tensor,
+        counts: torch.Tensor,
+        places: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[R, H], see expert_products. counts: [experts] int64, rows of each; places: [R], theirs in x"""
+        up, down, gate = (
+            each if each is None or self.hot is None else self.hot.weights(each, "experts")
+            for each in (self.up, self.down, self.gate)
+        )
+        assert up is not None
+        assert down is not None
+        return products(x_TH, counts, up, down, gate, self.activation, places, weights)
+
+
+class MixtureOfExperts(nn.Module):
+    """x [..., hidden] -> as x: by token, the weighted sum of the outputs of the experts that a router chose.
+
+    width:  of an expert
+    shared: None, or a module that sees every token and whose output is added, such as DeepSeek's
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        width: int,
+        routing: Routing,
+        gated: bool = False,
+        activation: Activation = F.gelu,
+        shared: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.router = Router(hidden, routing)
+        self.experts = Experts(routing.experts, hidden, width, gated, activation)
+        self.shared = shared
+        self._route = Dispatch(None, routing.experts, self.experts, "experts")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x_TH = x.reshape(-1, x.shape[-1])
+        out_TH = self._route(x_TH, *self.router(x_TH))
+        out = out_TH.view(x.shape)
+        return out if self.shared is None else out + self.shared(x)
+
+    def spread(self, axis: ExpertAxis, name: str, copies: int) -> None:
+        """Keep this rank's experts alone. copies: the most experts that have some"""
+        for attribute, whole in self.experts._parameters.items():
+            if whole is not None:
+                of = SliceOf(whole.shape, 0, 1, axis.place, axis.ranks, "expert")
+                values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
+                mine = nn.Parameter(values, whole.requires_grad)
+                mine.slice_of = of  # type: ignore[attr-defined]
+                if is_partial(whole):  # each tensor rank has other tokens
+                    mark_partial([mine])
+                self.experts._parameters[attribute] = mine
+        self._lowband_experts: Any = axis
+        count = self.router.routing.experts
+        self.experts.hot = HotExperts(axis, count, copies)
+        self._route = Dispatch(axis, count, self.experts, name, self.experts.hot)
+
+
+def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
+    """Divide the experts of a module's layers over the topology's expert axis, in place, and return it.
+
+    module: whole on every rank, with the same values, or on the meta device; after `lowband.parallelize`,
+            before `lowband.shard`
+    On an axis of one rank the module stays as it is. Every rank must call it, because it creates process
+    groups. Raises UserError for a module without a `MixtureOfExperts`, for experts that cannot be divided,
+    and, on every rank, if ranks differ in shapes or values.
+    """
+    axis = topology.along("expert")
+    layers = {name: each for name, each in module.named_modules() if isinstance(each, MixtureOfExperts)}
+    if hasattr(module, "_lowband"):
+        what = "the module is already sharded"
+        raise UserError(what, where=type(module).__name__, allowed="spread_experts before shard")
+    if not layers:
+        raise UserError("no layer of experts", where=type(module).__name__, allowed="MixtureOfExperts")
+    for name, layer in layers.items():
+        if hasattr(layer, "_lowband_experts"):
+            raise UserError("its experts are already spread", where=f"'{name}'", allowed="one spread_experts")
+        if layer.router.routing.balance == "loss" and layer.router.tokens_of_all is None:
+            what = "balance by a loss, and nothing says over how many tokens its mean is"
+            raise UserError(what, where=f"'{name}.router'", allowed="tokens_of_all set; balance bias or none")
+        if layer.router.routing.experts % len(axis.ranks):
+            what = f"{layer.router.routing.experts} experts cannot be divided over expert {len(axis.ranks)}"
+            raise UserError(what, where=f"'{name}'")
+    if len(axis.ranks) == 1:
+        return module
+    if not is_alone():
+        check_same(facts_of(module, ()), axis.ranks[0])
+    along = ExpertAxis(axis, topology.along("alike"), topology.axes.route)
+    for name, layer in layers.items():
+        layer.spread(along, name, topology.axes.copies)
+    return module
+
+
+def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
+    """After each `optimizer.step()`: move every router's bias against the load, and count anew.
+
+    With `copies` among the topology's axes, this also decides which experts have copies from now on.
+
+    Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
+    whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
+    balanced otherwise are only counted (spec.routing). A module that is not sharded has its own tokens alone.
+    Source: arXiv 2408.15664.
+    """
+    engine: Engine | None = getattr(module, "_lowband", None)
+    if engine is None:
+        return balance(module)
+    engine.put_shards()
+    names = {child: name for name, child in module.named_modules()}
+    if engine.load is None:
+        engine.load = Along(engine.axis)
+        engine.load.count_in(engine.ledger)
+    along = [engine.load]
+    if engine.tensor is not None and engine.tensor.cuts_tokens:
+        along.append(engine.tensor)
+
+    def summed(counts: torch.Tensor) -> torch.Tensor:
+        total = counts.double()  # exact up to 2^53 pairs
+        for each in along:
+            total = each.summed(total, EXPERTS_LOAD, "balance") if each.ranks > 1 else total
+        return total.long()
+
+    loads = balance(module, summed)
+    for layer in module.modules():
+        if isinstance(layer, MixtureOfExperts) and layer.experts.hot is not None:
+            layer.experts.hot.update(loads[names[layer.router]])
+    return loads
