@@ -3,7 +3,7 @@
 import pytest
 import torch
 from named import CONFIG, INNER, SCHEMES, levels_of
-from test_flat import count_all
+from test_flat import COUNTED, count_all
 from test_parity import Case, Trained, single, train_sharded
 
 from lowband.cost.bytes import sent_bytes
@@ -36,7 +36,7 @@ def test_bit_equal_to_hops_and_to_a_single_process(ranks: int, inner: dict[str, 
         assert all(torch.equal(exact[case][2][name], weights[name]) for name in weights), case
 
 
-@pytest.mark.parametrize(("ranks", "inner"), RANKS)
+@pytest.mark.parametrize(("ranks", "inner"), COUNTED)
 def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
     """Those of each rank, which are the mean."""
     for rank, counted in enumerate(on_ranks(ranks, count_all, inner, "joined")):

@@ -84,13 +84,13 @@ def minutes(value: float | None) -> str:
 
 def rows_from(claim: Claim) -> str:
     """Whether this run measured the rows or they are shipped, with machine, date, commit and experiment."""
-    machine = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
+    machine: str = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
     return f"{claim['origin']}{machine}; {claim['provenance']}, experiment {claim['experiment']}"
 
 
 def note(claim: Claim) -> str:
     """Details behind a verdict: each value if a few were aggregated, and why it is not met."""
-    each = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
+    each: str = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
     return "; ".join(filter(None, (each, "" if pd.isna(claim["why"]) else str(claim["why"]))))
 
 
