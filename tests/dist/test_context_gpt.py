@@ -14,6 +14,8 @@ from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
 from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
+from lowband.predict.context import context_sent
+from lowband.predict.workload import workload_of
 from lowband.run.count_fake import count
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
@@ -247,15 +249,28 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
         "scan": {**along, "model": LINEAR_RUN, "context_attention": "state", "recompute": "full"},
         "hybrid": {"ranks": 2, "model": HYBRID_RUN},
         "gather": {**along, "model": HYBRID_RUN, **near, "context_states": "gather"},
+        "scan-8": {
+            **along,
+            "ranks": 8,
+            "context": 8,
+            "accumulation": 1,
+            "micro_batch": 8,
+            "model": LINEAR_RUN,
+            "context_attention": "state",
+            "context_states": "scan",
+        },
     }.items():
-        found[name] = run(tmp_path / name, **changes, **axes)
+        found[name] = run(tmp_path / name, **changes | axes)
     losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
     assert losses["pass"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["scan"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["gather"] == pytest.approx(losses["hybrid"], rel=1e-5)
-    for name in ("pass", "scan", "gather"):
+    assert losses["scan-8"] == pytest.approx(losses["linear"], rel=1e-5)
+    for name in ("pass", "scan", "gather", "scan-8"):
         spec = RunSpec.read_json(found[name].spec)
         for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
             sent = {(s.level, s.collective, s.wire): s.bytes for s in step.sent}
             assert sent == step_bytes(spec)
-            assert any(row == f"context_state_{name}" for _, row, _ in sent)
+            assert any(row == f"context_state_{name.removesuffix('-8')}" for _, row, _ in sent)
+            along_context = {key: n for key, n in sent.items() if key[1].startswith(("context", "tokens"))}
+            assert along_context == context_sent(workload_of(spec))  # as the predictor has them

@@ -91,7 +91,9 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/validation/contention.py": OWN + "the result of its own process",
     "evidence/validation/low_communication.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/flexsp.py": OWN + "published numbers, whose sums `lowband verify` checks",
+    "evidence/validation/lasp2.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/pipelines.py": OWN + "published numbers, whose sums `lowband verify` checks",
+    "evidence/validation/rsa.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/simgrid_job.py": OWN + "the job that contention.py has just written",
     "evidence/validation/strong_scaling.py": OWN + "published numbers, whose sums `lowband verify` checks",
 }  # fmt: skip

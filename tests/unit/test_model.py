@@ -8,10 +8,8 @@ import torch
 from lowband.cost.flops import model_flops_per_token
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, rotate
-from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.model import MOST_WIDTH, ModelSpec
-from lowband.spec.stack import OURS
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -158,11 +156,8 @@ def test_wrong_attention_is_refused(changes: dict[str, object], line: str) -> No
     assert line in str(error.value)
 
 
-def test_linear_attention_is_not_predicted_nor_computed_by_flash2() -> None:
+def test_linear_attention_is_not_computed_by_flash2() -> None:
     linear = tiny(attention="linear")
-    machine, scheme = CONFIG.machine("frontier"), CONFIG.scheme("zero3")
-    with pytest.raises(UserError, match="linear attention is not predicted"):
-        Workload(machine, OURS, linear, scheme, 8, 1, 7)
     with pytest.raises(UserError, match="flash2 is of softmax, and all layers are linear"):
         GPT(linear, attention="flash2")
     GPT(tiny(attention="linear", softmax_every=2), attention="flash2")  # of its softmax

@@ -108,6 +108,7 @@ def test_a_capacity_is_as_it_is_written() -> None:
     assert Routing(10, 1).most_pairs(100) is None
 
 
+@pytest.mark.filterwarnings("ignore:experts that choose")
 @pytest.mark.parametrize("normalized", [True, False])
 def test_experts_choose(normalized: bool) -> None:
     r, x = router(choice="expert", capacity=1.5, normalized=normalized), rows()

@@ -41,7 +41,10 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 HIDDEN, EXPERTS, TOKENS = 16, 8, 200
 SIZES = {"hidden_size": HIDDEN, "num_experts": EXPERTS}
 LOCAL = {"hidden_size": HIDDEN, "num_local_experts": EXPERTS}
-DEEPSEEK = {"n_routed_experts": EXPERTS, "hidden_size": HIDDEN, "num_experts_per_tok": 3}
+DEEPSEEK = {
+    "n_routed_experts": EXPERTS, "hidden_size": HIDDEN, "num_experts_per_tok": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 
 # Their router, its configuration, ours beside the number of experts, and the factor between sums of weights.

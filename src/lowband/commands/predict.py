@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
 from lowband.errors import UserError
+from lowband.spec.axes import States
 from lowband.spec.step import Schedule
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
-    _add_context(predict, "ring")
+    _add_context(predict, [], "default: ring; state")
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -68,7 +69,7 @@ def add(commands: Any) -> None:
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
-    _add_context(plan, "all")
+    _add_context(plan, ["all"], "default: all")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -99,14 +100,18 @@ def add(commands: Any) -> None:
     rehearse.set_defaults(run=_rehearse)
 
 
-def _add_context(parser: argparse.ArgumentParser, ways: str) -> None:
+def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) -> None:
     """Add the options of ranks along context. ways: the default"""
     parser.add_argument(
         "--cp", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks along context"
     )
     parser.add_argument(
-        "--ways", nargs="+", default=[ways], metavar="WAY",
-        help=f"of theirs: heads, gather, ring; package=heads,world=ring; all ({ways})",
+        "--ways", nargs="+", default=ways, metavar="WAY",
+        help=f"of theirs: heads, gather, ring; package=heads,world=ring; state; all ({default})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--states", nargs="+", choices=get_args(States), default=[],
+        help="of linear layers (default: scan; with --ways all each)",
     )  # fmt: skip
 
 
@@ -188,7 +193,7 @@ def _plan(options: argparse.Namespace) -> None:
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
         options.global_batch or 4 * options.gpus, axes,
-        options.micro_batch, options.recompute, options.exact, options.ways,
+        options.micro_batch, options.recompute, options.exact, options.ways, options.states,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
     if options.json:
@@ -210,6 +215,7 @@ def _plan_lengths(
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
     beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
     beside += ["--cp"] * (options.cp != [1]) + ["--ways"] * (options.ways != ["all"])
+    beside += ["--states"] * bool(options.states)
     if beside:
         raise UserError(f"--lengths is without {beside[0]}")
     batch = read_lengths(options.lengths, model)

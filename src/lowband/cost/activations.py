@@ -4,7 +4,8 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
 
     norm inputs 2h + 2h   qkv input 2h   qkv output 2(h + 2k)   attention output 2h   up input 2h
     MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product
-    plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp)
+    plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
+    linear layer neither, but what cost/linear.py counts: bytes are of the mean block
     dropout masks: h + h
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
@@ -52,13 +53,15 @@ def kept_bytes_per_token(
     """Bytes of activations per token and rank, by the module's formulas.
 
     gathered: inputs of a block that sequence parallelism gathers and the backward finds, 0 to 2
-    context:  bytes that attention between ranks along context keeps besides (cost/context_load.py)
+    context:  bytes that attention between ranks along context keeps besides (cost/context_load.py), and
+              linear attention (cost/linear.py)
     """
     h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
     tensor, outside = axes.tensor, axes.outside
     between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
     replicated = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
+    core = core * (1 - model.linear_layers / model.layers)
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
     block_input = HALF * h / outside

@@ -130,10 +130,13 @@ class Network:
         its neighbours leave: in a box all of it, else of the network cards that they share its own."""
         slowest: Num = 0.0
         for hop in hops:
-            neighbours = hop.stride // hops[0].stride
-            rate = self.rate(hop.level) * min(neighbours, self._ranks_of_a_card(hop.level))
-            slowest = np.maximum(slowest, self.latency_s(hop.level) + sent / rate)
+            slowest = np.maximum(slowest, self.message_s(hop, hop.stride // hops[0].stride, sent))
         return self.base_s + slowest
+
+    def message_s(self, hop: Hop, neighbours: int, sent: Num) -> Num:
+        """Seconds of one message over a hop's level, while its sender's neighbours, so many with it, rest."""
+        rate = self.rate(hop.level) * min(neighbours, self._ranks_of_a_card(hop.level))
+        return self.latency_s(hop.level) + sent / rate
 
     def _ranks_of_a_card(self, level: str) -> float:
         """Ranks whose shares make up one card; in a box, whose links are shaped by group, any number."""

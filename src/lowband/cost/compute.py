@@ -10,6 +10,7 @@ Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/acti
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
+In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
 Where ranks along context add up the outputs of several blocks of keys, the sums, fp32, are read and written
 and the block's output read for each: 10 bytes a value, and 15 kernels.
 The loss moves 24 bytes per logit: 16-bit to fp32, softmax, gradient. Adam moves 34 bytes per parameter: the
@@ -22,6 +23,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from lowband.cost import linear as of_linear
 from lowband.cost.activations import Attention, Recompute
 from lowband.cost.collectives import GIGA, Case, seconds, share
 from lowband.cost.flops import (
@@ -104,10 +106,12 @@ class Computer:
 @dataclass(frozen=True)
 class Work:
     """Seconds of one micro-batch in one block, and in the head (final norm, output layer, loss).
+    Where some layers are linear, in the mean block.
 
     weight, head_weight: of the backward, what a pipeline may put off: the products that are gradients of
                          weights
-    attention: of the forward, attention's products; attention_backward: of the backward
+    attention: of the forward, softmax attention's products; attention_backward: of the backward
+    linear, linear_backward: in a linear layer, behind which its states travel
     """
 
     forward: Num
@@ -115,6 +119,8 @@ class Work:
     weight: Num
     attention: Num
     attention_backward: Num
+    linear: Num
+    linear_backward: Num
     recompute: Num
     head_forward: Num
     head_backward: Num
@@ -139,6 +145,8 @@ def work(
     """
     tokens = micro_batch * (seq_len // axes.context)
     h, k, f, tensor = model.hidden, model.kv_hidden, model.mlp_width, axes.tensor
+    linear = model.linear_layers / model.layers  # shares of the blocks
+    softmax = 1 - linear
     products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tensor)
     load = float(sum(attended))
     core = load * computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
@@ -147,13 +155,22 @@ def work(
         one = load * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
     inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
-    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merges * MERGED_BYTES * h / tensor
+    merged = softmax * merges
+    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
     rest = computer.memory_s(tokens * moved)
-    kernels = computer.kernels_s(KERNELS[attention] + merges * MERGED_KERNELS)
-    forward = products + core + scores + rest + kernels
+    kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
+    states, states_back, behind, behind_back = (0.0,) * 4
+    if linear:
+        own = model, tensor, seq_len // axes.context
+        states, states_back, behind, behind_back = (
+            computer.matmul_s(micro_batch * flops) for flops in vars(of_linear.products(*own)).values()
+        )
+        rest = rest + linear * computer.memory_s(micro_batch * of_linear.moved_bytes(*own))
+        kernels = kernels + linear * computer.kernels_s(of_linear.KERNELS)
+    forward = products + softmax * core + softmax * scores + linear * states + rest + kernels
     again: dict[str, Num] = {
         "none": 0.0,
-        "selective": core + scores if attention == "plain" else 0.0,
+        "selective": softmax * (core + scores) if attention == "plain" else 0.0,
         "op": products / 2 + rest,
         "full": forward,
     }
@@ -162,11 +179,14 @@ def work(
     return Work(
         forward=forward,
         backward=BACKWARD_MATMUL * products
-        + BACKWARD_ATTENTION[attention] * core
-        + BACKWARD_MEMORY * (scores + rest + kernels),
+        + softmax * BACKWARD_ATTENTION[attention] * core
+        + linear * states_back
+        + BACKWARD_MEMORY * (softmax * scores + rest + kernels),
         weight=products,
         attention=core,
         attention_backward=BACKWARD_ATTENTION[attention] * core,
+        linear=behind,
+        linear_backward=behind_back,
         recompute=again[recompute],
         head_forward=head + loss / 3,
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,

@@ -8,7 +8,9 @@ n partners each, from the outside, with m groups before a hop and m' = m n behin
     merged       (n - 1) m P(m') rows, of k pairs (n - 1) / n
 
 Rows go out and come back, forward and backward, H values each. A pair's row and expert travel as int32, the
-row only where rows are merged; there its weight does, too, and its gradient back.
+row only where rows are merged; there its weight does, too, and its gradient back. Where c experts have copies
+in each of n groups of the outermost level, ranks send their weights c (n - 1) times in each forward, and as
+much comes back; the tokens that then need not cross that level are not known before.
 
 Source: counted in test_dispatch; for one level DeepEP's and HetuMoE's exchanges.
 """
@@ -17,12 +19,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import product
-from math import comb
+from math import comb, prod
 from typing import NamedTuple
 
+from lowband.cost.bytes import experts_apart
 from lowband.cost.context import by_level
 from lowband.cost.memory import MASTER_BYTES
 from lowband.spec.activations import (
+    EXPERT_COPIES,
+    EXPERT_COPIES_GRAD,
     EXPERTS_LOAD,
     ROUTE_BACK,
     ROUTE_BACK_GRAD,
@@ -101,12 +106,32 @@ def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
         for rows, times in ((per_forward, forwards), (per_backward, spec.accumulation)):
             for collective, sent in rows.items():
                 counts[each.level, collective.name, "native"] += sent * times * layers
+    for level, sent in _copies(spec):
+        for collective, times in ((EXPERT_COPIES, forwards), (EXPERT_COPIES_GRAD, spec.accumulation)):
+            counts[level, collective.name, "native"] += sent * times * layers
     axes = [spec.levels, *([spec.mesh.levels("tensor")] if spec.sequence_parallel else [])]
     for levels, of_place in product(axes, _layers(spec)):
         whole = LOAD_BYTES * round_up(of_place * model.experts, levels.world)
         for level, sent in by_level(EXPERTS_LOAD, Fraction(whole), levels):
             counts[level, EXPERTS_LOAD.name, "native"] += sent / spec.pipeline
     return {key: sent for key, sent in counts.items() if sent}
+
+
+def _copies(spec: RunSpec) -> Iterator[tuple[str, Fraction]]:
+    """By level, bytes of a layer's copies that a rank sends at once, if there are as many as may be."""
+    levels, model = spec.levels_of_experts, spec.model
+    hops, joined = levels.hops(SELF, WORLD), levels.joined(SELF, WORLD)
+    if not spec.copies or joined is None:
+        return
+    matrices = experts_apart(model, spec.expert).values()
+    of_rank = sum(prod(shape[1:]) for shape in matrices) * Fraction(spec.copies, spec.expert)
+    sent = of_rank * DTYPE_BYTES[spec.compute_dtype]
+    if spec.route == "flat":
+        yield from (
+            (level, sent * (levels.world - 1) * share) for level, share in joined.shares(None).items()
+        )
+    else:
+        yield hops[-1].level, sent * (hops[-1].count - 1)
 
 
 def _layers(spec: RunSpec) -> list[int]:

@@ -50,11 +50,13 @@ def hardware_flops_per_token(model: ModelSpec, seq_len: int, recompute: str) -> 
     """FLOPs of the products that run (for HFU): model FLOPs plus the recomputed forward.
 
     recompute: none | selective (4 H T per layer) | op (2 per every other weight of a block) | full (2 per
-    weight and 4 H T per layer). Attention is not halved for causality.
+    weight and 4 H T per layer). Attention is not halved for causality; in a linear layer the width of a head
+    stands for T, and selective recomputes nothing there.
     Source: equation 3 of Narayanan et al. (arXiv 2104.04473) for full;
     appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
     """
-    attention = attention_flops_per_token(model, seq_len)
-    block = block_matmul_flops_per_token(model)
-    again = {"none": 0, "selective": attention, "op": block / 2, "full": block + attention}[recompute]
-    return float(model_flops_per_token(model, seq_len) + model.layers * again)
+    scores = (model.layers - model.linear_layers) * attention_flops_per_token(model, seq_len)
+    states = model.linear_layers * attention_flops_per_token(model, model.hidden // model.heads)
+    blocks = model.layers * block_matmul_flops_per_token(model)
+    again = {"none": 0, "selective": scores, "op": blocks / 2, "full": blocks + scores + states}[recompute]
+    return float(model_flops_per_token(model, seq_len) + again)

@@ -23,6 +23,7 @@ from lowband.cost.context import by_level
 from lowband.cost.memory import MASTER_BYTES
 from lowband.spec.activations import CONTEXT_STATE_GATHER, CONTEXT_STATES
 from lowband.spec.axes import States
+from lowband.spec.context import Layout
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import mean
@@ -43,13 +44,9 @@ def sent_by_level(states: States, elements: int, levels: Levels) -> dict[str, Fr
     hops = levels.hops(SELF, WORLD)
     if states == "gather":
         return dict(by_level(CONTEXT_STATE_GATHER, Fraction(elements * levels.world), levels))
-    sent = {hop.level: Fraction(0) for hop in hops}
     if states == "pass":
-        outside = levels.world
-        for hop in hops:  # of the neighbours in rank order
-            outside //= hop.count
-            sent[hop.level] = Fraction(elements * (hop.count - 1) * outside, levels.world)
-        return sent
+        return {level: Fraction(elements * sends, levels.world) for level, sends in sends_in_turn(levels)}
+    sent = {hop.level: Fraction(0) for hop in hops}
     parts = prod(hop.count for hop in hops[:-1])
     part = Fraction(-(-elements // parts) * parts)
     for hop in hops:
@@ -60,16 +57,34 @@ def sent_by_level(states: States, elements: int, levels: Levels) -> dict[str, Fr
     return sent
 
 
+def sends_in_turn(levels: Levels) -> list[tuple[str, int]]:
+    """By level, how many of the messages from each rank to the next one cross it, inner to outer."""
+    outside, found = levels.world, []
+    for hop in levels.hops(SELF, WORLD):
+        outside //= hop.count
+        found.append((hop.level, (hop.count - 1) * outside))
+    return found
+
+
 def states_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step: (level, collective, wire) -> bytes, the mean over ranks."""
-    layers, states = spec.model.linear_layers, spec.layout.travels
+    return sent_as_states(
+        spec.model, spec.layout, spec.tensor, spec.micro_batch, spec.accumulation, spec.recompute == "full"
+    )
+
+
+def sent_as_states(
+    model: ModelSpec, layout: Layout, tensor: int, micro_batch: int, accumulation: int, is_recomputed: bool
+) -> dict[tuple[str, str, str], int | float]:
+    """The same by its terms."""
+    layers, states = model.linear_layers, layout.travels
     if states is None or not layers:
         return {}
     counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
-    elements = state_elements(spec.model, spec.micro_batch, spec.tensor)
+    elements = state_elements(model, micro_batch, tensor)
     forward, backward = CONTEXT_STATES[states]
-    runs = 2 * layers if spec.recompute == "full" else layers  # of a block's forward
-    for level, sent in sent_by_level(states, elements, spec.layout.levels).items():
+    runs = 2 * layers if is_recomputed else layers  # of a block's forward
+    for level, sent in sent_by_level(states, elements, layout.levels).items():
         for row, times in ((forward, runs), (backward, layers)):
-            counts[level, row.name, "native"] += sent * MASTER_BYTES * times * spec.accumulation
+            counts[level, row.name, "native"] += sent * MASTER_BYTES * times * accumulation
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}

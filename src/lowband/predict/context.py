@@ -9,8 +9,9 @@ of one pass h:
                l_i = p (but for the last step) + d (but for the first)
 
 The next keys and values travel behind the attention to those at hand, and so do the gradients of the step
-before; all else is waited for. After the last step gradients have their way home. These exchanges have lanes
-of their own: as in tensor parallelism, what gathers weights hides behind the whole pass.
+before; all else is waited for. After the last step gradients have their way home. States of linear layers
+are in states.py. These exchanges have lanes of their own: as in tensor parallelism, what gathers weights
+hides behind the whole pass.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from lowband.cost.compute import Work
 from lowband.cost.context import COUNT_BYTES, Part, by_hop, parts, passes, sent_along_context
 from lowband.cost.context_load import attended
 from lowband.cost.numbers import Num, join
+from lowband.cost.states import sent_as_states
+from lowband.predict.states import state_waits
 from lowband.predict.workload import Workload
 from lowband.spec.activations import (
     CONTEXT_GATHER,
@@ -32,6 +35,7 @@ from lowband.spec.activations import (
     CONTEXT_RING_AGAIN,
     CONTEXT_RING_GRAD,
     CONTEXT_SCATTER,
+    CONTEXT_STATES,
     TOKENS_COUNT,
 )
 from lowband.spec.records import mean
@@ -41,7 +45,8 @@ from lowband.spec.records import mean
 class Waits:
     """Seconds of one micro-batch. All are 0 on one rank.
 
-    forward, backward: for which a block waits; the recomputed forward is in backward
+    forward, backward: for which a block waits, in the mean over softmax and linear ones; the recomputed
+                       forward is in backward
     count: for which the loss waits
     lane:  of each row in its passes, hidden or not, in all blocks of a rank; the count's of a rank that has
            the loss
@@ -92,13 +97,23 @@ def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
         step_s(CONTEXT_RING_AGAIN.name),
         step_s(CONTEXT_RING_GRAD.name),
     )
-    blocks = job.model.layers // job.axes.pipeline
-    lane = {name: blocks * passes(rows[name][0].row, again) * time for name, time in row_s.items()}
+    linear = job.model.linear_layers / job.model.layers  # shares of the blocks
+    softmax, blocks = 1 - linear, job.model.layers // job.axes.pipeline
+    lane = {name: softmax * blocks * passes(rows[name][0].row, again) * time for name, time in row_s.items()}
     count: Num = 0.0
     for hop, sent in by_hop(TOKENS_COUNT, Fraction(COUNT_BYTES * job.levels.world), job.levels):
         count = count + network.hop_s(hop, float(sent))
     lane[TOKENS_COUNT.name] = count
-    return Waits(forward, backward + forward * again, count, lane)
+    states = state_waits(job, network, work, overlap)
+    if layout.travels is not None and linear:
+        for row in CONTEXT_STATES[layout.travels]:
+            lane[row.name] = linear * blocks * passes(row, again) * states.travel
+    return Waits(
+        softmax * forward + linear * states.forward,
+        softmax * (backward + forward * again) + linear * states.backward,
+        count,
+        lane,
+    )
 
 
 def _row_s(job: Workload, network: Network, row: list[Part]) -> Num:
@@ -123,6 +138,10 @@ def context_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
     found = sent_along_context(
         job.model, job.layout, job.levels, job.axes.tensor, int(job.micro_batch * job.own_tokens),
         int(job.accumulation), job.recompute == "full", job.compute_dtype,
+    )  # fmt: skip
+    found |= sent_as_states(
+        job.model, job.layout, job.axes.tensor, int(job.micro_batch), int(job.accumulation),
+        job.recompute == "full",
     )  # fmt: skip
     stages = job.axes.pipeline  # each rank has its own layers, and one of them the loss
     shares = {key: Fraction(sent) / stages for key, sent in found.items()}

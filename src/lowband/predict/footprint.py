@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 
+from lowband.cost import linear
 from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
@@ -29,6 +30,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
         activations  of all blocks for the micro-batches in flight, and of the one block being recomputed
         logits       of the output layer, at the loss
         context      along context alone: what attention of the block in backward holds (cost.context_load)
+        linear       of linear layers: what attention of the block in backward holds (cost.linear)
         framework    memory of the machine's runtime itself
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
 
@@ -63,8 +65,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     }
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
-        _value(job.stack.gathered_inputs, 0),
-        kept_more(job.model, axes.tensor, job.layout, job.compute_dtype),
+        _value(job.stack.gathered_inputs, 0), _kept_more(job),
     )  # fmt: skip
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
@@ -72,11 +73,24 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     items["logits"] = (
         place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
     )
-    if axes.context > 1:
+    if axes.context > 1 and job.model.linear_layers < job.model.layers:
         items["context"] = tokens * held_more(job.model, axes.tensor, job.layout, job.compute_dtype)
+    if job.model.linear_layers:
+        own = job.model, axes.tensor, job.own_tokens, job.compute_dtype
+        items["linear"] = tokens * linear.held_bytes(*own)
     items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, place.numels)
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
+
+
+def _kept_more(job: Workload) -> Num:
+    """Bytes per token that attention keeps beside what `kept_bytes_per_token` counts, in the mean block."""
+    more = kept_more(job.model, job.axes.tensor, job.layout, job.compute_dtype)
+    if not job.model.linear_layers:
+        return more
+    share = job.model.linear_layers / job.model.layers
+    of_linear = linear.kept_bytes(job.model, job.axes.tensor, job.own_tokens, job.compute_dtype)
+    return (1 - share) * more + share * of_linear
 
 
 def _value(fact: Fact | None, otherwise: float) -> float:
@@ -85,12 +99,12 @@ def _value(fact: Fact | None, otherwise: float) -> float:
 
 def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     """Bytes at the fullest of three moments: at the start, before there are Adam's moments; at the loss, or
-    along context in the block behind it, with all activations, and gradients only if they accumulate; after
-    the backward, with all gradients."""
+    along context and of linear layers in the block behind it, with all activations, and gradients only if
+    they accumulate; after the backward, with all gradients."""
     weights = items["weights"] + items["secondary"] + items["framework"]
     weights = weights + sum(items.get(kind, 0) for kind in ("anchor", "outer", "in_flight"))
     masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
-    last = np.maximum(items["logits"], items.get("context", 0))
+    last = np.maximum(items["logits"], np.maximum(items.get("context", 0), items.get("linear", 0)))
     at_loss = items["activations"] + last + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]
     at_peak = np.maximum(at_loss, after) + items.get("sums", 0)

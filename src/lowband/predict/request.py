@@ -11,7 +11,7 @@ from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.show.render import record
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways
-from lowband.spec.axes import ONLY_DATA, Ways
+from lowband.spec.axes import ONLY_DATA, States, Ways
 from lowband.spec.config import Config
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
@@ -51,7 +51,8 @@ class Grid:
     seq: Sequence[int | None]
     recompute: Sequence[Recompute]
     axes: Sequence[Ways] = (ONLY_DATA,)
-    ways: Sequence[str] = ("ring",)  # in which ranks along context attend; of `all`, those that are possible
+    ways: Sequence[str] = ()  # in which ranks along context attend; of `all`, those that are possible
+    states: Sequence[States] = ()  # how those of linear layers travel, as `in_ways` has it
     stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
@@ -73,7 +74,7 @@ class Grid:
     ) -> list[Ways]:
         """The axes in each of the ways, without those that heads or tokens cannot be divided for if all were
         asked for. Raises UserError if none is left."""
-        tried, found = in_ways(machine, ranks, axes, self.ways), list[Ways]()
+        tried, found = in_ways(machine, model, ranks, axes, self.ways, self.states), list[Ways]()
         if ALL_WAYS not in self.ways:
             return tried
         for one in tried:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
-from lowband.spec.axes import ONLY_DATA, Axes, Ways
+from lowband.spec.axes import ONLY_DATA, Axes, States, StatesOption, Ways
 from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
@@ -56,16 +56,14 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
-        linear attention, which is not predicted."""
+        stages of which some have more layers of softmax."""
         for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
-        if self.model.linear_layers:
-            where = f"model '{self.model.name}'"
-            raise UserError("linear attention is not predicted", where=where, allowed="attention softmax")
         if self.model.experts is not None:
             where = f"model '{self.model.name}'"
             raise UserError("experts are not predicted", where=where, allowed="models without them")
+        self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
             check_layout(self.layout, self.axes, self.model, length)
@@ -75,6 +73,15 @@ class Workload:
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
             raise UserError(error.what, where=where, allowed=error.allowed) from None
+
+    def _check_stages(self) -> None:
+        every = self.model.softmax_every
+        if every is None or self.axes.stages == 1:
+            return
+        if any(count % every for count in self.axes.blocks(self.model)):
+            what = f"stages in which not every {every}-th layer is one of softmax are not predicted"
+            allowed = f"stages of multiples of {every} layers"
+            raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -147,17 +154,36 @@ def check_ways(machine: Machine, ways: Sequence[str]) -> None:
     check_names((way for way in ways if way != ALL_WAYS), [level.name for level in machine.levels])
 
 
-def in_ways(machine: Machine, ranks: int, axes: Ways, ways: Sequence[str]) -> list[Ways]:
+def in_ways(
+    machine: Machine,
+    model: ModelSpec,
+    ranks: int,
+    axes: Ways,
+    ways: Sequence[str],
+    states: Sequence[StatesOption] = (),
+) -> list[Ways]:
     """These axes with their ranks along context attending in each of the ways, or in all that there are.
 
+    ways:   of layers of softmax; none: ring. Of a model without any: state
+    states: how those of linear layers travel; none: by scan, or where all ways are asked for in each
     Raises UserError for ranks that cannot be divided so.
     """
     if axes.context == 1:
         return [axes]
-    if ALL_WAYS in ways:
-        levels = Mesh.fit(machine.sizes, axes.with_context(ranks)).levels("context")
-        ways = every_way(levels)
-    return [axes.model_copy(update={"context_attention": way}) for way in ways]
+    linear, tries_all = model.linear_layers, ALL_WAYS in ways
+    if linear == model.layers and (tries_all or not ways):
+        ways = ["state"]
+    elif tries_all:
+        ways = every_way(Mesh.fit(machine.sizes, axes.with_context(ranks)).levels("context"))
+    travels = states
+    if not states:
+        travels = ["auto"] if not linear else [*get_args(States)] if tries_all else ["scan"]
+    zigzag = axes.zigzag and not linear
+    return [
+        axes.model_copy(update={"context_attention": way, "context_states": one, "zigzag": zigzag})
+        for way in ways or ["ring"]
+        for one in travels
+    ]
 
 
 def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
@@ -27,7 +27,7 @@ StatesOption = Literal["auto", States]
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
 # The same with the axis of context, where ranks may lie along it.
-SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways"}
+SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways", "context_states": "states"}
 
 
 class Axes(Strict):
@@ -62,6 +62,11 @@ class Axes(Strict):
     route: Route = Field(
         default="merged",
         description="how tokens travel to experts: flat; level by level: hops; once to each group: merged",
+    )
+    copies: NonNegativeInt = Field(
+        default=0,
+        description="of a layer's experts, the most loaded ones so far that every group of ranks has, whose "
+        "tokens then need not cross the outermost level",
     )
     pipeline: PositiveInt = Field(default=1, description="ranks along the pipeline axis, the outermost")
     sequence_parallel: bool = Field(
@@ -205,6 +210,14 @@ class Ways(InStages):
     @property
     def has_both_ends(self) -> bool:
         return self.pipeline == 1 or SCHEDULES[self.row].in_a_vee
+
+    @property
+    def attends(self) -> str:
+        """How ranks along context attend, in words."""
+        if self.context_states == "auto":
+            return self.context_attention
+        beside = "" if self.context_attention == "state" else f"{self.context_attention}, "
+        return f"{beside}state by {self.context_states}"
 
     @property
     def outside(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import (
     Field,
@@ -17,6 +17,8 @@ from lowband.spec.yaml_model import Strict
 
 AttentionKernel = Literal["sdpa", "flash2"]
 Attention = Literal["softmax", "linear"]
+
+CHUNK: Final = 64  # tokens of linear attention at once: products inside and with states take equally long
 
 # Each far beyond any model known: a layer is a unit in memory, and numbers of parameters fit into 64 bits.
 MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_POSITIONS = 10_000, 2**20, 2**28, 2**31

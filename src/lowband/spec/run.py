@@ -219,6 +219,9 @@ class RunSpec(RunOptions):
 
     def _check_experts(self) -> None:
         where, experts = f"expert {self.expert}", self.model.experts
+        if self.copies > (experts or 0) or (self.copies and self.expert == 1):
+            what = f"copies {self.copies} of {experts or 'no'} experts of model '{self.model.name}'"
+            raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
         if self.expert == 1:
             return
         if experts is None or experts % self.expert:

@@ -1,5 +1,5 @@
-"""A suite -> complete run specs. A suite is one experiment: fixed values, axes whose product is run, and
-points left out.
+"""A suite -> complete run specs. A suite is one experiment: fixed values, cells, axes whose product is run
+with each cell, and points left out.
 """
 
 import math
@@ -57,6 +57,9 @@ class Suite(Strict):
     )
     fixed: dict[str, Value] = Field(description="keys of a run with one value")
     axes: dict[str, list[Value]] = Field(default={}, description="keys of a run with several values")
+    cells: list[dict[str, Value]] = Field(
+        default=[], description="values of several keys of a run at once: each with every point of the axes"
+    )
     exclude: list[dict[str, Value | list[Value]]] = Field(
         default=[], description="points to leave out, by any of their keys: a value, or several"
     )
@@ -86,17 +89,24 @@ def expand(
 
     machine: the suite's cluster; model_of, scheme_of: look up a name; where: the suite's file, for errors
     """
-    twice = sorted(set(suite.fixed) & set(suite.axes))
-    if twice:
-        raise UserError(f"'{twice[0]}' is in both fixed and axes", where=where)
+    groups = {
+        "fixed": {*suite.fixed},
+        "axes": {*suite.axes},
+        "cells": {key for cell in suite.cells for key in cell},
+    }
+    for key in sorted(set().union(*groups.values())):
+        places = [name for name, keys in groups.items() if key in keys]
+        if len(places) > 1:
+            raise UserError(f"'{key}' is in both {places[0]} and {places[1]}", where=where)
     unknown = [key for point in suite.exclude for key in point if key not in suite.axes]
     if unknown:
         raise UserError(f"exclude: '{unknown[0]}' is not an axis", where=where, allowed=suite.axes)
-    runs = math.prod(map(len, suite.axes.values())) * suite.repeats
+    cells = suite.cells or [{}]
+    runs = len(cells) * math.prod(map(len, suite.axes.values())) * suite.repeats
     if runs > MOST_RUNS:
         raise UserError(f"axes and repeats make {runs:,} runs", where=where, allowed=f"at most {MOST_RUNS:,}")
-    for values in product(*suite.axes.values()):
-        point = dict(zip(suite.axes, values, strict=True))
+    for cell, *values in product(cells, *suite.axes.values()):
+        point = {**cell, **dict(zip(suite.axes, values, strict=True))}
         if any(_matches(point, left) for left in suite.exclude):
             continue
         for repeat in range(1, suite.repeats + 1):
@@ -117,16 +127,16 @@ def _spec(
     model_of: Callable[[str], ModelSpec],
     scheme_of: Callable[[str], Scheme],
     where: Path,
-    axes: Mapping[str, Value],
+    varied: Mapping[str, Value],
     repeat: int,
 ) -> RunSpec:
-    point = Point.parse({**suite.fixed, **axes}, where)
+    point = Point.parse({**suite.fixed, **varied}, where)
     values: dict[str, Any] = point.model_dump(exclude={"global_batch", "outer_link"})
     values["micro_batch"] = _micro_batch(point, where)
     values["seed"] = point.seed + repeat - 1
     values["model"] = model_of(point.model)
     values["scheme"] = scheme_of(point.scheme)
-    extra = "".join(f"-{key}_{shown(value)}" for key, value in axes.items() if key not in _IN_RUN_ID)
+    extra = "".join(f"-{key}_{shown(value)}" for key, value in varied.items() if key not in _IN_RUN_ID)
     run_id = _file_name(
         f"{suite.name}-{point.model}-{point.scheme}-n{point.ranks:04d}-b{values['micro_batch']}"
         f"-s{point.seq_len}{extra}-r{repeat}"
@@ -137,7 +147,7 @@ def _spec(
             "suite": suite.name,
             "repeat": repeat,
             "condition": ", ".join(
-                f"{key} {shown(value)}" for key, value in axes.items() if key not in _SHOWN
+                f"{key} {shown(value)}" for key, value in varied.items() if key not in _SHOWN
             ),
             "scaling": "weak" if point.global_batch is None else "strong",
             "machine": machine if point.outer_link == 1 else machine.with_outer_link(point.outer_link),

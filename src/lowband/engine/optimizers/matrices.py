@@ -24,7 +24,9 @@ from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.changes import mark_whole
-from lowband.engine.units.unit import ShardOf, Unit
+from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.unit import Unit
+from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 
@@ -105,6 +107,7 @@ class Matrices:
 
     def __enter__(self) -> "Matrices":
         self._engine.put_shards()
+        check_reduced([m.shard for share in self._shares for m in share.matrices], "Matrices", "this step")
         self._moved = [share for share in self._shares if share.has_gradients]
         for share in self._moved:
             share.begin()

@@ -9,7 +9,7 @@ is: by tokens, never by the size of a group.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.parallel.dispatch import Dispatch
 from lowband.engine.parallel.expert_products import products
+from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.parallel.routing import Router, balance
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
@@ -45,15 +46,27 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(experts, width, hidden))
         self.gate = nn.Parameter(torch.empty(experts, width, hidden)) if gated else None
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
-        self.activation = activation
+        self.activation, self.hot = activation, cast("HotExperts | None", None)
         for parameter in self.parameters():
             if not parameter.is_meta:
                 bound = parameter.shape[2] ** -0.5  # as torch fills a linear layer
                 nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x_RH: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """x_RH: sorted by expert; counts: [experts] int64. Returns [R, H]."""
-        return products(x_RH, counts, self.up, self.down, self.gate, self.activation)
+    def forward(
+        self,
+        x_TH: torch.Tensor,
+        counts: torch.Tensor,
+        places: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[R, H], see expert_products. counts: [experts] int64, rows of each; places: [R], theirs in x"""
+        up, down, gate = (
+            each if each is None or self.hot is None else self.hot.weights(each, "experts")
+            for each in (self.up, self.down, self.gate)
+        )
+        assert up is not None
+        assert down is not None
+        return products(x_TH, counts, up, down, gate, self.activation, places, weights)
 
 
 class MixtureOfExperts(nn.Module):
@@ -82,19 +95,26 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x_TH = x.reshape(-1, x.shape[-1])
         # Made anew: a copy of this module, or one that was given other experts, computes with its own.
-        route = Dispatch(self._lowband_experts, self.router.routing.experts, self.experts, self._name)
+        count, experts = self.router.routing.experts, self.experts
+        route = Dispatch(self._lowband_experts, count, experts, self._name, experts.hot)
         out = route(x_TH, *self.router(x_TH)).view(x.shape)
         return out if self.shared is None else out + self.shared(x)
 
-    def spread(self, axis: ExpertAxis, name: str, slices: dict[nn.Parameter, nn.Parameter]) -> None:
-        """Keep this rank's experts alone. slices: by whole parameter, which layers may share"""
+    def spread(
+        self, axis: ExpertAxis, name: str, copies: int, slices: dict[nn.Parameter, nn.Parameter]
+    ) -> None:
+        """Keep this rank's experts alone.
+
+        copies: the most experts that have some; slices: by whole parameter, which layers may share
+        """
         self._lowband_experts, self._name = axis, name
-        for part in self.experts.modules():
-            for attribute, whole in part._parameters.items():
-                if whole is not None and not is_of_expert(whole):
-                    if whole not in slices:
-                        slices[whole] = _sliced(whole, axis)
-                    part._parameters[attribute] = slices[whole]
+        if self.experts.hot is None:  # else they are another layer's, too
+            self.experts.hot = HotExperts(axis, self.router.routing.experts, copies)
+        for attribute, whole in self.experts._parameters.items():
+            if whole is not None and not is_of_expert(whole):
+                if whole not in slices:
+                    slices[whole] = _sliced(whole, axis)
+                self.experts._parameters[attribute] = slices[whole]
 
 
 def _sliced(whole: nn.Parameter, axis: ExpertAxis) -> nn.Parameter:
@@ -126,6 +146,9 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     for name, layer in layers.items():
         if layer._lowband_experts is not None:
             raise UserError("its experts are already spread", where=f"'{name}'", allowed="one spread_experts")
+        if layer.router.routing.balance == "loss" and layer.router.tokens_of_all is None:
+            what = "balance by a loss, and nothing says over how many tokens its mean is"
+            raise UserError(what, where=f"'{name}.router'", allowed="tokens_of_all set; balance bias or none")
         if (experts := layer.router.routing.experts) % len(axis.ranks):
             what = f"{experts} experts cannot be divided over expert {len(axis.ranks)}"
             raise UserError(what, where=f"'{name}'", allowed=f"what divides {experts}")
@@ -142,12 +165,14 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     along = ExpertAxis(axis, topology.along("alike"), topology.axes.route)
     slices: dict[nn.Parameter, nn.Parameter] = {}
     for name, layer in layers.items():
-        layer.spread(along, name, slices)
+        layer.spread(along, name, topology.axes.copies, slices)
     return module
 
 
 def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
     """After each `optimizer.step()`: move every router's bias against the load, and count anew.
+
+    With `copies` among the topology's axes, this also decides which experts have copies from now on.
 
     Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
     whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
@@ -163,6 +188,7 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
             raise UserError(what, where="balance_experts", allowed="the module that lowband.shard was given")
         return balance(module)
     engine.put_shards()
+    names = {child: name for name, child in module.named_modules()}
     if engine.load is None:
         engine.load = Along(engine.axis)
         engine.load.count_in(engine.ledger)
@@ -176,4 +202,8 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
             total = each.summed(total, EXPERTS_LOAD, "balance") if each.ranks > 1 else total
         return total.long()
 
-    return balance(module, summed)
+    loads = balance(module, summed)
+    for layer in module.modules():
+        if isinstance(layer, MixtureOfExperts) and layer.experts.hot is not None:
+            layer.experts.hot.update(loads[names[layer.router]])
+    return loads

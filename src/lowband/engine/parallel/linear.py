@@ -23,8 +23,7 @@ import torch.nn.functional as F
 
 from lowband.engine.collectives.states import StateExchanges
 from lowband.engine.parallel.attend import wide
-
-CHUNK = 64  # tokens; products inside of one take as many FLOPs as those with states of this width
+from lowband.spec.model import CHUNK
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -160,8 +160,8 @@ class Router(nn.Module):
             shares_TE = scores_TE / (scores_TE.sum(-1, keepdim=True) + TINY)
         all_E = counts_E if self.counts_of_all is None else self.counts_of_all(counts_E)
         tokens = len(scores_TE) if self.tokens_of_all is None else self.tokens_of_all(len(scores_TE))
-        factor = self.routing.loss_weight * self.routing.experts / max(tokens, 1)
-        slope_E = all_E * (factor / all_E.sum().clamp(min=1)).to(shares_TE.dtype)
+        factor = self.routing.loss_weight * self.routing.experts / tokens if tokens else 0.0
+        slope_E = factor * all_E.to(shares_TE.dtype) / all_E.sum().clamp(min=1)
         return _Passing.apply(routed.weights_P, shares_TE, slope_E, counts_E, self)  # type: ignore[no-any-return]
 
     def count(self, counts_E: torch.Tensor) -> None:

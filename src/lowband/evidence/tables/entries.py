@@ -138,6 +138,8 @@ TABLES: dict[str, Table] = {
         add={"distance": "off.abs()"}, by=("provenance", "source", "system", "api"),
         of={"rows": "size", "mean_off": "mean distance", "max_off": "max distance"},
     )),
+    "published_context_errors": Table(("published_context", f"{SHIPPED}published_lengths")),
+    "context_ways": Table(("runs",)),
     "softmax": Table(
         ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"), "softmax"
     ),

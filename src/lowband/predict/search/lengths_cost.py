@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lowband.cost.activations import Recompute
+from lowband.cost.activations import Attention, Recompute
 from lowband.cost.collectives import share
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
@@ -45,12 +45,13 @@ class Job:
     model: ModelSpec
     ranks: int
     recompute: Recompute
+    attention: Attention = "flash"
     known: dict[tuple[int, int], tuple[float, str]] = field(default_factory=dict)
 
     def workload(self, axes: Ways, seq_len: int | NDArray[np.int64], accumulation: int = 1) -> Workload:
         return Workload(
             self.machine, self.stack, self.model, SHARDED, self.ranks, 1, seq_len, accumulation,
-            recompute=self.recompute, axes=axes,
+            recompute=self.recompute, attention=self.attention, axes=axes,
         )  # fmt: skip
 
     @property
@@ -62,7 +63,7 @@ class Job:
     def axes(self, degree: int) -> list[Ways]:
         """Ways of this degree, without those that gather and those that heads cannot be divided for."""
         found = []
-        for one in in_ways(self.machine, self.ranks, Ways.of_options(cp=degree), [ALL_WAYS]):
+        for one in in_ways(self.machine, self.model, self.ranks, Ways.of_options(cp=degree), [ALL_WAYS]):
             layout = layout_of(self.machine.sizes, one, self.ranks)
             try:
                 check_layout(layout, one, self.model, layout.multiple)
@@ -91,7 +92,7 @@ class Job:
                 rows = [(self._of_way(axes, new), axes) for axes in self.axes(degree)]
                 for i, length in enumerate(new):
                     time, axes = min(((row[i], axes) for row, axes in rows), key=lambda one: one[0])
-                    self.known[degree, int(length)] = float(time), str(axes.context_attention)
+                    self.known[degree, int(length)] = float(time), axes.attends
             return np.array([self.known[degree, int(n)][0] for n in lengths])
 
         return seconds

@@ -36,7 +36,7 @@ from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
-from lowband.spec.axes import SHORT_ALL, Ways
+from lowband.spec.axes import SHORT_ALL, States, Ways
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
@@ -52,7 +52,7 @@ WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row i
 MOST_STAGES, MOST_CHUNKS = 16, 8
 MEMORY_KNOBS = (
     "weights", "secondary", "grads", "optim", "recompute", "tensor", "context", "context_attention",
-    "pipeline", "schedule", "chunks",
+    "context_states", "pipeline", "schedule", "chunks",
 )  # fmt: skip
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
@@ -88,9 +88,10 @@ class Plan:
         """Per knob, a line with the cost of its next best value, all else equal."""
         lines = []
         for i, knob in enumerate(KNOBS):
-            if knob == "context_attention" and best.knobs[i - 1] == 1:
+            along = knob in ("context_attention", "context_states")
+            if along and (best.job.axes.context == 1 or best.knobs[i] == "auto"):
                 continue
-            free = (i, i + 1) if knob == "context" else (i,)  # another degree may have other ways
+            free = (i, i + 1, i + 2) if knob == "context" else (i,)  # another degree may have other ways
             others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, free)]
             fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
             if fitting:
@@ -124,6 +125,7 @@ def plan(
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
     ways: Sequence[str] = (ALL_WAYS,),
+    states: Sequence[States] = (),
 ) -> Plan:
     """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
@@ -131,13 +133,14 @@ def plan(
     micro_batches: to try; None: every one that is possible
     exact:         whether all wires are native
     ways:          in which ranks along context attend; those that cannot be are left out
+    states:        how those of linear layers travel, as `in_ways` has it
     """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
     shorts: dict[tuple[object, ...], Num] = {}
     check_ways(machine, ways)
     axes = axes or axes_to_try(machine)
-    possible = _possible(machine, model, ranks, axes, seq_len, ways)
+    possible = _possible(machine, model, ranks, axes, seq_len, ways, states)
     tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
     for job in jobs(*tried):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
@@ -182,7 +185,13 @@ def axes_to_try(
 
 
 def _possible(
-    machine: Machine, model: ModelSpec, ranks: int, axes: Sequence[Ways], seq_len: int, ways: Sequence[str]
+    machine: Machine,
+    model: ModelSpec,
+    ranks: int,
+    axes: Sequence[Ways],
+    seq_len: int,
+    ways: Sequence[str],
+    states: Sequence[States],
 ) -> list[Ways]:
     """Those of the axes that are possible, in each of the ways along context that are.
 
@@ -192,7 +201,7 @@ def _possible(
     tried = list[Ways]()
     for one in axes:
         try:
-            tried += in_ways(machine, ranks, one, ways)
+            tried += in_ways(machine, model, ranks, one, ways, states)
         except UserError as error:
             refused.append(error)
     for one in tried:
@@ -278,11 +287,14 @@ def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
                 yield way
 
 
+_ORDERS = "without zigzag, which is never faster", "with zigzag, which linear layers cannot have"
+
+
 def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
     """What a search over these axes does not try, and why, in one line."""
     found = ["ranks along context, but those of --cp"]
     if any(one.context > 1 for one in axes):
-        found = ["ranks along context without zigzag, which is never faster"]
+        found = [f"ranks along context {_ORDERS[model.linear_layers > 0]}"]
     if model.tied_head and any(one.pipeline > 1 for one in axes):
         found.append("schedules whose first and last stage are on two ranks, which share the embedding")
     return "not tried: " + "; ".join(found)

@@ -75,7 +75,7 @@ def _line(c: Candidate) -> str:
 
 
 def _cp(job: Workload) -> str:
-    return f"cp {job.axes.context} {job.axes.context_attention}, " if job.axes.context > 1 else ""
+    return f"cp {job.axes.context} {job.axes.attends}, " if job.axes.context > 1 else ""
 
 
 def _why(c: Candidate) -> str:
@@ -143,6 +143,8 @@ def _ways(job: Workload) -> dict[str, Any]:
         inside = {"tensor": axes.tensor, "sequence_parallel": axes.sequence_parallel}
     if axes.context > 1:
         inside |= {"context": axes.context, "context_attention": axes.context_attention}
+        if job.model.linear_layers:
+            inside |= {"context_states": axes.context_states, "zigzag": axes.zigzag}
     if not job.is_in_stages:
         return {**inside, "order": job.order}
     layers = {"layers": list(axes.layers)} if axes.layers else {}

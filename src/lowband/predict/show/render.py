@@ -76,7 +76,7 @@ def _context(job: Workload) -> dict[str, Any]:
     sent: defaultdict[str, float] = defaultdict(float)
     for (level, _, _), count in context_sent(job).items():
         sent[level] += count
-    of = {"cp": job.axes.context, "ways": job.axes.context_attention, "zigzag": job.axes.zigzag}
+    of = {"cp": job.axes.context, "ways": job.axes.attends, "zigzag": job.axes.zigzag}
     return {"context": {**of, **{f"{level}{SENT}": count for level, count in sent.items()}}}
 
 

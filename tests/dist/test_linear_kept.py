@@ -1,0 +1,132 @@
+"""Linear attention: computed, moved, kept and held, as torch counts them and by cost/linear.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_recompute import NORM_STATISTICS
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import lowband
+from lowband.cost.activations import kept_bytes_per_token
+from lowband.cost.linear import KERNELS, held_bytes, kept_bytes, moved_bytes, products
+from lowband.engine.parallel.linear import linear_attention, normalized
+from lowband.model.gpt import GPT, attend_along
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.model import ModelSpec
+
+HEADS, WIDTH = 4, 32
+MODEL = ModelSpec(
+    name="linear", layers=2, hidden=HEADS * WIDTH, heads=HEADS, vocab=96, seq_len=1024, source="test",
+    attention="linear",
+)  # fmt: skip
+
+
+def _flops(tokens: int) -> tuple[int, int]:
+    """Of matrix products, forward and backward."""
+    q, k, v = (torch.randn(1, HEADS, tokens, WIDTH, requires_grad=True) for _ in "qkv")
+    with FlopCounterMode(display=False) as forward:
+        y = normalized(q, k, v, linear_attention)
+    with FlopCounterMode(display=False) as backward:
+        y.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.mark.parametrize("tokens", [24, 64, 200, 512])
+def test_products_are_the_closed_form(tokens: int) -> None:
+    """Also where a chunk is filled up, and where all tokens are fewer than one."""
+    [found] = on_ranks(1, _flops, tokens)
+    expected = products(MODEL, 1, tokens)
+    assert found == (expected.forward, expected.backward)
+    assert expected.forward_hidden < expected.forward
+    assert expected.backward_hidden < expected.backward
+
+
+class _Moving(TorchDispatchMode):
+    """Bytes that operators read and write, and how many of them do; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
+        is_view = any(out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in tensors)
+        if isinstance(out, torch.Tensor) and not (is_view and func.overloadpacket is not torch.ops.aten.add_):
+            self.bytes += sum(x.numel() * x.element_size() for x in (*tensors, out))
+            self.kernels += 1
+        return out
+
+
+def _moved(tokens: int) -> tuple[int, int]:
+    q, k, v = (torch.randn(1, HEADS, tokens, WIDTH, dtype=torch.bfloat16) for _ in "qkv")
+    with _Moving() as moving:
+        normalized(q, k, v, linear_attention)
+    return moving.bytes, moving.kernels
+
+
+@pytest.mark.parametrize("tokens", [512, 1024])
+def test_what_operators_move_is_near_the_closed_form(tokens: int) -> None:
+    """bf16; without copies that a library's product makes of a transposed argument."""
+    [(moved, kernels)] = on_ranks(1, _moved, tokens)
+    assert moved == pytest.approx(moved_bytes(MODEL, 1, tokens), rel=0.1)
+    assert pytest.approx(kernels, abs=5) == KERNELS - 11
+
+
+def _kept(ranks: int) -> tuple[float, float]:
+    """Bytes per token and block that autograd keeps of a GPT's blocks, and the closed form."""
+    model = GPT(MODEL).bfloat16()
+    if ranks > 1:
+        attend_along(
+            model, lowband.Context(lowband.Topology({}, lowband.Axes(context=ranks)), "state", False)
+        )
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held: dict[int, int] = {}
+    tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            held[storage.data_ptr()] = storage.nbytes()
+        tensors.append(tensor)
+        return tensor
+
+    tokens = MODEL.seq_len // ranks
+    x = torch.randn(2, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        nn.Sequential(*model.blocks)(x)
+    more = kept_bytes(MODEL, 1, tokens, "bf16")
+    expected = kept_bytes_per_token(MODEL, MODEL.seq_len, "none", "flash", context=more).block
+    return sum(held.values()) / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_what_is_kept_is_the_closed_form(ranks: int) -> None:
+    for found, expected in on_ranks(ranks, _kept, ranks):
+        assert found == expected
+
+
+def _held(tokens: int) -> float:
+    """Bytes per token in the backward at most, as torch's profiler adds them up."""
+    q, k, v = (torch.randn(1, HEADS, tokens, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
+    y = linear_attention(q, k, nn.functional.pad(v, (0, 1), value=1.0))
+    grad = torch.randn_like(y)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        y.backward(grad)
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak / tokens
+
+
+@pytest.mark.parametrize("tokens", [512, 1024])
+def test_what_a_backward_holds_is_near_the_closed_form(tokens: int) -> None:
+    [found] = on_ranks(1, _held, tokens)
+    assert found == pytest.approx(held_bytes(MODEL, 1, tokens, "bf16"), rel=0.15)
