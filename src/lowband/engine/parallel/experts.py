@@ -115,7 +115,7 @@ class MixtureOfExperts(nn.Module):
                     if whole not in slices:
                         slices[whole] = _sliced(whole, axis)
                     part._parameters[attribute] = slices[whole]
-        if copies:
+        if copies and self.experts.hot is None:  # else they are another layer's, too
             self.experts.hot = HotExperts(axis, self.router.routing.experts, copies)
 
 
