@@ -159,7 +159,10 @@ def work(
     moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
-    states, states_back, behind, behind_back = (0.0,) * 4
+    states: Num = 0.0
+    states_back: Num = 0.0
+    behind: Num = 0.0
+    behind_back: Num = 0.0
     if linear:
         own = model, tensor, seq_len // axes.context
         states, states_back, behind, behind_back = (
