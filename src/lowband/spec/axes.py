@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
@@ -176,6 +176,11 @@ class InStages(Axes):
         if model.heads % self.tensor:
             what = f"{model.heads} heads cannot be divided over tensor {self.tensor}"
             raise UserError(what, where=f"model '{model.name}'")
+
+
+def to_experts(degrees: Sequence[int], routes: Sequence[Route]) -> list[tuple[int, Route]]:
+    """Each degree in each of the routes; one rank has none."""
+    return [(ep, way) for ep in degrees for way in (routes if ep > 1 else get_args(Route)[-1:])]
 
 
 def shown(value: object) -> object:
