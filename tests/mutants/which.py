@@ -78,6 +78,7 @@ _ENGINE = {
     "collectives/experts": _dist("dispatch"),
     "parallel/dispatch": _dist("dispatch"),
     "parallel/experts": _dist("experts_gpt"),
+    "parallel/hot_experts": _dist("dispatch", "experts_gpt"),
     "parallel/attend": _dist("context"),
     "parallel/blocks": _dist("context"),
     "parallel/context": _dist("context", "context_gpt", "linear"),

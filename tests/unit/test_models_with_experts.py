@@ -19,8 +19,8 @@ def test_mixtral() -> None:
 
 
 def test_qwen() -> None:
-    """28,631,568,384 bytes, of which the gates of the shared expert are left out; 2.7 * 10^9 meet a token (its
-    model card)."""
+    """28,631,568,384 bytes, of which the gates of the shared expert are left out; 2.7 * 10^9 meet a token
+    (its model card)."""
     model = CONFIG.model("qwen1.5-moe-a2.7b")
     assert model.parameters + 24 * 2048 == 28_631_568_384 // 2
     assert model.parameters - model.layers * model.idle_elements == pytest.approx(2.7e9, rel=5e-3)

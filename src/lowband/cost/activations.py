@@ -6,8 +6,9 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
     MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
     linear layer neither, but what cost/linear.py counts: bytes are of the mean block
-    experts, for each pair of a token and one of them, in place of an MLP: 2h its row, 2I of each of up (and
-    gate), 4h the output, which its weight multiplies in fp32; shared ones as an MLP; 4 a score
+    experts, in place of an MLP, for each pair of a token and one of them: 2I of each of up (and gate), and 4h
+    of the output, which its weight multiplies in fp32, unless rows are merged; 2h for each row that came from
+    another rank's tokens; shared experts as an MLP; 4 a score
     dropout masks: h + h
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
@@ -21,6 +22,7 @@ input, attention's output and every other matrix product's output, as torchtitan
 from dataclasses import dataclass
 from typing import Literal
 
+from lowband.cost.experts import hit
 from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.model import ModelSpec
@@ -70,8 +72,11 @@ def kept_bytes_per_token(
     outputs = HALF * (h + h + k + f) / tensor
     if model.experts is not None:  # of which only attention is cut
         width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
-        replicated += rows * HALF * (h + (2 if model.gated else 1) * width) + 4 * h * rows + 4 * model.experts
+        replicated += rows * HALF * (2 if model.gated else 1) * width + 4 * model.experts
         replicated += HALF * (4 if model.gated else 2) * width * model.shared_experts
+        if axes.expert == 1 or axes.route != "merged":
+            replicated += 4 * h * model.top_k
+        replicated += load * HALF * h * _arrived(model, axes)
         outputs += HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
@@ -85,3 +90,11 @@ def kept_bytes_per_token(
     else:
         block = block_input
     return Kept(block, everything - block)
+
+
+def _arrived(model: ModelSpec, axes: Ways) -> float:
+    """Rows that come to a rank's experts, in the mean, for each token of a rank."""
+    if axes.expert == 1 or model.experts is None:
+        return 0
+    merged = axes.route == "merged"
+    return float(axes.expert * hit(model.experts, model.top_k, axes.expert)) if merged else model.top_k

@@ -8,7 +8,9 @@ n partners each, from the outside, with m groups before a hop and m' = m n behin
     merged       (n - 1) m P(m') rows, of k pairs (n - 1) / n
 
 Rows go out and come back, forward and backward, H values each. A pair's row and expert travel as int32, the
-row only where rows are merged; there its weight does, too, and its gradient back.
+row only where rows are merged; there its weight does, too, and its gradient back. Where c experts have copies
+in each of n groups of the outermost level, ranks send their weights c (n - 1) times in each forward, and as
+much comes back; the tokens that then need not cross that level are not known before.
 
 Source: counted in test_dispatch; for one level DeepEP's and HetuMoE's exchanges.
 """
@@ -17,12 +19,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
-from math import comb
+from math import comb, prod
 from typing import NamedTuple
 
+from lowband.cost.bytes import experts_apart
 from lowband.cost.context import by_hop, passes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.spec.activations import (
+    EXPERT_COPIES,
+    EXPERT_COPIES_GRAD,
     EXPERTS_LOAD,
     ROUTE_BACK,
     ROUTE_BACK_GRAD,
@@ -89,10 +94,12 @@ class Part(NamedTuple):
     messages: Fraction
 
 
-def parts(model: ModelSpec, levels: Levels, route: Route, compute_dtype: str) -> Iterator[Part]:
+def parts(
+    model: ModelSpec, levels: Levels, route: Route, compute_dtype: str, copies: int = 0
+) -> Iterator[Part]:
     """Of every row to and from the experts of a layer, outermost level first; none of one rank.
 
-    levels: as ranks with different experts see them
+    levels: as ranks with different experts see them; copies: as many as there may be
     """
     if model.experts is None:
         return
@@ -106,6 +113,27 @@ def parts(model: ModelSpec, levels: Levels, route: Route, compute_dtype: str) ->
         yield Part(ROUTE_COUNTS, level, none, messages * columns * COUNT_BYTES, messages)
         for row in (ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD) if merged else ():
             yield Part(row, level, pairs * MASTER_BYTES, none, messages)
+    for level, sent, messages in _copies(model, levels, route, copies):
+        for row in (EXPERT_COPIES, EXPERT_COPIES_GRAD):
+            yield Part(row, level, none, sent * DTYPE_BYTES[compute_dtype], messages)
+
+
+def _copies(
+    model: ModelSpec, levels: Levels, route: Route, copies: int
+) -> Iterator[tuple[str, Fraction, Fraction]]:
+    """By level, elements and messages of a layer's copies that a rank sends at once."""
+    joined = levels.joined(SELF, WORLD)
+    if not copies or joined is None:
+        return
+    matrices = experts_apart(model, levels.world).values()
+    sent = sum(prod(shape[1:]) for shape in matrices) * Fraction(copies, levels.world)
+    if route == "flat":
+        for level, share in joined.shares(None).items():
+            messages = (levels.world - 1) * share
+            yield level, sent * messages, messages
+        return
+    outermost = levels.hops(SELF, WORLD)[-1]
+    yield outermost.level, sent * (outermost.count - 1), Fraction(outermost.count - 1)
 
 
 def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
@@ -116,7 +144,7 @@ def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
     return sent_to_experts(
         spec.model, spec.levels_of_experts, spec.route, axes, _layers(spec),
         Fraction(spec.micro_batch * spec.seq_len, divided), spec.accumulation, spec.recompute == "full",
-        spec.compute_dtype,
+        spec.compute_dtype, spec.copies,
     )  # fmt: skip
 
 
@@ -130,6 +158,7 @@ def sent_to_experts(
     accumulation: int,
     is_recomputed: bool,
     compute_dtype: str,
+    copies: int = 0,
 ) -> dict[tuple[str, str, str], Fraction]:
     """The same by its terms.
 
@@ -137,7 +166,7 @@ def sent_to_experts(
     tokens:     of a rank and micro-batch
     """
     counts = defaultdict[tuple[str, str, str], Fraction](Fraction)
-    for part in parts(model, levels, route, compute_dtype):
+    for part in parts(model, levels, route, compute_dtype, copies):
         times = Fraction(accumulation * passes(part.row, is_recomputed) * sum(layers), len(layers))
         counts[part.level, part.row.name, "native"] += (part.of_token * tokens + part.fixed) * times
     for along, of_place in product(token_axes, layers):

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal, get_args
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
@@ -66,6 +66,11 @@ class Axes(Strict):
         default="merged",
         description="how tokens travel to experts: flat; level by level: hops; once to each group: merged",
     )
+    copies: NonNegativeInt = Field(
+        default=0,
+        description="of a layer's experts, the most loaded ones so far that every group of ranks has, whose "
+        "tokens then need not cross the outermost level",
+    )
     pipeline: PositiveInt = Field(default=1, description="ranks along the pipeline axis, the outermost")
     sequence_parallel: bool = Field(
         default=False, description="ranks along tensor divide the tokens between their products, too"
@@ -122,6 +127,9 @@ class Axes(Strict):
     def check_experts(self, model: ModelSpec, scheme: Scheme | None = None) -> None:
         """Raises UserError if ranks cannot divide the model's experts, or not under the scheme."""
         where, experts = f"expert {self.expert}", model.experts
+        if self.copies > (experts or 0) or (self.copies and self.expert == 1):
+            what = f"copies {self.copies} of {experts or 'no'} experts of model '{model.name}'"
+            raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
         if self.expert == 1:
             return
         if experts is None or experts % self.expert:

@@ -28,6 +28,7 @@ from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
 from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
+from lowband.engine.units.unusable import mark_views
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
 
@@ -75,6 +76,7 @@ class Engine:
             experts.count_in(self.ledger)
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
+        mark_views(module)
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
@@ -150,7 +152,7 @@ class Engine:
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this context accumulate gradients at the grads level and reduce no further.
 
-        `module.zero_grad()` discards the accumulated gradients; an optimizer's zero_grad does not reach them.
+        `zero_grad()` of the module or an optimizer discards the accumulated gradients.
         """
         self.sync = False
         try:

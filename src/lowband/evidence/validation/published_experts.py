@@ -1,12 +1,13 @@
 """What papers on experts print, predicted: MegaBlocks (arXiv 2211.15841) and DeepEP's exchanges.
 
 MegaBlocks trains GPTs with 64 experts, of which a token has one, on 8 A100 of 80 GB, an eighth of the
-experts each, with Megatron-LM, plain attention and dropout. Its parameters name the shapes, and its FLOPs
-sequences of 1,024 tokens. Of the batch of 512 sequences a GPU has 64 at most; micro-batches are powers of two.
+experts each, with Megatron-LM, plain attention and dropout. Its parameters name the shapes, its FLOPs
+sequences of 1,024 tokens. Of a batch of 512 sequences a GPU has 64 at most; micro-batches are powers of two.
 
-DeepEP V1 prints bytes a second over the level that is its bottleneck, for 4,096 tokens of 7,168 values with 8
-experts each, merged by node; and what its low-latency kernels take for 128 tokens, each row sent apart. Tokens
-go out in fp8 with a scale for 128 values, outputs return in bf16. Links are as printed, all else is default.
+DeepEP V1 prints bytes a second over the level that is its bottleneck, for 4,096 tokens of 7,168 values with
+8 experts each, merged by node; and what its low-latency kernels take for 128 tokens, each row sent apart.
+Tokens go out in fp8 with a scale for 128 values, outputs return in bf16. Links are as printed, the rest is
+default.
 """
 
 from fractions import Fraction
@@ -126,5 +127,6 @@ def _row(row: Any, quantity: str, setting: str, predicted: float) -> dict[str, o
     return {
         "provenance": "predicted", "source": f"arXiv {row.arxiv}" if row.arxiv else row.source_url,
         "artifact": row.artifact, "quantity": quantity, "use": "as it is", "setting": setting,
-        "unit": row.unit, "published": published, "predicted": predicted, "off_percent": 100 * (predicted / published - 1),
+        "unit": row.unit, "published": published, "predicted": predicted,
+        "off_percent": 100 * (predicted / published - 1),
     }  # fmt: skip

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation import SOURCES, context_cells
 from lowband.evidence.validation.context import context_balance
 from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
@@ -20,6 +20,7 @@ from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
+from lowband.spec.files import write_whole
 from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
@@ -55,6 +56,13 @@ def write_predicted(config: Config, out: Path) -> None:
 def write_lengths(config: Config, out: Path) -> None:
     """Write published_lengths.csv into `out`."""
     write_csv(published_lengths(config), out / "published_lengths.csv")
+
+
+def write_cells(config: Config, out: Path) -> None:
+    """Write context_cells.csv and the suite of these cells, box-context.yaml, into `out`."""
+    cells = context_cells.drawn(config)
+    write_csv(context_cells.table(cells), out / "context_cells.csv")
+    write_whole(out / f"{context_cells.SUITE}.yaml", context_cells.text(cells))
 
 
 def constants(config: Config) -> pd.DataFrame:
