@@ -234,6 +234,7 @@ _TESTS = {
     "predict/place": [f"{UNIT}predict_uneven.py", f"{UNIT}predict_stages.py", *_PREDICT],
     "predict/search/advice": [f"{UNIT}advice.py"],
     "predict/context": [f"{UNIT}predict_context.py"],
+    "predict/experts": [f"{UNIT}predict_experts.py"],
     "predict/defaults": [f"{UNIT}defaults.py"],
     "predict/search/lengths": [f"{UNIT}plan_lengths.py"],
     "predict/search/lengths_step": [f"{UNIT}plan_lengths.py"],
