@@ -28,10 +28,12 @@ _HOMES = {
     "Join": "lowband.spec.tensor",
     "Lamb": "lowband.engine.optimizers.lamb",
     "Matrices": "lowband.engine.optimizers.matrices",
+    "MixtureOfExperts": "lowband.engine.parallel.experts",
     "OneByte": "lowband.engine.jobs.one_byte",
     "Pipeline": "lowband.engine.parallel.pipeline",
     "Partial": "lowband.spec.tensor",
     "Quorum": "lowband.engine.jobs.quorum",
+    "Routing": "lowband.spec.routing",
     "Row": "lowband.spec.tensor",
     "Safetensors": "lowband.engine.checkpoint.safetensors_files",
     "Scheme": "lowband.spec.scheme",
@@ -42,6 +44,7 @@ _HOMES = {
     "Vocabulary": "lowband.spec.tensor",
     "Whole": "lowband.spec.tensor",
     "accumulate": "lowband.engine.api",
+    "balance_experts": "lowband.engine.parallel.experts",
     "clip_grad_norm_": "lowband.engine.api",
     "consensus_distance": "lowband.engine.api",
     "full_state_dict": "lowband.engine.api",
@@ -53,6 +56,7 @@ _HOMES = {
     "parallelize": "lowband.engine.parallel.tensor",
     "save_safetensors": "lowband.engine.checkpoint.safetensors_files",
     "shard": "lowband.engine.api",
+    "spread_experts": "lowband.engine.parallel.experts",
     "sync_replicas": "lowband.engine.api",
 }
 __all__ = list(_HOMES)

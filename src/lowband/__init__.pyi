@@ -18,6 +18,9 @@ from lowband.engine.optimizers.adafactor import Adafactor as Adafactor
 from lowband.engine.optimizers.lamb import Lamb as Lamb
 from lowband.engine.optimizers.matrices import Matrices as Matrices
 from lowband.engine.parallel.context import Context as Context
+from lowband.engine.parallel.experts import MixtureOfExperts as MixtureOfExperts
+from lowband.engine.parallel.experts import balance_experts as balance_experts
+from lowband.engine.parallel.experts import spread_experts as spread_experts
 from lowband.engine.parallel.pipeline import Pipeline as Pipeline
 from lowband.engine.parallel.tensor import parallelize as parallelize
 from lowband.engine.transport.topology import Topology as Topology
@@ -26,6 +29,7 @@ from lowband.errors import UserError as UserError
 from lowband.run.curves import Curves as Curves
 from lowband.run.ranks import one_line_errors as one_line_errors
 from lowband.spec.axes import Axes as Axes
+from lowband.spec.routing import Routing as Routing
 from lowband.spec.scheme import Scheme as Scheme
 from lowband.spec.tensor import Column as Column
 from lowband.spec.tensor import Join as Join

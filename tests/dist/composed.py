@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,11 @@ from torch import nn
 import lowband
 from lowband.engine.api import engine_of
 from lowband.engine.parallel.context import Context
+from lowband.engine.parallel.experts import spread_experts
 from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.slice_of import SliceOf, is_partial, slice_of
 from lowband.model.gpt import Attention, Block
-from lowband.spec.axes import AXES, Axes
+from lowband.spec.axes import AXES, Axes, Route
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, lists
@@ -39,12 +40,15 @@ MOST_RANKS, STEPS, B, T, LR = 16, 2, 2, 8, 0.5
 SPEC = ModelSpec(
     name="tiny", layers=6, hidden=16, heads=2, vocab=32, seq_len=T, tied_head=False, source="none"
 )
+MIXED = SPEC.model_copy(update={"experts": 4, "top_k": 2, "expert_hidden": 24, "shared_experts": 1})
 
 ROWS: Mapping[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
     "sequence_parallel": (False, True),
     "context": (1, 2),
     "data": (1, 2, 4),  # ranks with other sequences
+    "expert": (1, 2, 4),  # of all along data and context; more than 1: layers have experts
+    "route": get_args(Route),
     "pipeline": (1, 2, 4),
     # none: lowband.shard and the usual loop
     "schedule": ("none", *SCHEDULES),
@@ -58,6 +62,11 @@ class Job(NamedTuple):
     """A value of each row."""
 
     values: Mapping[str, Any]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Layers have experts where ranks divide them."""
+        return MIXED if self.values["expert"] > 1 else SPEC
 
     @classmethod
     def of(cls, case: Case) -> "Job":
@@ -74,9 +83,8 @@ class Job(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """One for each degree's combinations; data is no entry of Axes."""
-        degrees = (value for name, value in self.values.items() if name == "data" or name in AXES)
-        return math.prod(value for value in degrees if not isinstance(value, bool))
+        """Experts are divided over ranks along data and context."""
+        return math.prod(self.values[name] for name in ("tensor", "context", "data", "pipeline"))
 
     @property
     def along_data(self) -> int:
@@ -97,6 +105,9 @@ class Job(NamedTuple):
         values = self.values
         fits = values["tensor"] > 1 or not values["sequence_parallel"]
         fits &= values["pipeline"] == 1 or values["schedule"] not in ("none", "depth")
+        fits &= self.along_data % values["expert"] == 0 and (
+            values["expert"] > 1 or values["route"] == "merged"
+        )
         return fits and self.ranks <= MOST_RANKS
 
 
@@ -132,34 +143,38 @@ class Last(nn.Module):
         return self.head(self.final_norm(x)).flatten(0, 1)
 
 
-def chain(is_tied: bool) -> list[nn.Module]:
+def chain(job: Job) -> list[nn.Module]:
     """In fp64, with values that fp32 shards hold exactly and no initialisation has."""
     torch.manual_seed(3)
-    modules = [First(), *(Block(SPEC, "sdpa") for _ in range(SPEC.layers)), Last()]
+    modules = [First(), *(Block(job.spec, "sdpa") for _ in range(SPEC.layers)), Last()]
     with torch.no_grad():
         for module in modules:
             for parameter in module.parameters():
                 parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
     modules = [module.double() for module in modules]
-    if is_tied:
+    if job.is_tied:
         modules[-1].head.weight = modules[0].embed.weight
     return modules
 
 
 LAST = SPEC.layers + 1  # its place in the chain; the loss has the next one
 EMBED, HEAD = "0.embed.weight", f"{LAST}.head.weight"
-PLAN: Plan = {
-    "0.embed": Vocabulary(),
-    "0.positions": Whole(),
-    "1": Split(),
-    "*_norm": Tokens(),
-    "*attention.qkv": Column(parts=3, together=SPEC.hidden // SPEC.heads),
-    "*attention.out": Row(),
-    "*mlp.up": Column(),
-    "*mlp.down": Row(),
-    f"{LAST}.head": Vocabulary(),
-    f"{LAST + 1}": Vocabulary(),
-}
+
+
+def plan(job: Job) -> Plan:
+    mlp: Plan = {"*mlp.up": Column(), "*mlp.down": Row()} if job.spec.experts is None else {"*mlp": Tokens()}
+    return {
+        "0.embed": Vocabulary(),
+        "0.positions": Whole(),
+        "1": Split(),
+        "*_norm": Tokens(),
+        "*attention.qkv": Column(parts=3, together=SPEC.hidden // SPEC.heads),
+        "*attention.out": Row(),
+        **mlp,
+        f"{LAST}.head": Vocabulary(),
+        f"{LAST + 1}": Vocabulary(),
+    }
+
 
 # ---- the data
 
@@ -218,15 +233,16 @@ class Place(NamedTuple):
     """A rank along the axes, and how its parameters are cut."""
 
     tensor: int
+    expert: int
     data: int
     pipeline: int
     slices: dict[str, SliceOf]
     partial: set[str]
 
     def slice_of(self, name: str) -> SliceOf | None:
-        """How a rank at this place along tensor cuts a parameter."""
+        """How a rank at this place along tensor and expert cuts a parameter."""
         mine = self.slices.get(name)
-        return None if mine is None else replace(mine, place=self.tensor)
+        return None if mine is None else replace(mine, place=getattr(self, mine.axis))
 
 
 def named(name: str, job: Job) -> str:
@@ -259,9 +275,11 @@ def recorded(model: nn.Module, job: Job) -> Iterator[dict[str, torch.Tensor]]:
 def trained(job: Job, clip: float) -> tuple[Place, list[Step], dict[str, torch.Tensor]]:
     """The steps, and the weights after the last one."""
     topology = lowband.Topology(INNER, job.axes)
-    place = {name: topology.along(name).place for name in ("tensor", "data", "pipeline")}
-    chained = nn.ModuleList([*chain(job.is_tied), nn.CrossEntropyLoss(reduction="sum")])
-    lowband.parallelize(chained, PLAN, topology)
+    place = {name: topology.along(name).place for name in ("tensor", "expert", "data", "pipeline")}
+    chained = nn.ModuleList([*chain(job), nn.CrossEntropyLoss(reduction="sum")])
+    lowband.parallelize(chained, plan(job), topology)
+    if job.spec.experts is not None:
+        spread_experts(chained, topology)
     context = Context(topology)
     for module in chained.modules():
         if isinstance(module, First | Attention):
@@ -337,7 +355,7 @@ def reference(
     step: int, job: Job, weights: Mapping[str, torch.Tensor]
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """The mean loss of all valid tokens of the job, and its gradients: plain torch in fp64."""
-    model = nn.Sequential(*chain(job.is_tied))
+    model = nn.Sequential(*chain(job))
     model.load_state_dict(weights)
     summed = torch.zeros(())
     for tokens, targets in everything(step, job):

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import product
 
-from composed import EMBED, HEAD, INNER, PLAN, SPEC, B, Job, T, chain
+from composed import EMBED, HEAD, INNER, SPEC, B, Job, T, chain, plan
 
 from lowband.cost.bytes import NORM_BYTES, transfers
 from lowband.cost.contents import tensor_bytes
@@ -32,14 +32,20 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
         T // job.axes.context,
     )
     # data: each module of the chain is a unit
-    for (unit, times), _ in product(zip(_units(job, data), _times(job), strict=True), range(tensor * data)):
-        for each in transfers(unit, False, scheme, levels, "fp32", "fp32"):
-            row = each.collective
-            wide = 2 if row.carries == "weights" else 1  # fp64 where the formula has fp32
-            often = times.get(row.name, 1)
-            if row.name == "update_gather" and step == 0:
-                often = 0
-            found[row.name, each.hop.level] += each.sent_bytes * wide * often
+    alike = Mesh.fit(INNER, job.axes.with_experts(job.ranks)).levels("alike")
+    of_all, of_experts = (
+        _units(job, levels.world, of_experts=False),
+        _units(job, alike.world, of_experts=True),
+    )
+    for units, on in ((of_all, levels), (of_experts, alike)):
+        for (unit, times), _ in product(zip(units, _times(job), strict=True), range(tensor * data)):
+            for each in transfers(unit, False, scheme, on, "fp32", "fp32") if unit else ():
+                row = each.collective
+                wide = 2 if row.carries == "weights" else 1  # fp64 where the formula has fp32
+                often = times.get(row.name, 1)
+                if row.name == "update_gather" and step == 0:
+                    often = 0
+                found[row.name, each.hop.level] += each.sent_bytes * wide * often
     if job.is_tied:  # two ranks of the pipeline have it, as their root
         found.update(_tied_bytes(job, step, data))
     held = NORM_BYTES
@@ -48,14 +54,15 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
         held *= hop.count
     # tensor: of the whole model, so of all stages together
     micro_batches, optim = values["micro_batches"] * values["accumulation"], levels.size(scheme.optim)
-    parts = tensor_bytes(SPEC, along_tensor, optim, job.axes, B, tokens, micro_batches, "fp32", True)
+    optims = optim, alike.size(scheme.optim)
+    parts = tensor_bytes(job.spec, along_tensor, optims, job.axes, B, tokens, micro_batches, "fp32", True)
     for (level, row, _), sent in parts.items():
         wide = 1 if row in ("shared_reduce", "tensor_norm") else 2
         times = pipeline if row == "tensor_norm" else 1
         found[row, level] += round(sent * wide * times * tensor * data)
     # context: likewise; no loss asks how many tokens count, so that row is not there
     spec = RunSpec.model_construct(
-        model=SPEC, machine=Config().machine("local"), ranks=job.ranks, seq_len=T, micro_batch=B,
+        model=job.spec, machine=Config().machine("local"), ranks=job.ranks, seq_len=T, micro_batch=B,
         accumulation=micro_batches, compute_dtype="fp32", recompute="none", **dict(job.axes),
     )  # fmt: skip
     for (level, row, _), sent in context_bytes(spec).items():
@@ -80,7 +87,7 @@ def _tied_bytes(job: Job, step: int, data: int) -> Counter[tuple[str, str]]:
     sends the other one its shard of the gradient and a checksum."""
     found: Counter[tuple[str, str]] = Counter()
     levels = Mesh.fit(INNER, job.axes.degrees(job.ranks)).levels("data")
-    shape = cut_shape(EMBED, (SPEC.vocab, SPEC.hidden), PLAN, job.values["tensor"])
+    shape = cut_shape(EMBED, (SPEC.vocab, SPEC.hidden), plan(job), job.values["tensor"])
     numel, users = UnitLayout.of([shape], data).numel, 2 * job.values["tensor"] * data
     for each in transfers(numel, True, job.scheme, levels, "fp32", "fp32"):
         row, again = each.collective, job.values["accumulation"]
@@ -93,18 +100,25 @@ def _tied_bytes(job: Job, step: int, data: int) -> Counter[tuple[str, str]]:
     return found
 
 
-def _units(job: Job, data: int) -> list[int]:
-    """Elements of each module's unit on a tensor rank, without a tied weight."""
+def _units(job: Job, data: int, of_experts: bool) -> list[int]:
+    """Elements of each module's unit on a tensor rank, without a tied weight; or of its experts' unit.
+
+    0: it has none
+    """
+    untied, ranks = Job({**job.values, "tied": False}), job.axes.expert
     shapes = [
-        {f"{i}.{n}": tuple(p.shape) for n, p in m.named_parameters()}
-        for i, m in enumerate(chain(is_tied=False))
+        {f"{i}.{n}": tuple(p.shape) for n, p in m.named_parameters()} for i, m in enumerate(chain(untied))
     ]
     tied = {EMBED, HEAD} if job.is_tied else set()
     cut = [
-        [cut_shape(n, shape, PLAN, job.values["tensor"]) for n, shape in of.items() if n not in tied]
+        [
+            (shape[0] // ranks, *shape[1:]) if of_experts else cut_shape(n, shape, plan(job), job.axes.tensor)
+            for n, shape in of.items()
+            if n not in tied and (ranks > 1 and ".experts." in n) == of_experts
+        ]
         for of in shapes
     ]
-    return [UnitLayout.of(of_unit, data).numel for of_unit in cut]
+    return [UnitLayout.of(of_unit, data).numel if of_unit else 0 for of_unit in cut]
 
 
 def _times(job: Job) -> list[dict[str, int]]:

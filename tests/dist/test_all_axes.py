@@ -44,12 +44,12 @@ def test_any_composition_trains_as_one_process(case: Case) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        (2, False, 1, 2, 2, "1f1b", "zero3", 1, 3),
-        (2, True, 1, 2, 2, "interleaved", "hier3-exact", 1, 3),
-        (2, False, 1, 2, 2, "zb-h1", "ddp", 2, 3),
-        pytest.param((2, True, 1, 4, 2, "1f1b", "hier3-exact", 2, 4), marks=pytest.mark.wide),
-        pytest.param((2, True, 2, 1, 4, "gpipe", "zero3", 2, 3), marks=pytest.mark.wide),
-        pytest.param((1, False, 2, 2, 2, "breadth", "hpz", 2, 1), marks=pytest.mark.wide),
+        (2, False, 1, 2, 1, "merged", 2, "1f1b", "zero3", 1, 3),
+        (2, True, 1, 2, 1, "merged", 2, "interleaved", "hier3-exact", 1, 3),
+        (2, False, 1, 2, 1, "merged", 2, "zb-h1", "ddp", 2, 3),
+        pytest.param((2, True, 1, 4, 1, "merged", 2, "1f1b", "hier3-exact", 2, 4), marks=pytest.mark.wide),
+        pytest.param((2, True, 2, 1, 1, "merged", 4, "gpipe", "zero3", 2, 3), marks=pytest.mark.wide),
+        pytest.param((1, False, 2, 2, 1, "merged", 2, "breadth", "hpz", 2, 1), marks=pytest.mark.wide),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )
@@ -93,27 +93,42 @@ def check_gradient(
     name: str, expected: torch.Tensor, job: Job, places: Sequence[Place], steps: Sequence[Step]
 ) -> None:
     """What ranks computed in fp64 adds up: over data, and over tensor if they are partial sums."""
-    for rank in range(job.axes.tensor):
+    for of_rank in slices(name, job, places):
         mine = [
             step.grads[name]
             for place, step in zip(places, steps, strict=True)
-            if name in step.grads and (place.tensor == rank or name in place.partial)
+            if name in step.grads and has_slice(place, of_rank, name)
         ]
-        of = places[0]._replace(tensor=rank).slice_of(name)
+        of = of_rank.slice_of(name)
         error = (sum(mine) / job.along_data - (expected if of is None else of.cut(expected))).abs().max()
         assert float(error) < FP64 * float(expected.abs().max()), name
+
+
+def slices(name: str, job: Job, places: Sequence[Place]) -> list[Place]:
+    """Places with all parts of a parameter; of one that expert does not cut, along tensor alone."""
+    of = places[0].slices.get(name)
+    experts = job.axes.expert if of is not None and of.axis == "expert" else 1
+    grid = product(range(job.axes.tensor), range(experts))
+    return [places[0]._replace(tensor=tensor, expert=expert) for tensor, expert in grid]
+
+
+def has_slice(place: Place, of: Place, name: str) -> bool:
+    """Whether a rank's gradients are of the same slice, and a term of its sum."""
+    cut = place.slices.get(name)
+    same = cut is None or cut.axis == "tensor" or place.expert == of.expert
+    return same and (place.tensor == of.tensor or name in place.partial)
 
 
 def check_clipped(
     name: str, expected: torch.Tensor, job: Job, places: Sequence[Place], steps: Sequence[Step]
 ) -> None:
     """What optimizers have are parts of it, of which nothing is missing."""
-    for rank in range(job.axes.tensor):
-        of = places[0]._replace(tensor=rank).slice_of(name)
+    for of_rank in slices(name, job, places):
+        of = of_rank.slice_of(name)
         slice_ = (expected if of is None else of.cut(expected)).flatten()
         held: dict[tuple[int, int], torch.Tensor] = {}
         for place, step in zip(places, steps, strict=True):
-            if place.tensor == rank and name in step.clipped:
+            if place.tensor == of_rank.tensor and has_slice(place, of_rank, name) and name in step.clipped:
                 first, last, values = step.clipped[name]
                 assert torch.equal(held.setdefault((first, last), values), values), name
         assert sum(last - first for first, last in held) == slice_.numel()
@@ -123,10 +138,12 @@ def check_clipped(
 
 
 def sent(steps: Sequence[Step]) -> Counter[tuple[str, str]]:
-    """By row and level, of all ranks; of stages by row."""
+    """By row and level, of all ranks; of stages by row. What tokens choose is test_dispatch's."""
     found: Counter[tuple[str, str]] = Counter()
     for step in steps:
         for (row, level), count in step.sent.items():
+            if row.startswith("route"):
+                continue
             found[row, "" if row.startswith(("stage", "tied")) else level] += count
     return +found
 
@@ -161,7 +178,7 @@ def test_schemes_and_schedules_have_the_same_bits(
     """At one tensor degree, and with as many ranks along data. The usual loop has another order of sums."""
     states = []
     for place in places:
-        job = Job.of((tensor, sequence_parallel, 1, 2, *place, 1, 3))
+        job = Job.of((tensor, sequence_parallel, 1, 2, 1, "merged", *place, 1, 3))
         states.append(whole(on_ranks(job.ranks, final, job, time_limit_s=300)))
     for state in states[1:]:
         assert state.keys() == states[0].keys()

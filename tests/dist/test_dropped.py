@@ -1,19 +1,22 @@
 """What a program does with weights that a unit drops, and around its forward: right or refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import pytest
 import torch
+import torch.distributed as dist
 from modules import inputs
 from side_losses import Block, Net, said_by, squared
 from torch import nn
+from torch.nn import functional as F
 
 import lowband
 from lowband.run.on_ranks import on_ranks
 
 SCHEMES = ("zero3", "ddp")
 DROPPED = "of a weight that was dropped after its unit's forward"
-CHANGED = "weights were changed in place in a forward, and the changes are dropped with them"
+CHANGED = "weights were changed in place in a forward, where each rank computes with its own copy of them"
 
 
 class Keeping(Block):
@@ -32,6 +35,64 @@ class Viewing(Block):
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         self.kept = [self.up.weight.detach().t()]
         return super().compute(x)
+
+
+class Caching(Block):
+    """Keeps views of its weights from its first forward on: one with a graph, two without."""
+
+    views: tuple[torch.Tensor, ...] = ()
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.views:
+            self.views = self.up.weight.t(), self.down.weight.detach().t(), self.gate.weight.data[1:]
+        up, down, gate = self.views
+        return x + F.gelu(x @ up + self.up.bias) @ down + self.down(F.gelu(self.up(x))) + gate.sum()
+
+
+class Early(Block):
+    """Keeps a view of a weight from before it is sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = {"rows": [self.up.weight.detach().t()]}
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.gelu(x @ self.kept["rows"][0]) @ self.down.weight.t()
+
+
+class InBuffer(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turned", self.up.weight.detach().t())
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.gelu(x @ self.turned) @ self.down.weight.t()
+
+
+class Hidden(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        turned = self.up.weight.t()
+        self.map = lambda x: x @ turned
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.gelu(self.map(x)) @ self.down.weight.t()
+
+
+class Halved(Block):
+    """Two parameters with one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Parameter(self.up.weight.data)
+
+
+class Spectral(Block):
+    """torch's older norm of weights keeps a view until the first forward, and does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.spectral_norm(self.up)
 
 
 class Shrinking(Block):
@@ -69,8 +130,8 @@ def with_kept(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return squared(model, x) + sum(block.kept[0].square().mean() for block in model.blocks)
 
 
-def sharded(block: type[Block], scheme: str) -> nn.Module:
-    return lowband.shard(Net(block), scheme, lowband.Topology({}), block, compute_dtype=torch.float32)
+def sharded(block: type[Block], scheme: str, inner: Mapping[str, int] = MappingProxyType({})) -> nn.Module:
+    return lowband.shard(Net(block), scheme, lowband.Topology(inner), block, compute_dtype=torch.float32)
 
 
 def trained(model: nn.Module, loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -139,7 +200,7 @@ def test_changes_in_a_forward_are_refused() -> None:
 CASES = [
     *((block, with_kept, scheme) for block in (Copying, Viewing) for scheme in SCHEMES),
     (Keeping, with_kept, "ddp"),  # every rank holds all weights all the time
-    (Shrinking, squared, "ddp"),
+    *((Spectral, squared, scheme) for scheme in SCHEMES),
 ]
 
 
@@ -150,6 +211,73 @@ def all_trained() -> list[torch.Tensor]:
 def test_what_is_not_dropped_is_right() -> None:
     for (block, loss_of, scheme), found in zip(CASES, on_ranks(2, all_trained)[0], strict=True):
         assert torch.allclose(found, trained(Net(block), loss_of), rtol=1e-6), (block, scheme)
+
+
+def shrunk(own_data: bool) -> tuple[str, torch.Tensor | None]:
+    """What is said of an embedding whose rows a forward cuts under ddp, and the losses."""
+    model, found = sharded(Shrinking, "ddp"), []
+    rank = dist.get_rank() if own_data else 0
+    said = said_by(lambda: found.append(trained(model, lambda model, x: squared(model, x * (1 + rank)))))
+    return said, found[0] if found else None
+
+
+def test_each_ranks_own_changes_are_refused() -> None:
+    [(said, losses)] = on_ranks(1, shrunk, True)
+    assert said == ""
+    assert torch.allclose(losses, trained(Net(Shrinking), squared), rtol=1e-6)
+    for own_data in (True, False):
+        assert all(
+            said.startswith(f"unit 'blocks.0': {CHANGED}") for said, _ in on_ranks(2, shrunk, own_data)
+        )
+
+
+# ---- views that are kept over steps
+
+KEPT = ("ddp", "zero1", "zero2", "zero3", "hsdp", "hpz")
+INNER = {"package": 1, "node": 2}
+
+
+def cached() -> dict[str, torch.Tensor]:
+    found = {}
+    for scheme in KEPT:
+        model = sharded(Caching, scheme, INNER)
+        found[scheme] = trained(model, squared)
+        with torch.no_grad():
+            found[scheme] = torch.cat([found[scheme], squared(model, inputs(3, 0)).view(1)])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_kept_views_show_new_values(ranks: int) -> None:
+    model = Net(Caching)
+    expected = torch.cat([trained(model, squared), squared(model, inputs(3, 0)).detach().view(1)])
+    for found in on_ranks(ranks, cached):
+        for scheme, losses in found.items():
+            torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0, msg=scheme)
+
+
+OF_OLD = "of a view of a parameter from before lowband.shard, which has kept its old values"
+OLD_VIEWS = {
+    Early: f"blocks.0.kept, of 'blocks.0.up.weight': matmul {OF_OLD} (allowed: a view made in the forward)",
+    InBuffer: f"blocks.0.turned, of 'blocks.0.up.weight': matmul {OF_OLD}",
+    Hidden: "Linear.weight: a gradient comes to a parameter from before lowband.shard, and would be lost",
+    Halved: "Net: 'blocks.0.up.weight' shares its memory with 'blocks.0.second', and each would be trained",
+}
+
+
+def said_of_old_views() -> list[list[str]]:
+    return [
+        [said_by(lambda b=block, s=scheme: trained(sharded(b, s), squared)) for block in OLD_VIEWS]
+        for scheme in SCHEMES
+    ]
+
+
+def test_views_from_before_are_refused() -> None:
+    for found in on_ranks(2, said_of_old_views):
+        for said in found:
+            for text, expected in zip(said, OLD_VIEWS.values(), strict=True):
+                assert expected in text
+                assert "\n" not in text
 
 
 # ---- an interrupted forward

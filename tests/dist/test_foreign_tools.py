@@ -3,6 +3,8 @@
 All cases of a number of ranks run in one process group. docs/library.md names each.
 """
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,6 +169,21 @@ class Words(nn.Module):
         return self.out(self.words(x)).sum()
 
 
+def vocabulary_resized() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=11, **sizes))
+    shard(model).resize_token_embeddings(13)
+
+
+def part_copied() -> None:
+    copy.deepcopy(sharded().layers[0][0])
+
+
+def part_pickled() -> None:
+    pickle.dumps(sharded().first)
+
+
 def sparse_embedding() -> None:
     shard(Words())(torch.tensor([1, 2])).backward()
 
@@ -197,6 +214,9 @@ REFUSED: dict[Callable[[], None], str] = {
     shards_saved: "torch.distributed.checkpoint would keep one rank's part (allowed: lowband.Checkpointer",
     averaged_by_ddp: "Tower: DistributedDataParallel around a sharded module",
     traced: "Tower: torch.jit.trace of a sharded module",
+    vocabulary_resized: "LlamaForCausalLM: resize_token_embeddings after lowband.shard",
+    part_copied: "Linear: a part of a sharded module cannot be copied or pickled",
+    part_pickled: "first.weight: a shard cannot be pickled: it is this rank's part only",
     sparse_embedding: "words.weight: its gradient is sparse (allowed: embeddings with sparse=False)",
     initialised(nn.init.kaiming_uniform_): "layers.0.0.weight: ",
     initialised(nn.init.kaiming_normal_): "layers.0.0.weight: values drawn after lowband.shard",

@@ -124,11 +124,11 @@ def scaled_by_torch() -> None:
     scaler.unscale_(sgd(model.parameters()))
 
 
-def written_through_data() -> None:
+def written_through_numpy() -> None:
     model = sharded(ZERO1, torch.bfloat16)
     model(inputs(0, dist.get_rank())).backward()
     for parameter in model.parameters():
-        parameter.data.mul_(2)
+        parameter.detach().numpy()[:] *= 2
     model(inputs(0, dist.get_rank()))
 
 
@@ -156,6 +156,51 @@ def tied_to_another() -> None:
 
 def copied() -> None:
     copy.deepcopy(sharded())
+
+
+def never_synced() -> None:
+    model = sharded()
+    optimizer = sgd(model.parameters())
+    with lowband.no_sync(model):
+        model(inputs(0, dist.get_rank())).backward()
+    optimizer.step()
+
+
+def synced_too_early() -> None:
+    model = sharded()
+    optimizer = sgd(model.parameters())
+    model(inputs(0, dist.get_rank())).backward()
+    with lowband.no_sync(model):
+        model(inputs(1, dist.get_rank())).backward()
+    optimizer.step()
+
+
+def never_synced_in_a_closure() -> None:
+    model = sharded()
+
+    def closure() -> torch.Tensor:
+        with lowband.no_sync(model):
+            loss = model(inputs(0, dist.get_rank()))
+            loss.backward()
+        return loss
+
+    sgd(model.parameters()).step(closure)
+
+
+def clipped_before_the_sync() -> None:
+    model = sharded()
+    with lowband.no_sync(model):
+        model(inputs(0, dist.get_rank())).backward()
+    lowband.clip_grad_norm_(model, 1.0)
+
+
+def matrices_never_synced() -> None:
+    model = sharded()
+    matrices = lowband.Matrices(model)
+    with lowband.no_sync(model):
+        model(inputs(0, dist.get_rank())).backward()
+    with matrices:
+        pass
 
 
 def in_two_threads() -> None:
@@ -189,11 +234,19 @@ def in_two_threads() -> None:
         (not_by_element, "LBFGS: needs whole parameters"),
         (clipped_by_torch, "allowed: lowband.clip_grad_norm_"),
         (scaled_by_torch, "of a shard's gradient covers this rank's part only"),
-        (written_through_data, "were written through .data"),
+        (written_through_numpy, "were written through NumPy or from C++"),
         (stepped_in_between, "changed between this forward and its backward"),
         (sharded_inside, "'layers.0.0.weight' is already a shard"),
         (tied_to_another, "'weight' is shared with a module that is already sharded"),
         (copied, "a sharded module cannot be copied or pickled"),
+        (
+            never_synced,
+            "SGD: 'scale' has gradients of backwards under no_sync, which this step would leave out",
+        ),
+        (synced_too_early, "SGD: 'scale' has gradients of backwards under no_sync"),
+        (never_synced_in_a_closure, "SGD: 'scale' has gradients of backwards under no_sync"),
+        (clipped_before_the_sync, "clip_grad_norm_: 'scale' has gradients of backwards under no_sync"),
+        (matrices_never_synced, "Matrices: 'layers.0.0.weight' has gradients of backwards under no_sync"),
         (in_two_threads, "another thread runs a forward or backward of this module"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

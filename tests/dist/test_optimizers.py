@@ -234,6 +234,22 @@ class Centered(Descent):
         return p.grad - torch.std_mean(p.grad)[1]
 
 
+class ByGradient(Descent):
+    """Has a rule for matrices, which it tells by their gradient, and one for vectors."""
+
+    def update(self, p: nn.Parameter) -> torch.Tensor:
+        return p.grad @ p.grad.mT if p.grad.ndim == 2 else p.grad
+
+
+class ByMomentum(Descent):
+    """Tells matrices by a state, as Muon does."""
+
+    def update(self, p: nn.Parameter) -> torch.Tensor:
+        momentum = self.state[p].setdefault("momentum", torch.zeros_like(p.grad))
+        update = momentum.mul_(0.9).add_(p.grad)
+        return update / update.size(-2) if update.dim() > 1 else update
+
+
 class Soap(Descent):
     """Named as one that needs whole matrices."""
 
@@ -311,6 +327,8 @@ def said_of(kind: Callable[[Any], torch.optim.Optimizer]) -> tuple[str, list[str
         (Wrapping, ""),
         (TrustRatio, "tall: norm of a shard covers this rank's part only (allowed: "),
         (NormedUpdate, "sum of a shard's gradient covers this rank's part only (allowed: "),
+        (ByGradient, "tall: mT of a shard's gradient covers this rank's part only (allowed: "),
+        (ByMomentum, "tall: a shard is 1D, and has no size(-2) (allowed: p.shard_of.shape"),
         (Orthogonal, "matmul of a shard's gradient covers this rank's part only (allowed: "),
         (Centered, "std_mean of a shard's gradient covers this rank's part only (allowed: "),
         (

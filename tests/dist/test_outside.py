@@ -343,3 +343,39 @@ def test_other_methods_inside_of_the_forward_are_right() -> None:
         assert rank or all(
             torch.allclose(state[name], value, rtol=1e-5, atol=1e-6) for name, value in weights.items()
         )
+
+
+# ---- writes through `.data`: as any others, on every rank
+
+WRITTEN = ("ddp", "zero1", "zero2", "zero3")
+LEAST, MOST = 0.49, 0.51  # of the temperature, which the steps change by more
+
+
+def clamped_through_data(scheme: str, dtype: torch.dtype) -> list[float]:
+    """Losses of all ranks' one batch. scheme: "" for one process's plain module"""
+    model = Model()
+    if scheme:
+        lowband.shard(model, scheme, lowband.Topology({}), Block, compute_dtype=dtype)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(4):
+        loss = model(TOKENS).float().square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.temperature.data.clamp_(LEAST, MOST)
+        model.blocks[0].map.bias.data.view(-1).add_(0.1)
+    return losses
+
+
+def all_clamped() -> dict[tuple[str, torch.dtype], list[float]]:
+    return {(s, t): clamped_through_data(s, t) for s in WRITTEN for t in (torch.float32, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_writes_through_data_are_seen(ranks: int) -> None:
+    [expected] = on_ranks(1, clamped_through_data, "", torch.float32)
+    for found in on_ranks(ranks, all_clamped):
+        for (scheme, dtype), losses in found.items():
+            bound = 1e-5 if dtype == torch.float32 else 0.05
+            assert losses == pytest.approx(expected, rel=bound), (scheme, dtype)

@@ -36,6 +36,7 @@ WAITING = [  # each waits for the other one's result
     [Action("backward", 0, 0), Action("forward", 0, 0)],
     [Action("forward", 1, 0), Action("backward", 1, 0)],
 ]
+TWICE = nn.Linear(8, 8)
 # by what the error says: changes of the arguments
 REFUSED = {
     "the ranks of a schedule wait for each other: rank 0, before its backward of stage 0": {
@@ -59,6 +60,12 @@ REFUSED = {
     "schedule 'depth' with 2 ranks (allowed: 1 ranks)": {"schedule": "depth"},
     "schedule '1f1b' with 0 micro-batches": {"micro_batches": 0},
     "ranks [1] of the axis have no parameters": {"chain": [nn.Linear(8, 8), nn.Tanh()]},
+    "module '3' is in stages 1 and 3, which are of one rank": {
+        "chain": [nn.Embedding(11, 8), TWICE, nn.Linear(8, 8), TWICE],
+        "schedule": "interleaved",
+        "chunks": 2,
+        "layers": [1, 1, 1, 1],
+    },
     "no entry 'zero4'": {"scheme": "zero4"},
 }
 

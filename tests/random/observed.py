@@ -23,6 +23,7 @@ class Observed:
     losses: list[torch.Tensor] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     broken: list[bool] = field(default_factory=list)  # by BrokenBackward: whether it did raise
+    refused: list[bool] = field(default_factory=list)  # by Clip and net, by Step and optimizer
     states: list[State] = field(default_factory=list)  # on rank 0: by State and net
     held: list[dict[str, int]] = field(
         default_factory=list
@@ -78,6 +79,8 @@ def differences(case: Case, ranks: list[Observed], expected: list[Observed]) -> 
                 wrong.append(f"norm {i} of rank {rank}: {a!r}, not {b!r}")
         if got.broken != want.broken:
             wrong.append(f"backward passes that raised on rank {rank}: {got.broken}, not {want.broken}")
+        if got.refused != want.refused:
+            wrong.append(f"norms and steps refused on rank {rank}: {got.refused}, not {want.refused}")
         if got.held:
             wrong.append(f"held after a backward on rank {rank}: {got.held[0]}")
         if case.collectives != "flat" and got.sent != ranks[0].sent:

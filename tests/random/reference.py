@@ -4,6 +4,8 @@ Gradients are summed in the order in which the scheme's hops sum them, partners 
 and rounded where a message or a hop rounds them. So the engine must give the same bits.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -95,8 +97,12 @@ class _Weights:
         mean = total.float() / self._levels.world
         self.master.grad = mean if self.master.grad is None else self.master.grad + mean
 
+    @property
+    def waits(self) -> bool:
+        return self._accumulated is not None
+
     def forget(self) -> None:
-        """A backward broke."""
+        """A backward broke, or its gradients are not wanted."""
         self.leaf.grad = self._accumulated = None
 
     def _sum(self, parts: list[torch.Tensor], inner: str, outer: str, wire: str) -> list[torch.Tensor]:
@@ -189,14 +195,29 @@ class _Run:
             weights.use(backward=False)
             weights.forget()
 
+    def _is_refused(self, weights: Iterable[_Weights]) -> bool:
+        """Whether gradients wait for a backward that is not under `no_sync`."""
+        is_refused = any(each.waits for each in weights)
+        for seen in self.seen:
+            seen.refused.append(is_refused)
+        return is_refused
+
     def _clip(self, max_norm: float) -> None:
         for net in self.of_net:
+            if self._is_refused(net.values()):
+                continue
             norm = _clip([w.master.grad for w in net.values() if w.master.grad is not None], max_norm)
             for seen in self.seen:
                 seen.norms.append(norm)
 
     def _step(self, numbers: tuple[int, ...]) -> None:
-        stepped = [optimizer for number in numbers if (optimizer := self.optimizers[number]) is not None]
+        of_shard = {id(weights.master): weights for weights in self.weights}
+        stepped = []
+        for optimizer in (self.optimizers[number] for number in numbers):
+            if optimizer is not None:
+                shards = [p for group in optimizer.param_groups for p in group["params"]]
+                if not self._is_refused(of_shard[id(p)] for p in shards):
+                    stepped.append(optimizer)
         for optimizer in stepped:
             optimizer.step()
         changed = {
@@ -208,10 +229,9 @@ class _Run:
                 weights.refresh(has_stepped=True)
 
     def _zero(self, how: str) -> None:
-        """By the modules: also what `no_sync` has accumulated."""
+        """Also what `no_sync` has accumulated."""
         for weights in self.weights:
-            if how == "modules":
-                weights.forget()
+            weights.forget()
             if how != "zeros":
                 weights.master.grad = None
             elif weights.master.grad is not None:

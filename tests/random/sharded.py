@@ -1,6 +1,7 @@
 """A case on ranks: `lowband.shard` and the calls around it, as a user makes them."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import cache
 from random import Random
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import lowband
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport import axis, gloo
+from lowband.errors import UserError
 from lowband.spec.axes import Axes
 from tests.random.cases import (
     Backward,
@@ -120,7 +122,10 @@ class _Run:
                 states = [lowband.full_state_dict(net) for net in self.nets]
                 self.seen.states += states if self.rank == 0 else []
             case Clip(max_norm):
-                self.seen.norms += [float(lowband.clip_grad_norm_(net, max_norm)) for net in self.nets]
+                for net in self.nets:
+                    self._unless_refused(
+                        lambda net=net: self.seen.norms.append(float(lowband.clip_grad_norm_(net, max_norm)))
+                    )
             case Step(numbers):
                 self._step(numbers)
             case Zero(how):
@@ -161,9 +166,18 @@ class _Run:
         for number in numbers:
             optimizer = self.optimizers[number]
             if optimizer is not None:
-                optimizer.step()
+                self._unless_refused(optimizer.step)
         if self.case.is_plain:
             self._take_sent()
+
+    def _unless_refused(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+            self.seen.refused.append(False)
+        except UserError as error:
+            if "has gradients of backwards under no_sync" not in str(error):
+                raise
+            self.seen.refused.append(True)
 
     def _zero(self, how: str) -> None:
         for cleared in self.nets if how == "modules" else self.optimizers:

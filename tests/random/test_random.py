@@ -132,6 +132,7 @@ def test_everything_observed_is_compared() -> None:
     assert wrong(losses=[torch.ones(()) * 2])
     assert wrong(norms=[1.1])
     assert wrong(broken=[False])
+    assert wrong(refused=[True])
     assert wrong(states=[{"w": torch.tensor([1.0, 1.1])}])
     assert wrong(states=[{"v": torch.ones(2)}])
     assert wrong(held=[{"gathered": 4}])

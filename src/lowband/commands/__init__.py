@@ -3,6 +3,7 @@
 import argparse
 import math
 import textwrap
+from importlib import import_module
 from typing import Any, NoReturn
 
 from lowband.errors import UserError
@@ -52,3 +53,9 @@ def positive(text: str) -> float:
     if not LEAST <= value <= MOST:
         raise argparse.ArgumentTypeError(f"'{text}' (allowed: a number above 0, {LEAST:g} to {MOST:g})")
     return value
+
+
+def function_of(name: str) -> Any:
+    """name: "module:function" of the package"""
+    module, _, function = name.partition(":")
+    return getattr(import_module(f"lowband.{module}"), function)

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, positive
+from lowband.commands import add_verb, at_least_one, function_of, positive
 from lowband.spec.benchmarks import BENCHMARKS, Benchmark, Measured, Part
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "root": {"type": Path, "default": Path()},
     "forward": {"type": positive, "default": 0.2, "help": "seconds of a forward (default: 0.2)"},
+    "steps": {"type": at_least_one, "default": 400, "help": "of each model (default: 400)"},
     "send": {
         "type": positive, "default": [0.1, 0.25, 1.0], "nargs": "+", "help": "over it (default: 0.1 0.25 1)",
     },
@@ -42,7 +43,7 @@ def _bench(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=options.out) as folder:
         given = vars(options) | {"folder": Path(folder)}
         for part in benchmark.parts:
-            found = _function(part.by)(*(given[name] for name in part.takes))
+            found = function_of(part.by)(*(given[name] for name in part.takes))
             frames |= _frames(benchmark, part, found)
     for table, frame in frames.items():
         write_csv(frame, options.out / f"{table}.csv")
@@ -76,14 +77,7 @@ def _summary(benchmark: Benchmark, frames: dict[str, Any]) -> Iterator[str]:
         of = list(shown.of) or [column for column in frame if column.endswith("_s")]
         yield frame.groupby(list(shown.by), sort=False)[of].median().to_string(float_format=shown.digits)
     if benchmark.summary:
-        yield _function(benchmark.summary)(frames[benchmark.tables[0]])
-
-
-def _function(name: str) -> Any:
-    from importlib import import_module
-
-    module, _, function = name.partition(":")
-    return getattr(import_module(f"lowband.{module}"), function)
+        yield function_of(benchmark.summary)(frames[benchmark.tables[0]])
 
 
 def _write_environment(out: Path, device: str = "cpu") -> None:

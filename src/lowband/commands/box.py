@@ -1,10 +1,11 @@
-"""box, bench-comm: the scale model of a machine."""
+"""box: the scale model of a machine."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb
+from lowband.commands.box_benches import add_lengths
 
 
 def add(commands: Any) -> None:
@@ -29,34 +30,7 @@ def add(commands: Any) -> None:
             parsed.add_argument("runs", type=Path, help="results/<name>/runs")
             parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
         parsed.set_defaults(run=_box, verb=verb)
-    _add_lengths(verbs)
-
-    bench = add_verb(
-        commands, "bench-comm", "time the engine's collectives on a box's links",
-        "--cluster frontier-box --ranks 16 --out results/comm",
-    )  # fmt: skip
-    bench.add_argument("--cluster", default="frontier-box", help="a folder of slurm/ that describes a box")
-    bench.add_argument("--ranks", type=at_least_one, required=True)
-    bench.add_argument(
-        "--seconds", type=float, default=1.0, help="target duration of one collective at the links' rates"
-    )
-    bench.add_argument("--repeats", type=at_least_one, default=5)
-    bench.add_argument("--out", type=Path, required=True, help="folder of comm.csv and env.json")
-    bench.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
-    bench.set_defaults(run=_bench_comm)
-
-
-def _add_lengths(verbs: Any) -> None:
-    lengths = verbs.add_parser("lengths", help="a batch of many lengths: as planned, by one degree, padded")
-    lengths.add_argument("--cluster", default="context-box", help="a folder of slurm/ that describes a box")
-    lengths.add_argument("--model", default="gpt-200k-4-heads", help="a name of config/models.yaml")
-    lengths.add_argument("--lengths", type=Path, required=True, help="of the batch's sequences, one a line")
-    lengths.add_argument("--room", type=at_least_one, required=True, help="tokens that a rank has room for")
-    lengths.add_argument("--ranks", type=at_least_one, default=8)
-    lengths.add_argument("--steps", type=at_least_one, default=3, help="after one that is not counted")
-    lengths.add_argument("--out", type=Path, required=True, help="folder of lengths.csv and env.json")
-    lengths.add_argument("--links", choices=["here"], help=argparse.SUPPRESS)
-    lengths.set_defaults(run=_lengths)
+    add_lengths(verbs)
 
 
 def _box(options: argparse.Namespace) -> int:
@@ -83,96 +57,3 @@ def _jobs(options: argparse.Namespace) -> int:
     write_csv(rows, options.out)
     print(rows.to_string(index=False, float_format="%.1f"))
     return 0
-
-
-def _lengths(options: argparse.Namespace) -> None:
-    from lowband.box import links
-    from lowband.box.layout import Layout
-    from lowband.box.network import start_privately
-    from lowband.errors import UserError
-    from lowband.evidence.validation.scale_model import box_costs
-    from lowband.predict.search.lengths_cost import read_lengths
-    from lowband.predict.search.lengths_tasks import plans, tasks
-    from lowband.spec.config import Config
-
-    config = Config()
-    machine, model = config.machine(options.cluster), config.model(options.model)
-    if machine.box is None:
-        raise UserError(
-            f"'{options.cluster}' does not describe a box", where="--cluster", allowed="context-box, ..."
-        )
-    Layout.of(machine, options.ranks)  # raises if the ranks do not fill the levels
-    batch = read_lengths(options.lengths, model)
-    costs = box_costs(machine, model, options.ranks, options.room)
-    found = plans(batch, options.ranks, costs, [*costs.seconds])
-    given = {name: tasks(batch, plan, costs, name == "padded") for name, plan in found.items()}
-    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
-    if options.links is None:
-        if reason := links.missing():
-            raise UserError(f"no shaped links here: {reason}")
-        start_privately()
-
-    import pandas as pd
-    import torch
-
-    from lowband.run.environment import describe, host
-    from lowband.run.launch import RankFailure, TimeLimit
-    from lowband.run.paced_lengths import measure
-    from lowband.spec.csv_tables import write_csv
-    from lowband.spec.files import write_whole
-
-    predicted = {name: plan.seconds for name, plan in found.items()}
-    try:
-        rows = measure(machine, model, batch, given, predicted, options.ranks, options.steps)
-    except RankFailure as failure:
-        raise UserError(failure.cause) from None
-    except TimeLimit:
-        raise UserError("the steps took longer than their time limit", allowed="fewer --steps") from None
-    write_csv(pd.DataFrame(rows), options.out / "lengths.csv")
-    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none: drawn"}, "shaped")
-    write_whole(options.out / "env.json", environment.to_json())
-    print(pd.DataFrame(rows).groupby("way", sort=False)[["step_s", "predicted_s", "tokens_per_s"]].median())
-
-
-def _bench_comm(options: argparse.Namespace) -> None:
-    from lowband.box import links
-    from lowband.box.layout import Layout
-    from lowband.box.network import start_privately
-    from lowband.errors import UserError
-    from lowband.spec.config import Config
-
-    machine = Config().machine(options.cluster)
-    if machine.box is None:
-        raise UserError(
-            f"'{options.cluster}' does not describe a box", where="--cluster", allowed="frontier-box, ..."
-        )
-    if not 0 < options.seconds <= 30:
-        raise UserError(f"{options.seconds}", where="--seconds", allowed="more than 0, at most 30")
-    Layout.of(machine, options.ranks)  # raises if the ranks do not fill the levels
-    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
-    if options.links is None:
-        reason = links.missing()
-        if reason:
-            raise UserError(f"no shaped links here: {reason}")
-        start_privately()
-
-    import pandas as pd
-    import torch
-
-    from lowband.bench.comm import time_collectives
-    from lowband.run.environment import describe, host
-    from lowband.run.launch import RankFailure, TimeLimit
-    from lowband.spec.csv_tables import write_csv
-    from lowband.spec.files import write_whole
-
-    try:
-        rows = time_collectives(machine, options.ranks, options.seconds, options.repeats)
-    except RankFailure as failure:
-        raise UserError(failure.cause) from None
-    except TimeLimit:
-        raise UserError(
-            "the collectives took longer than their time limit", allowed="fewer --repeats"
-        ) from None
-    write_csv(pd.DataFrame(rows), options.out / "comm.csv")
-    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": "none: ones"}, "shaped")
-    write_whole(options.out / "env.json", environment.to_json())

@@ -17,7 +17,7 @@ ZeRO++ (arXiv 2306.10209), sections 3.1 and 3.3, for one quantization per gather
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -51,9 +51,10 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
 
     levels: levels of the ranks that share a part of the model
     axes:   layers are cut along tensor as spec.tensor says, blocks along pipeline: there the units are those
-            of the first stage, which has the embeddings and keeps the most activations
+            of the first stage, which has the embeddings and keeps the most activations. Experts that ranks
+            divide are units of their own: `expert_numels`
     """
-    plan = gpt_plan(model)
+    plan, apart = gpt_plan(model), experts_apart(model, axes.expert)
 
     def numel(shapes: Mapping[str, tuple[int, ...]]) -> int:
         parts = [cut_shape(name, shape, plan, axes.tensor) for name, shape in shapes.items()]
@@ -61,14 +62,31 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
 
     head = () if axes.has_both_ends else ("head.weight", "final_norm.weight", "final_norm.bias")
     root = numel({name: shape for name, shape in model.root_shapes().items() if name not in head})
-    return [root, *[numel(model.block_shapes())] * (model.layers // axes.pipeline)]
+    block = numel({name: shape for name, shape in model.block_shapes().items() if name not in apart})
+    return [root, *[block] * (model.layers // axes.pipeline)]
 
 
-def cut_shapes(model: ModelSpec, tensor: int) -> list[list[tuple[int, ...]]]:
-    """`model.unit_shapes()` on a tensor rank."""
+def experts_apart(model: ModelSpec, expert: int) -> dict[str, tuple[int, ...]]:
+    """A block's parameters of which ranks along expert have parts, and the shapes of these."""
+    if expert == 1:
+        return {}
+    parts = ((name, shape) for name, shape in model.expert_shapes().items() if ".experts." in name)
+    return {name: (shape[0] // expert, *shape[1:]) for name, shape in parts}
+
+
+def expert_numels(model: ModelSpec, alike: Levels, expert: int) -> list[int]:
+    """As `unit_numels`, of a rank's experts. alike: levels of the ranks that have the same ones"""
+    parts = experts_apart(model, expert).values()
+    if not parts:
+        return [0] * (model.layers + 1)
+    return [0, *[UnitLayout.of([*parts], alike.world).numel] * model.layers]
+
+
+def cut_shapes(model: ModelSpec, tensor: int, without: Collection[str] = ()) -> list[list[tuple[int, ...]]]:
+    """`model.unit_shapes(without)` on a tensor rank."""
     plan = gpt_plan(model)
     root, block = (
-        [cut_shape(name, shape, plan, tensor) for name, shape in shapes.items()]
+        [cut_shape(name, shape, plan, tensor) for name, shape in shapes.items() if name not in without]
         for shapes in (model.root_shapes(), model.block_shapes())
     )
     return [root, *[block] * model.layers]

@@ -8,6 +8,8 @@ the tensor axis
                1 all-reduce behind the embedding, and 1 gather backward where the tokens are split
     both       1 gather of three numbers a token, for the loss
 
+With experts, which are whole on every tensor rank, only attention is cut: L where 2 L stands.
+
 Of n ranks, each sends X (n - 1) / n in a gather or reduction, and twice that in an all-reduce. A block that
 is recomputed runs its forward's exchanges again, but for the last, behind which nothing is kept.
 
@@ -19,8 +21,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
 
-from lowband.cost.bytes import NORM_BYTES, sent_bytes, unit_numels
+from lowband.cost.bytes import NORM_BYTES, expert_numels, sent_bytes, unit_numels
 from lowband.cost.context import by_level, context_bytes
+from lowband.cost.experts import experts_bytes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.cost.stages import stages_bytes
 from lowband.cost.states import states_bytes
@@ -53,14 +56,24 @@ def activations(model: ModelSpec, micro_batch: int, seq_len: int) -> int:
     return micro_batch * seq_len * model.hidden
 
 
-def shared_elements(model: ModelSpec) -> int:
-    """Parameters of which, with sequence parallelism, every tensor rank has a partial gradient."""
-    rows = ("attention.out.bias", "mlp.down.bias")
+def shared_elements(model: ModelSpec, expert: int = 1) -> tuple[int, int]:
+    """Parameters of which, with sequence parallelism, every tensor rank has a partial gradient; and those of
+    its experts, where ranks have different ones.
+
+    expert: ranks that divide experts
+    """
+    rows, of_experts = ("attention.out.bias", "mlp.down.bias"), model.expert_shapes() if expert > 1 else {}
+    mixed = model.experts is not None
+
+    def is_shared(name: str) -> bool:
+        return "norm" in name or name in rows or (mixed and name.startswith("mlp."))
 
     def of(shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return sum(prod(shape) for name, shape in shapes.items() if "norm" in name or name in rows)
+        return sum(prod(shape) for name, shape in shapes.items() if is_shared(name))
 
-    return of(model.root_shapes()) + model.layers * of(model.block_shapes())
+    apart = sum(prod(shape) for name, shape in of_experts.items() if ".experts." in name)
+    everywhere = of(model.root_shapes()) + model.layers * (of(model.block_shapes()) - apart)
+    return everywhere, model.layers * apart // expert
 
 
 def exchanges(model: ModelSpec, axes: Axes, recompute: bool) -> Counter[Collective]:
@@ -68,13 +81,14 @@ def exchanges(model: ModelSpec, axes: Axes, recompute: bool) -> Counter[Collecti
     if axes.tensor == 1:
         return Counter()
     layers, again = model.layers, model.layers if recompute else 0
+    cut = (2 if model.experts is None else 1) * layers  # attention, and an MLP
     if not axes.sequence_parallel:
-        return Counter({LEAVE_REDUCE: 2 * layers + 1 + again, ENTER_REDUCE: 2 * layers + 1, LOSS_GATHER: 1})
+        return Counter({LEAVE_REDUCE: cut + 1 + again, ENTER_REDUCE: cut + 1, LOSS_GATHER: 1})
     return Counter(
         {
             LEAVE_REDUCE: 1, SPLIT_GATHER: 1,
-            ENTER_GATHER: 2 * layers + 1 + 2 * again, ENTER_SCATTER: 2 * layers + 1,
-            LEAVE_SCATTER: 2 * layers + again, LEAVE_GATHER: 2 * layers,
+            ENTER_GATHER: cut + 1 + (cut if recompute else 0), ENTER_SCATTER: cut + 1,
+            LEAVE_SCATTER: cut + again, LEAVE_GATHER: cut,
             LOSS_GATHER: 1,
         }
     )  # fmt: skip
@@ -83,7 +97,7 @@ def exchanges(model: ModelSpec, axes: Axes, recompute: bool) -> Counter[Collecti
 def tensor_bytes(
     model: ModelSpec,
     levels: Levels,
-    optim_ranks: int,
+    optim_ranks: tuple[int, int],
     axes: Axes,
     micro_batch: int,
     seq_len: int,
@@ -95,7 +109,7 @@ def tensor_bytes(
     """Bytes sent per rank in one optimizer step along the tensor axis: (level, collective, wire) -> bytes.
 
     levels:      as the ranks along the tensor axis see them
-    optim_ranks: among which the optimizer's shards are divided
+    optim_ranks: among which the optimizer's shards are divided; and those of experts
     The mean over ranks, where hidden is a multiple of the tensor ranks: shards of few parameters differ.
     """
     counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
@@ -110,7 +124,8 @@ def tensor_bytes(
         of_others = width * activations(model, micro_batch, seq_len)
         add(row, of_loss if row is LOSS_GATHER else of_others, times * accumulation)
     if axes.tensor > 1 and axes.sequence_parallel:
-        add(SHARED_REDUCE, Fraction(MASTER_BYTES * shared_elements(model), optim_ranks), 1)
+        shared = zip(shared_elements(model, axes.expert), optim_ranks, strict=True)
+        add(SHARED_REDUCE, sum(Fraction(MASTER_BYTES * count, ranks) for count, ranks in shared), 1)
     if axes.tensor > 1 and is_clipped:
         add(TENSOR_NORM, NORM_BYTES * axes.tensor, 1)
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
@@ -118,12 +133,13 @@ def tensor_bytes(
 
 def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step of a run, along all its axes; the mean over ranks."""
-    levels, axes = spec.levels, Axes(tensor=spec.tensor, sequence_parallel=spec.sequence_parallel)
+    levels, alike = spec.levels, spec.levels_alike
+    axes = Axes(tensor=spec.tensor, sequence_parallel=spec.sequence_parallel, expert=spec.expert)
     is_clipped = spec.device != "fake"  # fake tensors have no values to clip
     along_tensor = tensor_bytes(
         spec.model,
         spec.mesh.levels("tensor"),
-        levels.size(spec.scheme.optim),
+        (levels.size(spec.scheme.optim), alike.size(spec.scheme.optim)),
         axes,
         spec.micro_batch,
         spec.seq_len // spec.context,
@@ -145,7 +161,17 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         pattern=spec.collectives,
         order=spec.order,
     )
-    return {**along_data, **along_tensor, **context_bytes(spec), **states_bytes(spec)}
+    found = {**along_data, **along_tensor, **context_bytes(spec), **states_bytes(spec)}
+    if spec.model.experts is None:
+        return found
+    of_experts = sent_bytes(
+        expert_numels(spec.model, alike, spec.expert), spec.scheme, alike, spec.compute_dtype,
+        spec.reduce_dtype, spec.accumulation, False, pattern=spec.collectives, order=spec.order,
+    )  # fmt: skip
+    summed = defaultdict(Fraction, {key: Fraction(sent) for key, sent in found.items()})
+    for key, sent in (*of_experts.items(), *experts_bytes(spec).items()):
+        summed[key] += Fraction(sent)
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in summed.items() if sent}
 
 
 def _along_all(
@@ -154,6 +180,8 @@ def _along_all(
     """Of a pipeline: along tensor and context, each rank exchanges for its own layers; it takes part in each
     norm."""
     counts = defaultdict(Fraction, stages_bytes(spec))
+    for key, sent in experts_bytes(spec).items():
+        counts[key] += sent
     for key, of_rank in (*along_tensor.items(), *context_bytes(spec).items(), *states_bytes(spec).items()):
         counts[key] += Fraction(of_rank) / (1 if key[1] == TENSOR_NORM.name else spec.pipeline)
     norms = by_level(STAGES_NORM, Fraction(NORM_BYTES * spec.pipeline), spec.mesh.levels("pipeline"))

@@ -3,6 +3,8 @@
 Letters: N parameters, L layers, H hidden, T sequence length, V vocabulary.
 """
 
+from math import prod
+
 from lowband.cost.numbers import Num
 from lowband.spec.model import ModelSpec
 
@@ -16,20 +18,38 @@ BACKWARD_MATMUL = 2  # each product of the forward has two in the backward
 def model_flops_per_token(model: ModelSpec, seq_len: int) -> int:
     """Model FLOPs (for MFU): forward 2, backward 4 per weight and token, plus the two attention products.
 
-    Every weight that multiplies an activation counts; an embedding lookup is not a multiplication, but a
-    tied embedding counts once, as the output layer. Source: PaLM (arXiv 2204.02311), appendix B. In a linear
-    layer a token meets a state as wide as a head, not T keys (arXiv 2006.16236, section 3.4).
+    Every weight that multiplies an activation counts, of experts those that a token goes to; an embedding
+    lookup is not a multiplication, but a tied embedding counts once, as the output layer. Source: PaLM (arXiv
+    2204.02311), appendix B. In a linear layer a token meets a state as wide as a head, not T keys (arXiv
+    2006.16236, section 3.4).
     """
     lookups = model.vocab * model.hidden * (0 if model.tied_head else 1)
     if model.positions == "learned":
         lookups += model.seq_len * model.hidden
     met = (model.layers - model.linear_layers) * seq_len + model.linear_layers * (model.hidden // model.heads)
-    return 6 * (model.parameters - lookups) + 12 * model.hidden * met
+    return 6 * (model.parameters - model.layers * model.idle_elements - lookups) + 12 * model.hidden * met
 
 
 def block_matmul_flops_per_token(model: ModelSpec) -> int:
-    """Forward FLOPs per token of one block's matrices: 2 per weight."""
-    return 2 * sum(s[0] * s[1] for s in model.block_shapes().values() if len(s) == 2)
+    """Forward FLOPs per token of one block's matrices: 2 per weight that it meets."""
+    weights = sum(prod(shape) for shape in model.block_shapes().values() if len(shape) > 1)
+    return 2 * (weights - model.idle_elements)
+
+
+def uncut_flops_per_token(model: ModelSpec) -> tuple[int, int]:
+    """Of these, of what ranks along tensor do not divide: a router and shared experts; and of the experts of
+    a token. Without experts none."""
+    if model.experts is None:
+        return 0, 0
+    shapes = model.block_shapes().items()
+    weights = sum(prod(shape) for name, shape in shapes if name.startswith("mlp.") and len(shape) > 1)
+    met = expert_elements(model) * model.top_k
+    return 2 * (weights - expert_elements(model) * model.experts), 2 * met
+
+
+def expert_elements(model: ModelSpec) -> int:
+    """Weights of one expert of a block."""
+    return (3 if model.gated else 2) * model.hidden * model.expert_width if model.experts else 0
 
 
 def attention_flops_per_token(model: ModelSpec, seq_len: Num) -> Num:

@@ -19,7 +19,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from lowband.cost.bytes import sent_bytes
+from lowband.cost.bytes import expert_numels, experts_apart, sent_bytes
 from lowband.cost.memory import GRAD_BYTES, state_bytes
 from lowband.cost.numbers import Num
 from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT, TIED_REDUCE
@@ -43,38 +43,58 @@ class Part:
 
     units:   elements of each, padding included, the root's first: 0 if there is none
     gathers: of each, how often it is gathered for a forward, and for a backward
+    experts, experts_gathers: the same of units of experts that ranks divide; an empty root's first
     gathered, summed: elements of those that are gathered, and whose gradients are summed, at the most
     """
 
     units: tuple[int, ...]
     gathers: tuple[tuple[int, int], ...]
+    experts: tuple[int, ...]
+    experts_gathers: tuple[tuple[int, int], ...]
     gathered: int
     summed: int
 
 
 def parts(spec: RunSpec) -> list[Part]:
     """By place along pipeline."""
-    return parts_of(spec.model, spec.levels, spec.tensor, spec.blocks(spec.model), spec.lists)
+    of_job = spec.model, spec.levels, spec.tensor, spec.blocks(spec.model), spec.lists
+    return parts_of(*of_job, expert_numels(spec.model, spec.levels_alike, spec.expert)[-1], spec.expert)
 
 
 def parts_of(
-    model: ModelSpec, levels: Levels, tensor: int, blocks: Sequence[int], lists: Lists
+    model: ModelSpec,
+    levels: Levels,
+    tensor: int,
+    blocks: Sequence[int],
+    lists: Lists,
+    of_experts: int = 0,
+    expert: int = 1,
 ) -> list[Part]:
-    """The same of any pipeline. levels: along data; blocks: of each stage; lists: by place"""
+    """The same of any pipeline. levels: along data; blocks: of each stage; lists: by place
+
+    of_experts: elements of a block's unit of experts, where `expert` ranks divide them
+    """
+    apart = experts_apart(model, expert)
     modules, last = stage_modules(model, blocks), len(blocks) - 1
     found = []
     for of_rank in lists:
         often = visits(of_rank)
         root = ["embed.weight"] if model.tied_head and {0, last} & often.keys() else []
-        whole, units, gathers = _numel(model, levels, tensor, root), dict[int, list[int]](), [(1, 0)]
+        whole, together = _numel(model, levels, tensor, root), dict[int, list[int]]()
+        numels, gathers, mixed = [whole], [(1, 0)], [(1, 0)]
         for stage, times in sorted(often.items()):
-            named = [[n for n in _names(model, module) if n not in root] for module in modules[stage]]
-            units[stage] = [_numel(model, levels, tensor, names) for names in named]
+            out = {*root, *apart}
+            named = [[n for n in _names(model, module) if n not in out] for module in modules[stage]]
+            units = [_numel(model, levels, tensor, names) for names in named]
+            beside = [of_experts if module.startswith("blocks.") else 0 for module in modules[stage]]
+            together[stage] = [a + b for a, b in zip(units, beside, strict=True)]
+            numels += filter(None, units)
             gathers += [times for names in named if names]
-        numels = [numel for of_stage in units.values() for numel in of_stage if numel]
-        gathered = whole + _most_gathered(of_rank, units)
-        summed = whole + max(sum(sum(units[stage]) for stage in at_once) for at_once in summing(of_rank))
-        found.append(Part((whole, *numels), tuple(gathers), gathered, summed))
+            mixed += [times for numel in beside if numel]
+        gathered = whole + _most_gathered(of_rank, together)
+        summed = whole + max(sum(sum(together[stage]) for stage in at_once) for at_once in summing(of_rank))
+        experts = (0, *[of_experts] * (len(mixed) - 1))
+        found.append(Part(tuple(numels), tuple(gathers), experts, tuple(mixed), gathered, summed))
     return found
 
 
@@ -94,18 +114,22 @@ def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
     """Bytes of states' collectives and of messages between stages, in the mean over all ranks."""
     counts: Counter[Key] = Counter()
     for part in parts(spec):
-        of_place = sent_bytes(
-            part.units,
-            spec.scheme,
-            spec.levels,
-            spec.compute_dtype,
-            spec.reduce_dtype,
-            spec.accumulation,
-            is_clipped=True,
-            order="breadth",  # gradients are reduced once a step
-            gathers=part.gathers,
-        )
-        counts.update({key: Fraction(sent) for key, sent in of_place.items()})
+        for units, levels, gathers, is_clipped in (
+            (part.units, spec.levels, part.gathers, True),
+            (part.experts, spec.levels_alike, part.experts_gathers, False),
+        ):
+            of_place = sent_bytes(
+                units,
+                spec.scheme,
+                levels,
+                spec.compute_dtype,
+                spec.reduce_dtype,
+                spec.accumulation,
+                is_clipped,
+                order="breadth",  # gradients are reduced once a step
+                gathers=gathers,
+            )
+            counts.update({key: Fraction(sent) for key, sent in of_place.items()})
     counts.update(_messages(spec))
     counts.update(_tied(spec))
     return {key: Fraction(sent) / spec.pipeline for key, sent in counts.items() if sent}
@@ -126,17 +150,23 @@ def stages_states(spec: RunSpec) -> dict[str, int]:
 
 
 def _lasting(spec: RunSpec, part: Part) -> dict[str, int]:
-    states = state_bytes(
-        part.units,
-        spec.scheme,
-        spec.levels,
-        spec.compute_dtype,
-        spec.reduce_dtype,
-        spec.accumulation,
-        "gloo",
-        order="breadth",
-    )
-    return {kind: states[kind] for kind in ("weights", "secondary", "grads", "optim")}
+    of_both = [
+        state_bytes(
+            units,
+            spec.scheme,
+            levels,
+            spec.compute_dtype,
+            spec.reduce_dtype,
+            spec.accumulation,
+            "gloo",
+            order="breadth",
+        )
+        for units, levels in ((part.units, spec.levels), (part.experts, spec.levels_alike))
+        if len(units) > 1
+    ]
+    return {
+        kind: sum(states[kind] for states in of_both) for kind in ("weights", "secondary", "grads", "optim")
+    }
 
 
 def gathers(name: Name, ranks: int, micro_batches: Num, chunks: int) -> tuple[Num, Num]:

@@ -17,8 +17,10 @@ from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
+from lowband.engine.units.parts import along_experts
 from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
+from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
@@ -87,6 +89,11 @@ def shard(
 
     check_context(topology.axes, placed, topology.levels)
     take_over(module, topology)
+    if (experts := along_experts(module)) is not None and experts.axis is not topology.along("expert"):
+        what = "its experts were spread over the axis of another Topology"
+        raise UserError(
+            what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
+        )
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
@@ -99,7 +106,11 @@ def shard(
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Gradient accumulation, as DDP's no_sync: backward passes in here reduce to the grads level only."""
+    """Gradient accumulation, as DDP's no_sync: backward passes in here reduce to the grads level only.
+
+    A backward outside of it, before the optimizer's step, reduces their sum; a step without it raises
+    UserError.
+    """
     return engine_of(module).no_sync()
 
 
@@ -133,17 +144,20 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
     scales of their own.
     Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
+    Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
     engine = engine_of(module)
     engine.put_shards()
-    levels = engine.axis.levels
+    check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
     copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
+            levels = unit.levels
             copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
             for p in unit.shards:
                 if p.grad is not None and p.grad.numel():
-                    on_tensor = 1 if p.shard_of.slice_of else engine.tensor_ranks
+                    of = p.shard_of.slice_of
+                    on_tensor = engine.tensor_ranks if of is None or of.axis == "expert" else 1
                     on_stages = 1 if unit.tied is None else len(unit.tied.places)
                     copied.setdefault(copies * on_tensor * on_stages, []).append(
                         p.grad.as_subclass(torch.Tensor)

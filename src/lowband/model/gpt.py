@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lowband.engine.api import shard
 from lowband.engine.parallel.context import Context
+from lowband.engine.parallel.experts import MixtureOfExperts, spread_experts
 from lowband.engine.parallel.linear import linear_attention, normalized
 from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.parallel.tensor import parallelize
@@ -23,6 +24,7 @@ from lowband.engine.units.initial import fill
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
 from lowband.spec.model import AttentionKernel, ModelSpec
+from lowband.spec.routing import Routing
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stages import blocks_of, stage_modules
@@ -30,6 +32,7 @@ from lowband.spec.tensor import gpt_plan
 
 Recompute = Literal["none", "full"]
 INIT_STD = 0.02  # GPT-2 and Megatron-LM; residual outputs are scaled down by sqrt(2 x layers)
+RESIDUAL = ("attention.out.weight", "mlp.down.weight", "mlp.experts.down", "mlp.shared.down.weight")
 
 
 class Attention(nn.Module):
@@ -65,13 +68,26 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
-        self.up = nn.Linear(spec.hidden, 4 * spec.hidden)
-        self.down = nn.Linear(4 * spec.hidden, spec.hidden)
+        self.up = nn.Linear(hidden, width)
+        self.down = nn.Linear(width, hidden)
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x_BTH), approximate="tanh"))
+        return self.down(gelu(self.up(x_BTH)))
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def mlp_of(spec: ModelSpec) -> nn.Module:
+    """A block's MLP, or its layer of experts."""
+    if spec.experts is None:
+        return MLP(spec.hidden, spec.mlp_width)
+    routing = Routing(spec.experts, spec.top_k, normalized=True, balance=spec.balance)
+    shared = MLP(spec.hidden, spec.shared_experts * spec.expert_width) if spec.shared_experts else None
+    return MixtureOfExperts(spec.hidden, spec.expert_width, routing, activation=gelu, shared=shared)
 
 
 class Positions(nn.Embedding):
@@ -97,7 +113,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(spec.hidden)
         self.attention = Attention(spec, kernel, is_linear)
         self.mlp_norm = nn.LayerNorm(spec.hidden)
-        self.mlp = MLP(spec)
+        self.mlp = mlp_of(spec)
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
         if self.recompute == "full":
@@ -154,7 +170,7 @@ class GPT(nn.Module):
         elif parameter.ndim == 1:
             parameter.fill_(1.0)
         else:
-            is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            is_residual = name.endswith(RESIDUAL)
             parameter.normal_(0.0, INIT_STD / (2 * self.spec.layers) ** 0.5 if is_residual else INIT_STD)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,6 +225,8 @@ def on_ranks(
     options: of `lowband.shard`, of a pipeline without `collectives`
     """
     parallelize(model, gpt_plan(model.spec), topology)  # tensor: a part of each matrix
+    if model.spec.experts is not None:
+        spread_experts(model, topology)  # expert: some of each layer's experts
     if topology.axes.context > 1:  # context: a part of the tokens
         attend_along(model, Context(topology))
     if schedule is None or (ranks := topology.axes.pipeline) == 1:  # data: its states over levels

@@ -78,6 +78,26 @@ CONTEXT_STATE_SCAN_GRAD = Collective(
     "context_state_scan_grad", "scan", SELF, WORLD, "masters", "layer", "backward")
 TOKENS_COUNT = Collective(  # by which a loss is divided; over the data axis, with context
     "tokens_count", "gather", SELF, WORLD, "masters", "layer", "forward")
+ROUTE_COUNTS = Collective(  # rows and pairs that will come, from each partner
+    "route_counts", "all_to_all", SELF, WORLD, "masters", "layer", "forward")
+ROUTE_OUT = Collective(  # tokens, to ranks that have an expert for them
+    "route_out", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
+ROUTE_OUT_GRAD = Collective("route_out_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
+ROUTE_PAIRS = Collective(  # of each pair of a token and an expert: which row, which expert
+    "route_pairs", "all_to_all", SELF, WORLD, "masters", "layer", "forward")
+ROUTE_WEIGHTS = Collective(  # and its weight, where experts' outputs are summed before they return
+    "route_weights", "all_to_all", SELF, WORLD, "masters", "layer", "forward")
+ROUTE_WEIGHTS_GRAD = Collective(
+    "route_weights_grad", "all_to_all", SELF, WORLD, "masters", "layer", "backward")
+ROUTE_BACK = Collective(  # experts' outputs, or sums of them
+    "route_back", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
+ROUTE_BACK_GRAD = Collective("route_back_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
+EXPERT_COPIES = Collective(  # weights of the most loaded experts, to the ranks that compute with copies
+    "expert_copies", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
+EXPERT_COPIES_GRAD = Collective(  # and their gradients back
+    "expert_copies_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
+EXPERTS_LOAD = Collective(  # pairs of each expert of all layers, by which they are balanced; over data
+    "experts_load", "all_reduce", SELF, WORLD, "masters", "step", None)
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
     "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
 ALIKE_GATHER = Collective(  # what ranks that compute one batch must have in common; no part of a step
@@ -95,6 +115,10 @@ CONTEXT: Final = (
     CONTEXT_HEADS, CONTEXT_HEADS_GRAD, CONTEXT_GATHER, CONTEXT_GATHER_AGAIN, CONTEXT_SCATTER,
     CONTEXT_RING, CONTEXT_RING_AGAIN, CONTEXT_RING_GRAD, CONTEXT_DOCUMENTS, TOKENS_COUNT,
     *(row for rows in CONTEXT_STATES.values() for row in rows),
+)
+EXPERT: Final = (
+    ROUTE_COUNTS, ROUTE_OUT, ROUTE_OUT_GRAD, ROUTE_PAIRS, ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD, ROUTE_BACK,
+    ROUTE_BACK_GRAD, EXPERT_COPIES, EXPERT_COPIES_GRAD, EXPERTS_LOAD,
 )
 PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, TIED_REDUCE, STAGES_NORM)
 # fmt: on

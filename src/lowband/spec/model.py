@@ -1,9 +1,17 @@
 """A GPT's shape: parameter names and shapes, and their exact count, without building it."""
 
 import math
+from collections.abc import Collection
 from typing import Any, Final, Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from lowband.spec.yaml_model import Strict
 
@@ -14,6 +22,9 @@ CHUNK: Final = 64  # tokens of linear attention at once: products inside and wit
 
 # Each far beyond any model known: a layer is a unit in memory, and numbers of parameters fit into 64 bits.
 MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_POSITIONS = 10_000, 2**20, 2**28, 2**31
+
+# Keys that are left out of a model's file at their default, so that the checksums of what has none stay.
+YOUNGER = ("attention", "softmax_every", "experts", "top_k", "expert_hidden", "shared_experts", "balance")
 
 
 class ModelSpec(Strict):
@@ -45,12 +56,24 @@ class ModelSpec(Strict):
         default=None,
         description="every so many-th layer is one of softmax after all (LASP-2H); none: none is",
     )
+    experts: PositiveInt | None = Field(
+        default=None,
+        description="of every layer, in place of its MLP (engine.parallel.experts); none: an MLP",
+    )
+    top_k: PositiveInt = Field(default=2, description="experts that a token goes to")
+    expert_hidden: PositiveInt | None = Field(
+        default=None, le=16 * MOST_WIDTH, description="width of an expert; none: as mlp_hidden"
+    )
+    shared_experts: NonNegativeInt = Field(default=0, description="as wide, which every token goes to")
+    balance: Literal["none", "bias"] = Field(
+        default="bias",
+        description="of experts' loads: by a bias that moves after each step (arXiv 2408.15664)",
+    )
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the younger keys at their defaults, so that the checksums of what has none stay."""
         values: dict[str, Any] = handler(self)
-        fields, younger = type(self).model_fields, ("attention", "softmax_every")
+        fields, younger = type(self).model_fields, YOUNGER
         return {k: v for k, v in values.items() if k not in younger or v != fields[k].default}
 
     @model_validator(mode="after")
@@ -63,6 +86,11 @@ class ModelSpec(Strict):
             raise ValueError(f"rotary positions need an even head size, not {self.hidden // self.heads}")
         if self.softmax_every is not None and self.attention == "softmax":
             raise ValueError(f"softmax_every ({self.softmax_every}) is for attention linear, not softmax")
+        if self.experts is not None and self.top_k > self.experts:
+            raise ValueError(f"top_k ({self.top_k}) is more than experts ({self.experts})")
+        of_experts = self.top_k != 2, self.expert_hidden is not None, self.shared_experts > 0
+        if self.experts is None and any(of_experts):
+            raise ValueError("top_k, expert_hidden and shared_experts are for layers with experts")
         if self.softmax_every is not None and not 2 <= self.softmax_every <= self.layers:
             raise ValueError(f"softmax_every ({self.softmax_every}) is not from 2 to layers ({self.layers})")
         return self
@@ -80,19 +108,44 @@ class ModelSpec(Strict):
 
     def block_shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameters of one transformer block, named and ordered as in `model.gpt.GPT`."""
-        h, f = self.hidden, self.mlp_width
+        h = self.hidden
+        of_mlp = self._mlp("mlp", self.mlp_width if self.experts is None else 0)
+        return {
+            **self._affines(
+                ("attention_norm", (h,)),
+                ("attention.qkv", (h + 2 * self.kv_hidden, h)),
+                ("attention.out", (h, h)),
+                ("mlp_norm", (h,)),
+                *of_mlp,
+            ),
+            **self.expert_shapes(),
+            **self._affines(*self._mlp("mlp.shared", self.shared_experts * self.expert_width)),
+        }
+
+    def _affines(self, *named: tuple[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
-        for name, shape in (
-            ("attention_norm", (h,)),
-            ("attention.qkv", (h + 2 * self.kv_hidden, h)),
-            ("attention.out", (h, h)),
-            ("mlp_norm", (h,)),
-            *([("mlp.gate", (f, h))] if self.gated else []),
-            ("mlp.up", (f, h)),
-            ("mlp.down", (h, f)),
-        ):
+        for name, shape in named:
             shapes |= _affine(name, shape, self.biases is True or name == f"attention.{self.biases}")
         return shapes
+
+    def _mlp(self, name: str, width: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Matrices of an MLP; of width 0: none."""
+        up, down = (width, self.hidden), (self.hidden, width)
+        gate = [(f"{name}.gate", up)] if self.gated else []
+        return [*gate, (f"{name}.up", up), (f"{name}.down", down)] if width else []
+
+    def expert_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of a block's router and of all of its experts, which have no biases."""
+        if self.experts is None:
+            return {}
+        up = (self.experts, self.expert_width, self.hidden)
+        gate = {"mlp.experts.gate": up} if self.gated else {}
+        return {
+            "mlp.router.weight": (self.experts, self.hidden),
+            "mlp.experts.up": up,
+            **gate,
+            "mlp.experts.down": (self.experts, self.hidden, self.expert_width),
+        }
 
     @property
     def is_gpt(self) -> bool:
@@ -121,13 +174,28 @@ class ModelSpec(Strict):
         return 4 * self.hidden if self.mlp_hidden is None else self.mlp_hidden
 
     @property
+    def idle_elements(self) -> int:
+        """Weights of a block's experts that a token does not meet."""
+        if self.experts is None:
+            return 0
+        matrices = (shape for name, shape in self.expert_shapes().items() if ".experts." in name)
+        return sum(math.prod(shape) // self.experts * (self.experts - self.top_k) for shape in matrices)
+
+    @property
+    def expert_width(self) -> int:
+        return self.mlp_width if self.expert_hidden is None else self.expert_hidden
+
+    @property
     def kv_hidden(self) -> int:
         """Width of the keys, and of the values."""
         return self.hidden // self.heads * (self.heads if self.kv_heads is None else self.kv_heads)
 
-    def unit_shapes(self) -> list[list[tuple[int, ...]]]:
-        """Shapes per unit as the engine gathers them: the root's, then each block's."""
-        block = list(self.block_shapes().values())
+    def unit_shapes(self, without: Collection[str] = ()) -> list[list[tuple[int, ...]]]:
+        """Shapes per unit as the engine gathers them: the root's, then each block's.
+
+        without: parameters of a block by name, that are units of their own
+        """
+        block = [shape for name, shape in self.block_shapes().items() if name not in without]
         return [list(self.root_shapes().values()), *[block] * self.layers]
 
     @property

@@ -133,12 +133,13 @@ class RunSpec(RunOptions):
             self.order == "breadth",
             self.has_other_axes and self.engine != "fsdp2",
             self.context > 1,
+            self.model.experts is not None,
         )
         if self.engine != "lowband" and any(only_ours):
             raise ValueError(
                 f"engine {self.engine} supports neither device fake nor checkpoints here, its overlap cannot "
-                "be turned off, its collectives are its own, it accumulates depth-first, and its only axis "
-                "is data (of fsdp2 also tensor and pipeline)"
+                "be turned off, its collectives are its own, it accumulates depth-first, its models have no "
+                "experts, and its only axis is data (of fsdp2 also tensor and pipeline)"
             )
         if self.steps % self.scheme.period:
             raise ValueError(
@@ -162,6 +163,7 @@ class RunSpec(RunOptions):
             self.scheme.check(self.levels)
             check_context(self, self.scheme, self.levels)
             self._check_context()
+            self._check_experts()
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
@@ -215,6 +217,15 @@ class RunSpec(RunOptions):
             what = f"{self.seq_len // self.context} tokens of a context rank cannot be divided over tensor"
             raise UserError(what, where="sequence_parallel", allowed=f"multiples of {self.tensor}")
 
+    def _check_experts(self) -> None:
+        self.check_experts(self.model, self.scheme)
+        if self.expert == 1:
+            return
+        if self.device == "fake":
+            what = "tokens choose their experts, and one rank is counted for all"
+            raise UserError(what, where=f"device fake, expert {self.expert}", allowed="expert 1")
+        self.scheme.check(self.levels_alike)
+
     @property
     def layout(self) -> Layout:
         """Which tokens of a sequence are whose, along context."""
@@ -261,6 +272,16 @@ class RunSpec(RunOptions):
     @property
     def mesh(self) -> Mesh:
         return Mesh.fit(self.machine.sizes, self.degrees(self.ranks))
+
+    @property
+    def levels_alike(self) -> Levels:
+        """The same, as those that have the same experts see them."""
+        return Mesh.fit(self.machine.sizes, self.with_experts(self.ranks)).levels("alike")
+
+    @property
+    def levels_of_experts(self) -> Levels:
+        """And as those that have different ones do."""
+        return Mesh.fit(self.machine.sizes, self.with_experts(self.ranks)).levels("expert")
 
     @property
     def job_levels(self) -> Levels:

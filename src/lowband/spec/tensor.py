@@ -70,8 +70,10 @@ def gpt_plan(model: ModelSpec) -> Plan:
     """The plan for model.gpt.GPT, and for what can be predicted beside it."""
     optional: Plan = {
         **({"positions": Whole()} if model.positions == "learned" else {}),
-        **({"*mlp.gate": Column()} if model.gated else {}),
+        **({"*mlp.gate": Column()} if model.gated and model.experts is None else {}),
     }
+    # Experts are divided over an axis of their own; each tensor rank has its tokens' routes and outputs.
+    mlp: Plan = {"*mlp": Tokens()} if model.experts else {"*mlp.up": Column(), "*mlp.down": Row()}
     return {
         **optional,
         "embed": Vocabulary(),
@@ -79,8 +81,7 @@ def gpt_plan(model: ModelSpec) -> Plan:
         "*_norm": Tokens(),
         "*attention.qkv": Column(parts=3, together=model.hidden // model.heads),
         "*attention.out": Row(),
-        "*mlp.up": Column(),
-        "*mlp.down": Row(),
+        **mlp,
         "head": Vocabulary(),
         "logits": Join(),
         "loss": Vocabulary(),

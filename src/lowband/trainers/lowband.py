@@ -14,6 +14,7 @@ from lowband.engine.api import (
     sync_replicas,
 )
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.parallel.experts import balance_experts
 from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import state_digests
@@ -49,6 +50,7 @@ class Lowband(Trainer):
             **of_step,
         )
         self.optimizer = adamw(self.model, spec)
+        self._has_experts = spec.model.experts is not None
         self._engine, self._order = engine_of(self.model), spec.order
         self.lanes, self.replicas = self._engine.lanes, self._engine.replicas
 
@@ -68,6 +70,12 @@ class Lowband(Trainer):
         sync = self.replicas.sync
         if sync.delay or sync.fragments > 1 or not sync.has_anchor:
             sync_replicas(self.model)
+
+    def step(self, max_norm: float) -> float:
+        norm = super().step(max_norm)
+        if self._has_experts:
+            balance_experts(self.model)
+        return norm
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         return clip_grad_norm_(self.model, max_norm)

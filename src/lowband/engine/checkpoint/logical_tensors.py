@@ -161,14 +161,15 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:
     """(name, optimizer shard, this rank's piece) for every parameter."""
     engine = engine_of(module)
     engine.put_shards()
-    levels = engine.axis.levels
     for unit in engine.units:
+        levels = unit.levels
         # Beyond the optimizer's level a replica's ranks hold copies, so only its first group writes.
-        first = engine.axis.place % levels.size(unit.scheme.level("replica"))
+        first = unit.collectives.axis.place % levels.size(unit.scheme.level("replica"))
         is_in_first = first < levels.size(unit.scheme.optim)
         for shard in unit.shards:
             whole: ShardOf = shard.shard_of
-            writes = is_in_first and (whole.slice_of is not None or is_first_of_tensor(engine))
+            is_cut = whole.slice_of is not None and whole.slice_of.axis == "tensor"
+            writes = is_in_first and (is_cut or is_first_of_tensor(engine))
             writes = writes and (unit.tied is None or unit.tied.is_first)
             local = shard.detach().as_subclass(torch.Tensor)[
                 : whole.stop - whole.start

@@ -86,7 +86,8 @@ def new_states(manifest: Manifest, here: Logical) -> dict[str, torch.Tensor]:
             continue
         shard, dtype = here.shards[state[1]], saved.torch_dtype
         if saved.sharded:
-            made[full] = torch.zeros_like(shard, dtype=dtype, requires_grad=False)
+            zeros = torch.zeros_like(shard, dtype=dtype, requires_grad=False)
+            made[full] = zeros.as_subclass(torch.Tensor)
         else:
             # A step count; fused and capturable optimizers keep theirs on the device.
             of_group = options.get(state[1], {})

@@ -101,15 +101,19 @@ class Along:
     def _run(
         self, x: torch.Tensor, row: Collective, name: str, work: Callable[[Collectives, Call], Work]
     ) -> None:
-        if (collectives := self._of.get(x.device)) is None:
-            collectives = Collectives(ALONG, self.axis, self.ledger, MemoryMeter(), x.device, Options())
-            self._of[x.device] = collectives
+        collectives = self._collectives(x.device)
         levels = (
             collectives.inwards(SELF, WORLD)
             if row.kind == "gather"
             else collectives.levels_of_reduction(row, x.dtype)
         )
         collectives.submit(name, levels, lambda call: work(collectives, call), [x]).wait()
+
+    def _collectives(self, device: torch.device) -> Collectives:
+        if device not in self._of:
+            found = Collectives(ALONG, self.axis, self.ledger, MemoryMeter(), device, Options())
+            self._of[device] = found
+        return self._of[device]
 
     # Shards are numbered from the innermost level, which cuts first; ranks from the outermost.
 

@@ -24,7 +24,9 @@ from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.changes import mark_whole
-from lowband.engine.units.unit import ShardOf, Unit
+from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.unit import Unit
+from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 
@@ -82,8 +84,10 @@ class Matrices:
             raise UserError(
                 "no matrices are selected", where="Matrices", allowed="select=, on name and shape"
             )
-        if cut := [matrix for matrix in found if matrix.of.slice_of is not None]:
-            what = f"'{cut[0].of.name}' is cut over tensor ranks, none of which has the whole matrix"
+        for name, cut in ((matrix.of.name, matrix.of.slice_of) for matrix in found):
+            if cut is None:
+                continue
+            what = f"'{name}' is cut over {cut.axis} ranks, none of which has the whole matrix"
             raise UserError(what, where="Matrices", allowed="select=, of parameters that are not cut")
         mark_whole([matrix.shard for matrix in found])
         deal(found, cost)
@@ -103,6 +107,7 @@ class Matrices:
 
     def __enter__(self) -> "Matrices":
         self._engine.put_shards()
+        check_reduced([m.shard for share in self._shares for m in share.matrices], "Matrices", "this step")
         self._moved = [share for share in self._shares if share.has_gradients]
         for share in self._moved:
             share.begin()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from lowband.engine.units.unit import ShardOf, Unit
+from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.unit import Unit
 from lowband.spec.partition import intersect, shard_range, shard_ranks
 
 

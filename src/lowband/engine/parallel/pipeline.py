@@ -16,7 +16,7 @@ from lowband.engine.parallel.cut_layers import ColumnLinear
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.mail import Mail
-from lowband.engine.parallel.plan import Cut, Plan, check_lists, cut
+from lowband.engine.parallel.plan import Cut, Plan, check_apart, check_lists, cut
 from lowband.engine.parallel.tied import Tied
 from lowband.engine.passes.alike import Alike, along_tensor
 from lowband.engine.passes.engine import Engine
@@ -107,6 +107,7 @@ class Pipeline(nn.Module):
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
+        check_apart(names, modules, cuts, self._plan)
         _tie(named, cuts, self._plan, axis.place)
         self._stages = {stage: modules[slice(*cuts[stage])] for stage in self._plan.stages}
         for stage, of_it in self._stages.items():

@@ -89,6 +89,23 @@ def cut(modules: int, count: int, layers: Sequence[int] | None) -> list[Cut]:
     return [Cut(start, start + size) for start, size in zip(starts, layers, strict=True)]
 
 
+def check_apart(names: Sequence[str], modules: Sequence[object], cuts: Sequence[Cut], plan: Plan) -> None:
+    """Raises UserError for a module of the chain in two stages of one rank, whose weights it has once.
+
+    names, modules: of the chain, in order; cuts: of each stage
+    """
+    stage_of: dict[tuple[int, int], int] = {}  # by rank and module
+    for stage, (start, stop) in enumerate(cuts):
+        for name, module in zip(names[start:stop], modules[start:stop], strict=True):
+            before = stage_of.setdefault((plan.rank_of[stage], id(module)), stage)
+            if before != stage:
+                raise UserError(
+                    f"module '{name}' is in stages {before} and {stage}, which are of one rank",
+                    where="a pipeline",
+                    allowed="a module of its own in each stage; they may share parameters",
+                )
+
+
 def check_lists(lists: Lists, ranks: int, micro_batches: int) -> None:
     """Raises UserError for lists that are no step of that many ranks and micro-batches."""
     check(lists)

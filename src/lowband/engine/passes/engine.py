@@ -3,7 +3,7 @@
 The order of events in a pass is that of passes.hooks; passes.passes says which other ones there are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,9 +23,12 @@ from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
-from lowband.engine.units.parts import along_tensor, ledger_of
+from lowband.engine.units.leaves import Slot
+from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
+from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
+from lowband.engine.units.unusable import mark_views
 from lowband.errors import UserError
 from lowband.spec.scheme import Scheme
 
@@ -53,37 +56,45 @@ class Engine:
         check_kinds(module)
         groups = divide(module, wrap)
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
+        self.axis, self.experts = axis, (experts := along_experts(module))
         check_schemes(scheme, schemes, axis.levels)
+        if experts is not None:
+            experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
         alike = {"compute_dtype": str(options.compute_dtype), "reduce_dtype": str(options.reduce_dtype)}
         alike |= {"collectives": options.pattern, "seed of initial values": seed}
-        check_same_sharding(module, scheme, placed, alike, axis.ranks[0])
+        check_same_sharding(module, scheme, placed, alike, axis.ranks[0], self._of_experts(module))
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
-        self.module, self.axis = module, axis
+        self.module = module
         self.tensor = along_tensor(module)
         self.pipeline: Along | None = None  # whose other ranks have other stages
+        self.load: Along | None = None  # over which experts' loads are summed
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
+        if experts is not None:
+            experts.count_in(self.ledger)
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
+        mark_views(module)
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
 
-        shared = axis, self.ledger, self.meter, self.device, options
-        self.collectives = Collectives(scheme, *shared)
+        shared = self.ledger, self.meter, self.device, options
+        self.collectives = Collectives(scheme, axis, *shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
         unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
         self.units_of: dict[nn.Module, list[Unit]] = {}
-        collectives = {scheme: self.collectives}
+        collectives = {(scheme, axis): self.collectives}
         names = {p: name if (of := tied_to(p)) is None else of.name for name, p in module.named_parameters()}
         for (owner, name, slots), placed in zip(groups, schemes, strict=True):
-            if placed not in collectives:
-                collectives[placed] = Collectives(placed, *shared)
+            along = self._axis_of(slots)
+            if (placed, along) not in collectives:
+                collectives[placed, along] = Collectives(placed, along, *shared)
             named = [names[getattr(*places[0])] for places in slots]
-            unit = Unit(name, slots, named, collectives[placed], initial, unit_of)
+            unit = Unit(name, slots, named, collectives[placed, along], initial, unit_of)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
         parts = module, self.units, self.units_of, axis, self.tensor
@@ -97,6 +108,17 @@ class Engine:
     def is_first(self) -> bool:
         """Whether this rank is the first of those that share the module."""
         return self.axis.is_first and (self.tensor is None or self.tensor.axis.is_first)
+
+    def _of_experts(self, module: nn.Module) -> tuple[list[nn.Parameter], int]:
+        """Parameters that other ranks along data do not have, and the first rank that has these."""
+        if self.experts is None:
+            return [], self.axis.ranks[0]
+        return [p for p in module.parameters() if is_of_expert(p)], self.experts.alike.ranks[0]
+
+    def _axis_of(self, slots: Sequence[Sequence[Slot]]) -> Axis:
+        """The ranks over which a unit is placed: those that have its parameters."""
+        of_expert = is_of_expert(getattr(*slots[0][0]))
+        return self.experts.alike if self.experts is not None and of_expert else self.axis
 
     @property
     def tensor_ranks(self) -> int:
@@ -130,7 +152,7 @@ class Engine:
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this context accumulate gradients at the grads level and reduce no further.
 
-        `module.zero_grad()` discards the accumulated gradients; an optimizer's zero_grad does not reach them.
+        `zero_grad()` of the module or an optimizer discards the accumulated gradients.
         """
         self.sync = False
         try:

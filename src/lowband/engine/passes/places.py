@@ -1,4 +1,4 @@
-"""What a module's surroundings may not do once it is sharded: add parameters, trace it, average it again.
+"""What a module's surroundings may not do once it is sharded: add or resize parameters, trace it, average it.
 
 [Note: newcomers] The optimizer would train a parameter that came in after sharding, but no rank would average
 its gradient, so ranks would part without an error. Submodules without parameters may come and go:
@@ -6,7 +6,7 @@ torch.compile puts one around a block.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
+
+_RESIZE = "resize_token_embeddings"  # of Hugging Face's models
 
 
 class Places:
@@ -27,6 +29,9 @@ class Places:
         for owner, attribute in (place for unit in units for slot in unit.slots for place in slot):
             self._known.setdefault(owner, set()).add(attribute)
         module.register_forward_pre_hook(self._before_forward, prepend=True)
+        for each in module.modules():
+            if callable(getattr(each, _RESIZE, None)):
+                setattr(each, _RESIZE, _Refused(_RESIZE, type(each).__name__))
 
     def check(self) -> None:
         """Raises UserError for a parameter that came in after sharding. See [Note: newcomers]."""
@@ -61,6 +66,18 @@ class Places:
                 allowed="torch.jit.trace of a plain module with the values of lowband.full_state_dict",
             )
         self.check()
+
+
+class _Refused:
+    """A method that would make new parameters."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self._name, self._where = name, where
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UserError(
+            f"{self._name} after lowband.shard", where=self._where, allowed="before lowband.shard"
+        )
 
 
 def _refuse_around(around: nn.Module, _name: str, module: nn.Module | None) -> None:

@@ -42,11 +42,12 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
 
 
 def _joined(engine: Engine, shard: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-    """The whole parameter, from all tensor ranks' slices of it."""
+    """The whole parameter, from the slices of it of all ranks along the axis that divides it."""
     cut: SliceOf | None = shard.shard_of.slice_of  # type: ignore[attr-defined]
-    if cut is None or engine.tensor is None:
+    along = None if cut is None else engine.experts if cut.axis == "expert" else engine.tensor
+    if cut is None or along is None:
         return part
-    return cut.join(engine.tensor.gathered(part.unsqueeze(0), STATE_GATHER, 0, "state_dict").unbind())
+    return cut.join(along.gathered(part.unsqueeze(0), STATE_GATHER, 0, "state_dict").unbind())
 
 
 def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:

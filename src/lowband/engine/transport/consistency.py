@@ -32,19 +32,24 @@ def check_same_sharding(
     placed: Sequence[tuple[str, Scheme]],
     more: Mapping[str, object],
     first: int,
+    of_experts: tuple[Sequence[nn.Parameter], int],
 ) -> None:
     """Raises UserError, on every rank, if ranks differ in scheme or `more`, or along the axis in the module.
 
-    placed: each unit's name and scheme
-    first:  the first of the ranks along the axis; others may have another stage of a pipeline
+    placed:     each unit's name and scheme
+    first:      the first of the ranks along the axis; others may have another stage of a pipeline
+    of_experts: parameters that fewer ranks have in common, and the first of these ranks; of a stage without
+                any, none and `first`
     """
     if is_alone():
         return
     inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
     own = [(name, of_unit.model_dump()) for name, of_unit in placed if of_unit != scheme]
-    facts = facts_of(module, [name for name, _ in placed])
+    experts, first_alike = of_experts
+    facts = facts_of(module, [name for name, _ in placed], without=experts)
     check_same({**inputs, **more})
     check_same({"units with their own placement": own, **facts}, first)
+    check_same({"sum of experts' initial weights (as integers)": _sum_of(experts)}, first_alike)
 
 
 def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:
@@ -67,11 +72,15 @@ def is_alone() -> bool:
     return dist.get_world_size() == 1 or dist.get_backend() == "fake"
 
 
-def facts_of(module: nn.Module, units: Iterable[str]) -> dict[str, object]:
+def facts_of(
+    module: nn.Module, units: Iterable[str], without: Sequence[nn.Parameter] = ()
+) -> dict[str, object]:
     """The properties of a module that all ranks must share before sharding: shapes, units and values.
 
     Values are summed as integers, so the order does not matter; different values may have the same sum.
+    without: parameters whose values ranks do not share
     """
+    apart = set(without)
     shapes = [
         (name, tuple(p.shape), str(p.dtype), p.requires_grad, p.is_meta)
         for name, p in module.named_parameters(remove_duplicate=False)
@@ -79,10 +88,12 @@ def facts_of(module: nn.Module, units: Iterable[str]) -> dict[str, object]:
     return {
         "list of parameters (sha256)": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
         "division into units (sha256)": hashlib.sha256(repr(list(units)).encode()).hexdigest()[:16],
-        "sum of initial weights (as integers)": sum(
-            _sum_of_bits(p) for p in module.parameters() if not p.is_meta
-        ),
+        "sum of initial weights (as integers)": _sum_of(p for p in module.parameters() if p not in apart),
     }
+
+
+def _sum_of(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(_sum_of_bits(p) for p in parameters if not p.is_meta)
 
 
 def _sum_of_bits(parameter: torch.Tensor) -> int:

@@ -80,7 +80,7 @@ def exchange(
 
     GPU tensors are copied through the CPU, because gloo's sends read host memory. Raises PeerLost.
     """
-    if any(tensor is not None and tensor.is_cuda for tensor in received):
+    if any(tensor is not None and tensor.is_cuda for tensor in (*sent, *received)):
         arrived = [None if into is None else torch.empty_like(into, device="cpu") for into in received]
         copies = [None if out is None else out.cpu() for out in sent]
         exchange(copies, arrived, partners, groups, name, times)

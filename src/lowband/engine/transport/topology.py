@@ -64,6 +64,8 @@ class Topology:
             mesh = self._mesh
             if axis == "context":
                 mesh = Mesh.fit(self.inner, self.axes.with_context(dist.get_world_size()))
+            elif axis in ("expert", "alike"):
+                mesh = Mesh.fit(self.inner, self.axes.with_experts(dist.get_world_size()))
             self._axes[axis] = Axis(axis, mesh, self._number)
         return self._axes[axis]
 

@@ -15,13 +15,16 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
+from torch import nn
 
 from lowband.engine.collectives.wire import name_of
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
 from lowband.engine.units.gradients import Taken
 from lowband.engine.units.unit import Unit
+from lowband.engine.units.waiting import Waiting
 from lowband.spec.buckets import buckets
+from lowband.spec.partition import intersect, shard_range
 from lowband.spec.step import reductions
 
 
@@ -36,7 +39,7 @@ class Bucket:
         self._collectives, self._meter = first.collectives, first.meter
         ends = list(accumulate((unit.layout.numel for unit in units), initial=0))
         self._ranges, self._numel = dict(zip(units, pairwise(ends), strict=True)), ends[-1]
-        self._ranks = first.levels.size(first.scheme.level("replica"))
+        self._ranks = first.levels.size(first.scheme.level("replica")) * first.expert_ranks
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction
@@ -44,6 +47,7 @@ class Bucket:
         self._filled: set[Unit] = set()  # those whose gradients it has
         self._kept: torch.Tensor | None = None  # the last step's gradients, see [Note: kept]
         self._accumulated: torch.Tensor | None = None  # 1D, shards of `grads`, fp32
+        self._waiting = Waiting(self._discard)  # for what is accumulated
         self._boundary: torch.Tensor | None = None  # 1D, shards of `optim`, fp32
         self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
 
@@ -65,6 +69,10 @@ class Bucket:
         """Submit the reduction of the gradients; at the boundary, to the optimizer's level."""
         self.wait_reduce()  # there may be an earlier one in this backward
         self._is_reduced = True
+        if not at_boundary:
+            self._waiting.be_of(shard for unit in self.units for shard in unit.shards)
+        elif self._waiting.shards:
+            self._waiting.be_of(())
         first, *others = self.units
         if others:
             for unit in self.units:
@@ -215,6 +223,26 @@ class Bucket:
             self._meter.release("grads", 0 if held is None else held.nbytes)
         self._accumulated = self._boundary = self._filling = None
         self._filled.clear()
+        self._waiting.be_of(())
+
+    @torch.no_grad()
+    def _discard(self, shards: set[nn.Parameter]) -> None:
+        """Discard what passes under `no_sync` have accumulated for some of the optimizer's parameters."""
+        self.wait_reduce()
+        left = self._waiting.shards - shards
+        if self._accumulated is not None and left:
+            first = self.units[0]
+            held = shard_range(self._numel, first.levels, first.scheme.grads, first.rank)
+            for unit in self.units:
+                place = self._ranges[unit][0]
+                for shard, (start, stop) in zip(unit.shards, unit.layout.spans(), strict=True):
+                    if shard in shards:
+                        a, b = intersect((place + start, place + stop), held)
+                        self._accumulated[a - held[0] : b - held[0]] = 0
+        elif self._accumulated is not None:
+            self._meter.release("grads", self._accumulated.nbytes)
+            self._accumulated = None
+        self._waiting.be_of(left)
 
 
 def collect(units: Sequence[Unit]) -> list[Bucket]:

@@ -17,6 +17,7 @@ class Kind(Enum):
 
     FACT:    tells a fact about it, or makes a tensor that is only as large
     COPY:    copies its values
+    SAME:    gives its values another type or place, or makes a tensor of the same shape
     MOVE:    gives its values, or some of them, another shape, type or place
     ELEMENT: computes each element from those at its place
     DRAW:    draws random values for it
@@ -26,6 +27,7 @@ class Kind(Enum):
 
     FACT = "fact"
     COPY = "copy"
+    SAME = "same"
     MOVE = "move"
     ELEMENT = "element"
     DRAW = "draw"
@@ -38,17 +40,21 @@ _FACTS = (
     "is_set_to "
     "is_contiguous is_floating_point is_complex is_signed is_neg is_conj is_inference is_same_size is_pinned "
     "is_shared get_device result_type can_cast record_stream _is_view _typed_storage numpy tolist __array__ "
-    "requires_grad_ retain_grad zeros_like ones_like empty_like full_like new_zeros "
+    "requires_grad_ retain_grad new_zeros "
     "new_ones new_empty new_full new_tensor _has_compatible_shallow_copy_type _use_count __set__ __delete__ "
     "new resize_as_ __hash__ __len__ __repr__ __format__ __dir__ "
     "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
 )
+_SAMES = (
+    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
+    "contiguous alias _foreach_detach data pin_memory share_memory_ "
+    "zeros_like ones_like empty_like full_like"
+)
 # Without `chunk` and `tensor_split`, by which DTensor divides whole parameters.
 _MOVES = (
-    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
-    "contiguous alias view view_as reshape reshape_as flatten ravel squeeze unsqueeze split narrow "
-    "unbind cat concat concatenate stack hstack _foreach_detach data T mT H mH real imag "
-    "pin_memory share_memory_ resolve_conj resolve_neg conj conj_physical"
+    "view view_as reshape reshape_as flatten ravel squeeze unsqueeze split narrow "
+    "unbind cat concat concatenate stack hstack real imag "
+    "resolve_conj resolve_neg conj conj_physical"
 )
 # Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
 # Element by element, or the same for all of them, and not tagged so.
@@ -64,15 +70,18 @@ _DRAWS = (
 )
 # Tagged, or with an operator that is, and yet of all elements.
 _MIXES = frozenset(["max", "min", "equal"])
+_TRANSPOSES = "T mT H mH"  # attributes
 _PYTHON = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
 _KINDS = {
     name: kind
     for kind, names in (
         (Kind.FACT, _FACTS),
         (Kind.COPY, "clone as_subclass _foreach_clone"),
+        (Kind.SAME, _SAMES),
         (Kind.MOVE, _MOVES),
         (Kind.DRAW, _DRAWS),
         (Kind.INDEX, "__getitem__ __setitem__"),
+        (Kind.MIX, _TRANSPOSES),
     )
     for name in names.split()
 }
@@ -82,11 +91,16 @@ _BY_ELEMENT = frozenset(_ELEMENTS.split())
 @cache
 def kind_of(function: Callable[..., Any]) -> Kind:
     """The kind of a function as torch hands it to `__torch_function__`."""
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        name = getattr(getattr(function, "__self__", None), "__name__", "")
+    name = name_of(function)
+    if getattr(function, "__name__", "") == "__get__":
         return _KINDS.get(name, Kind.FACT)
     return _KINDS.get(name) or (Kind.ELEMENT if _is_by_element(name) else Kind.MIX)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Of a function, or of the attribute that it reads."""
+    name: str = getattr(function, "__name__", "")
+    return getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else name
 
 
 def _is_by_element(name: str) -> bool:

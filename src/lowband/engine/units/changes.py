@@ -3,14 +3,13 @@
 [Note: versions] An optimizer step changes `master` in place, which increments the shards' version counters.
 Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
 
-[Note: writes through .data] Such writes do not increment any counter. Where a copy of the weights is kept,
-the module would keep computing with the old values. So `master` is compared before the copy is used again:
-a sample of it (which also finds writes through NumPy or from C++), and once `.data` has been handed out, a
-checksum of all of it.
+[Note: uncounted writes] Writes through NumPy or from C++ do not increment any counter. Where a copy of the
+weights is kept, the module would keep computing with the old values. So a sample of `master` is compared
+before the copy is used again.
 """
 
-from collections.abc import Sequence
-from functools import wraps
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
@@ -23,20 +22,16 @@ from torch.optim.optimizer import (
 )
 
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
-from lowband.engine.units.shard_parameter import (
-    DroppedParameter,
-    Leaf,
-    ReplacedParameter,
-    UnusableParameter,
-)
+from lowband.engine.units.unusable import ReplacedParameter
+from lowband.engine.units.waiting import check_reduced, discard
 from lowband.errors import UserError
 
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
-CHUNK = 2**20  # values whose checksum is computed at once, in 16 bytes each
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
-_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class, and of its step
+_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
+_ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
 class Watcher(Protocol):
@@ -59,11 +54,9 @@ class Changes:
         self._steps = 0
         self._places: torch.Tensor | None = None
         self._sample: torch.Tensor | None = None
-        self._compares_all = False
         self.watcher: Watcher | None = None
         for shard in shards:
             setattr(shard, _CHANGES, self)
-            shard.hand_data = self.compare_all  # type: ignore[attr-defined]
 
     @property
     def version(self) -> int:
@@ -93,7 +86,7 @@ class Changes:
             )
 
     def take_sample(self) -> None:
-        """Remember some values of `master`. See [Note: writes through .data]."""
+        """Remember some values of `master`. See [Note: uncounted writes]."""
         if isinstance(self._master, FakeTensor):
             return
         if self._places is None:
@@ -103,69 +96,26 @@ class Changes:
             self._places = torch.tensor(starts + spread, dtype=torch.long, device=self._master.device)
         self._sample = self._bits()
 
-    def compare_all(self) -> None:
-        """Compare all values of `master` from now on. Called before a shard's `.data` is handed out."""
-        if not self._compares_all:
-            self._compares_all = True
-            if self._sample is not None:
-                self._sample = torch.cat([self._sample, checksum(self._master)])
-
     def check_sample(self) -> None:
-        """Raises UserError if `master` was written through `.data`; on a GPU a device assert fails later."""
+        """Raises UserError after writes that no counter shows; on a GPU a device assert fails later."""
         if self._sample is None:
             return
         same = (self._bits() == self._sample).all()
-        what = f"parameters of '{self._unit}' were written through .data"
+        what = f"parameters of '{self._unit}' were written through NumPy or from C++"
         if same.is_cuda:
             torch._assert_async(same, what)
         elif not same:
             raise UserError(what, allowed="writes to the parameters themselves, under torch.no_grad()")
 
     def _bits(self) -> torch.Tensor:
-        """The bits of the sample, and the checksum where all values are compared; 1D, int64."""
+        """The bits of the sample; 1D, int32."""
         assert self._places is not None
-        sample = self._master.detach().view(torch.int32)[self._places].long()
-        return torch.cat([sample, checksum(self._master)]) if self._compares_all else sample
-
-
-def checksum(values: torch.Tensor) -> torch.Tensor:
-    """Of the bits, weighted by place, so that no single write and no swap goes unnoticed; [1], int64.
-
-    values: 1D, contiguous, of a floating-point type
-    """
-    bits = values.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
-    total = bits.new_zeros(1, dtype=torch.int64)
-    for part in bits.split(CHUNK):
-        total *= CHUNK + 1
-        total += (part.long() * torch.arange(1, len(part) + 1, device=part.device)).sum()
-    return total
-
-
-def mark_replaced(parameter: nn.Parameter, place: str) -> None:
-    """Have a parameter whose place in the module a shard has taken refuse its use."""
-    _mark(parameter, ReplacedParameter, place)
+        return self._master.detach().view(torch.int32)[self._places]
 
 
 def mark_leaf(leaf: nn.Parameter, unit: str) -> None:
     """Have optimizers refuse a parameter that a unit computes with."""
     setattr(leaf, _LEAF, unit)
-
-
-def mark_dropped(leaf: nn.Parameter, unit: str) -> None:
-    """Have a leaf without memory refuse its use."""
-    _mark(leaf, DroppedParameter, unit)
-
-
-def mark_gathered(leaf: nn.Parameter) -> None:
-    """Take back `mark_dropped`."""
-    if type(leaf) is DroppedParameter:
-        leaf.__class__ = Leaf  # type: ignore[assignment]
-
-
-def _mark(parameter: nn.Parameter, kind: type[UnusableParameter], place: str) -> None:
-    if not isinstance(parameter, FakeTensor):
-        parameter.__class__ = kind
-        parameter.place = place  # type: ignore[attr-defined]
 
 
 def mark_whole(shards: Sequence[nn.Parameter]) -> None:
@@ -182,12 +132,6 @@ def check_unsharded(module: nn.Module) -> None:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if hasattr(parameter, _CHANGES):
             raise UserError(f"'{name}' is already a shard", where=type(module).__name__)
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UserError(
-                f"a hook on '{name}' would not run any more",
-                where=type(module).__name__,
-                allowed="hooks on modules; p.grad after the backward",
-            )
         if isinstance(parameter, ReplacedParameter):
             other = parameter.place
             raise UserError(
@@ -195,10 +139,21 @@ def check_unsharded(module: nn.Module) -> None:
                 where=type(module).__name__,
                 allowed="one lowband.shard around all modules that share a parameter",
             )
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UserError(
+                f"a hook on '{name}' would not run any more",
+                where=type(module).__name__,
+                allowed="hooks on modules; p.grad after the backward",
+            )
 
 
-def _before_step(optimizer: Optimizer, *_: object) -> None:
-    """Refuse what would otherwise train wrongly without an error, and notify watchers."""
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Refuse what would otherwise train wrongly without an error, and notify watchers.
+
+    Returns the step's arguments if it has a closure, which is to make the gradients.
+    """
     groups = [group["params"] for group in optimizer.param_groups]
     for parameters in groups:
         for parameter in parameters:
@@ -221,6 +176,28 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
     for watcher in {changes.watcher: None for changes in by_unit}:
         if watcher is not None:
             watcher.before_step()
+    shards = [shard for of_unit in by_unit.values() for shard in of_unit]
+    check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
+    if not any(map(callable, (*args[1:], *kwargs.values()))):
+        check()
+        return None
+    return (args[0], *(_then(each, check) for each in args[1:])), {
+        name: _then(each, check) for name, each in kwargs.items()
+    }
+
+
+def _then(value: Any, check: Callable[[], None]) -> Any:
+    """A closure that ends with a check; anything else as it is."""
+    if not callable(value):
+        return value
+
+    @wraps(value)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = value(*args, **kwargs)
+        check()
+        return result
+
+    return checked
 
 
 def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
@@ -245,7 +222,7 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
         watcher.after_step(shards)
 
 
-_add_param_group = Optimizer.add_param_group
+_add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
 
 
 @wraps(_add_param_group)
@@ -263,21 +240,31 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
         check_class(optimizer)
         if is_known(optimizer):
             setattr(optimizer, _BY_ELEMENT, True)
-            _leave_unchecked(type(optimizer))
+        _step_on_shards(type(optimizer))
 
 
-def _leave_unchecked(kind: type[Optimizer]) -> None:
-    """Steps of a known class on shards run without checks, which would take a percent of a step.
+@torch._disable_dynamo
+@wraps(_zero_grad)
+def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
+    """Discard also the gradients that wait under `no_sync`."""
+    discard(parameter for group in optimizer.param_groups for parameter in group["params"])
+    _zero_grad(optimizer, set_to_none)
+
+
+def _step_on_shards(kind: type[Optimizer]) -> None:
+    """Steps of a known class on shards run without checks, which would take a percent of a step; those of any
+    class run as they are written, because the compiler knows nothing of shards.
 
     A closure and hooks are the user's, and are checked. The class has the step, as torch's own patch of it
     does: an instance's may be the user's or a scheduler's, and would refer to the instance.
     """
     step = kind.step
-    if hasattr(step, _BY_ELEMENT):
+    if hasattr(step, _ON_SHARDS):
         return
 
+    @torch._disable_dynamo
     @wraps(step)
-    def unchecked(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def on_shards(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
         if is_users or not hasattr(optimizer, _BY_ELEMENT):
@@ -285,10 +272,11 @@ def _leave_unchecked(kind: type[Optimizer]) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             return step(optimizer, *args, **kwargs)
 
-    setattr(unchecked, _BY_ELEMENT, True)
-    kind.step = unchecked  # type: ignore[method-assign]
+    setattr(on_shards, _ON_SHARDS, True)
+    kind.step = on_shards  # type: ignore[method-assign]
 
 
 Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
+Optimizer.zero_grad = _zero_all  # type: ignore[method-assign]
 register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)

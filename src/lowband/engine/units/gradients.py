@@ -170,5 +170,10 @@ class Gradients:
         """Set or add to the gradients of the optimizer's parameters. reduced: 1D, fp32, of all shards"""
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
             for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):
-                part = values if isinstance(values, FakeTensor) else values.as_subclass(ShardGrad)
-                shard.grad = part if shard.grad is None else shard.grad.add_(part)
+                if shard.grad is not None:
+                    shard.grad.add_(values)
+                elif isinstance(values, FakeTensor):
+                    shard.grad = values
+                else:
+                    shard.grad = part = values.as_subclass(ShardGrad)
+                    part.shard_of = shard.shard_of  # type: ignore[attr-defined]

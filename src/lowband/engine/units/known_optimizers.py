@@ -67,7 +67,8 @@ def check_class(optimizer: Optimizer) -> None:
         _warned.add(kind)
         text = (
             f"{kind.__name__} is not known to work element by element: norms, means and products of its "
-            "states would be of this rank's part; lowband.Matrices gives an optimizer whole parameters"
+            "states would be of this rank's part, whose shape is 1D; lowband.Matrices gives an optimizer "
+            "whole parameters"
         )
         if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
             warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)

@@ -3,9 +3,13 @@
 [Note: leaves] The module computes with `leaves`: parameters that live as long as the unit, so that autograd's
 graph stays valid. Each gather fills a new buffer, and only when it is full do the leaves become views into
 it, by `.data`, which autograd does not see as a change. So nobody can read a buffer that is being filled. The
-graph holds no buffer (passes.saved_leaves), so it is freed when the unit is dropped; a view that a program
-keeps stays valid. Values in forward and backward are the same, unless a scheme gives their gathers different
-wires: then the backward intentionally uses its own wire's values.
+graph holds no buffer (passes.saved_leaves), so it is freed when the unit is dropped. Values in forward and
+backward are the same, unless a scheme gives their gathers different wires: then the backward intentionally
+uses its own wire's values.
+
+[Note: kept views] A program may keep a view of a weight, with the buffer behind it. In a plain module it
+would show each step's new values. So a buffer that somebody still refers to when the unit is dropped is
+filled again whenever newer weights have been gathered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +17,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowband.engine.units.changes import checksum, mark_dropped, mark_gathered, mark_leaf
+from lowband.engine.units.changes import mark_leaf
 from lowband.engine.units.seen_as import seen_as, shown
 from lowband.engine.units.shard_parameter import Leaf
+from lowband.engine.units.unusable import mark_dropped, mark_gathered
 from lowband.errors import UserError
 from lowband.spec.partition import UnitLayout
 
@@ -43,36 +49,50 @@ class Leaves:
         ]
         for leaf in self.leaves:
             mark_leaf(leaf, unit)
-            leaf.place, leaf.hand_data = unit, self._hand_data
+            leaf.place = unit
         self._seen_as = [seen_as(original) for original in originals]
         self._without_memory = flat, values
+        self._kept: list[tuple[StorageWeakRef, int]] = []  # buffers with views that others keep, and versions
+        self._version = 0  # of the weights in the buffer
         self.forget_changes()
 
-    def fill(self, flat: torch.Tensor) -> None:
-        """Let the leaves be views into a gathered buffer."""
+    def fill(self, flat: torch.Tensor, version: int) -> None:
+        """Let the leaves be views into a gathered buffer. version: of its weights"""
         with outside_of_modes():
             self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
+            if self._kept:
+                self._fill_kept(flat, version)
+        self._version = version
 
     def empty(self) -> None:
         """Let the leaves have no memory."""
+        flat = self.flat
         with outside_of_modes():
             self._compute_with(*self._without_memory)
         for leaf in self.leaves:
             mark_dropped(leaf, self._unit)
+        # Two refer to the storage of a tensor that nobody else has: the tensor, and who asks.
+        if torch._C._storage_Use_Count(flat.untyped_storage()._cdata) > 2:
+            self._kept.append((StorageWeakRef(flat.untyped_storage()), self._version))
+
+    def _fill_kept(self, flat: torch.Tensor, version: int) -> None:
+        """See [Note: kept views]."""
+        kept, self._kept = self._kept, []
+        for reference, before in kept:
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                continue
+            if before != version:
+                flat.new_empty(0).set_(storage, 0, flat.shape).copy_(flat)
+            self._kept.append((reference, version))
 
     def are_changed(self) -> bool:
-        """Whether they were changed in place since they were filled, through `.data` included."""
-        is_written = self._handed is not None and not torch.equal(self._handed, checksum(self.flat))
-        return is_written or [leaf._version for leaf in self.leaves] != self._versions
+        """Whether they were changed in place since they were filled."""
+        return [leaf._version for leaf in self.leaves] != self._versions
 
     def forget_changes(self) -> None:
         """What they have now is what is to stay."""
         self._versions = [leaf._version for leaf in self.leaves]
-        self._handed: torch.Tensor | None = None  # the buffer's checksum when `.data` was handed out
-
-    def _hand_data(self) -> None:
-        if self._handed is None and self.flat.untyped_storage().size():
-            self._handed = checksum(self.flat)
 
     def are_dtensors(self) -> bool:
         """Whether the module sees some of them as DTensors, which are to be new ones at each gather."""

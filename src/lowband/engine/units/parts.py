@@ -1,10 +1,12 @@
-"""Along which tensor axis the parts of a module were cut: lowband.parallelize notes it in each of them."""
+"""Along which axes the parts of a module were cut: lowband.parallelize and lowband.spread_experts note it in
+each of them."""
 
 from torch import nn
 
 from lowband.engine.collectives.activations import Along
+from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.transport.ledger import Ledger
-from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.engine.units.slice_of import is_of_expert, is_partial, slice_of
 from lowband.errors import UserError
 
 
@@ -21,6 +23,31 @@ def along_tensor(module: nn.Module) -> Along | None:
             raise UserError(what, where=type(module).__name__, allowed="one Topology for all of them")
         along.count_in(found[0].ledger)
     _check_parts(module, found[0].cuts_tokens if found else False)
+    return found[0] if found else None
+
+
+def along_experts(module: nn.Module) -> ExpertAxis | None:
+    """The exchanges between ranks that have different experts of a module; None if all have the same ones.
+
+    Raises UserError if layers were spread over different axes, or if parameters are no longer those that
+    `spread_experts` made, so that nothing says which experts they are of.
+    """
+    layers = {name: part for name, part in module.named_modules() if hasattr(part, "_lowband_experts")}
+    spread = {name: part for name, part in layers.items() if part._lowband_experts is not None}
+    for name, layer in spread.items():
+        for inner, parameter in layer.experts.named_parameters():  # type: ignore[union-attr, operator]
+            if not is_of_expert(parameter):
+                what = f"'{name}.experts.{inner}' was replaced after lowband.spread_experts"
+                raise UserError(
+                    what,
+                    where=type(module).__name__,
+                    allowed="to_empty and the like before it; init= of lowband.shard",
+                )
+    found = list(dict.fromkeys(layer._lowband_experts for layer in spread.values()))
+    for other in found[1:]:
+        if other.axis is not found[0].axis:
+            what = "its experts were spread over different axes"
+            raise UserError(what, where=type(module).__name__, allowed="one Topology for all of them")
     return found[0] if found else None
 
 
@@ -41,7 +68,8 @@ def _check_parts(module: nn.Module, cuts_tokens: bool) -> None:
             if parameter is None or of_part(child) is not None:
                 continue
             full = f"{name}.{attribute}".lstrip(".")
-            if slice_of(parameter) is not None or is_partial(parameter):
+            of = slice_of(parameter)
+            if (of is not None and of.axis == "tensor") or is_partial(parameter):
                 raise UserError(
                     f"'{full}' belongs to a module that was cut along tensor, and not to this one",
                     allowed="the modules that lowband.parallelize has cut",

@@ -7,19 +7,20 @@ this rank's. So whatever is not computed element by element (units.by_element) r
 on their gradients, and on what was computed from them. A copy is a plain tensor of this rank's part.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from lowband.engine.units.by_element import Kind, kind_of
+from lowband.engine.units.by_element import Kind, kind_of, name_of
+from lowband.engine.units.seen_whole import SeenWhole
 from lowband.errors import UserError
 
 # Each access of an optimizer to a shard comes by here: globals are found sooner than members of an Enum.
 FACT, ELEMENT = Kind.FACT, Kind.ELEMENT
 
 
-class ShardValues(torch.Tensor):
+class ShardValues(SeenWhole):
     """Values of a shard, or computed from them element by element; of any shape and dtype."""
 
     what: ClassVar[str] = "a shard covers this rank's part only"
@@ -41,6 +42,9 @@ class ShardValues(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         memo[id(self)] = copied = self.clone()
         return copied
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return repr(self.as_subclass(torch.Tensor))
 
 
 class ShardGrad(ShardValues):
@@ -76,12 +80,18 @@ def on_part(
         result = func(*args, **kwargs)
         if args and result is args[0]:  # computed in place
             return result
+        keeps = kind is ELEMENT or kind is Kind.SAME
         if not isinstance(result, torch.Tensor):
-            return type(result)(map(_marker(part), result)) if isinstance(result, list | tuple) else result
+            if not isinstance(result, list | tuple):
+                return result
+            is_paired = keeps and args and isinstance(args[0], list | tuple) and len(args[0]) == len(result)
+            sources = args[0] if is_paired else [None] * len(result)
+            return type(result)(_marked(part, each, (of,)) for each, of in zip(result, sources, strict=True))
         if kind is ELEMENT and result.requires_grad:
             _refuse(part, func, (*args, *kwargs.values()))
-        is_plain = kind is Kind.COPY and not result.requires_grad
-        return result.as_subclass(torch.Tensor if is_plain else part)
+        if kind is Kind.COPY and not result.requires_grad:
+            return result.as_subclass(torch.Tensor)
+        return _marked(part, result, args if keeps else ())
 
 
 def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
@@ -97,8 +107,8 @@ def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
 
 
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
-    name = getattr(func, "__name__", repr(func))
-    raise UserError(f"{name} of {part.what}", where=_name(values), allowed=part.allowed)
+    what = f"{name_of(func) or repr(func)} of {part.what}"
+    raise UserError(what, where=_name(values), allowed=part.allowed)
 
 
 def _name(values: tuple[Any, ...]) -> str:
@@ -106,8 +116,16 @@ def _name(values: tuple[Any, ...]) -> str:
     return next((value.shard_of.name for value in values if hasattr(value, "shard_of")), "")
 
 
-def _marker(part: type[ShardValues]) -> Callable[[Any], Any]:
-    return lambda value: value.as_subclass(part) if isinstance(value, torch.Tensor) else value
+def _marked(part: type[ShardValues], value: Any, sources: Sequence[Any]) -> Any:
+    """sources: of which one may be of a parameter that the value is of, too"""
+    if not isinstance(value, torch.Tensor):
+        return value
+    marked = value.as_subclass(part)
+    for source in sources:
+        if hasattr(source, "shard_of") and source.shape == value.shape:
+            marked.shard_of = source.shard_of
+            break
+    return marked
 
 
 def _meets_another_shape(values: tuple[Any, ...]) -> bool:

@@ -29,16 +29,6 @@ class NotDrawn:
         self._check_asker()
         return 1
 
-    def size(self, dim: int | None = None) -> Any:
-        """As that of a 1D tensor. Raises UserError for another dimension."""
-        if dim not in (None, 0, -1):
-            raise UserError(
-                f"a shard is 1D, and has no size({dim})",
-                where=self.shard_of.name,
-                allowed="p.shard_of.shape, the shape of the whole; initial values by init= of lowband.shard",
-            )
-        return torch.Tensor.size(self, *(() if dim is None else (dim,)))  # type: ignore[arg-type]
-
     def _check_asker(self) -> None:
         if sys._getframe(2).f_globals.get("__name__") == "torch.nn.init":
             self._refuse()

@@ -1,38 +1,71 @@
-"""A parameter of the optimizer: this rank's shard, which answers for the whole where the whole is meant.
-
-In memory it is 1D. `ndim` and `dim()` are those of the whole parameter, because decay groups are chosen by
-them. `shape`, `size()` and `numel()` are the shard's own, because optimizers allocate and launch by them.
-Functions that are not computed element by element refuse it (units.shard_grad).
+"""A parameter of the optimizer: this rank's shard, which answers for the whole where the whole is meant
+(units.seen_whole), and refuses what is not computed element by element (units.shard_grad).
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.units.by_element import Kind, kind_of
+from lowband.engine.units.seen_whole import SeenWhole
 from lowband.engine.units.shard_grad import ShardValues, on_part
 from lowband.engine.units.shard_init import NotDrawn
-from lowband.engine.units.shard_of import ShardOf
 from lowband.errors import UserError
 
 _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
-class ShardParameter(NotDrawn, nn.Parameter):
+class CountedParameter(nn.Parameter):
+    """One whose version counter sees all writes: torch's own `.data` has a counter of its own."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Its values, outside of autograd."""
+        return self.detach()
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self.set_data(values)
+
+    def set_data(self, values: torch.Tensor) -> None:
+        """Have these values from now on."""
+        torch.Tensor.data.__set__(self, values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A plain parameter with its values, as a running average starts from."""
+        memo[id(self)] = copied = nn.Parameter(self.detach().clone(), self.requires_grad)
+        return copied
+
+
+class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
     """A shard, 1D, fp32, padded, possibly empty. What would be silently wrong on a part raises UserError.
 
-    shard_of:    the whole parameter
     collectives: of its unit, which reach the ranks that share the parameter
-    hand_data:   called before `.data` is handed out, because no version counter shows writes through it
     """
 
-    shard_of: ShardOf
     collectives: Collectives
-    hand_data: Callable[[], None]
+
+    def set_data(self, values: torch.Tensor) -> None:
+        """Take over the values, as running averages swap them in and out.
+
+        Of another type or place they take the shard out of its unit, whose next forward refuses it.
+        """
+        if values.shape != self.shape:
+            raise UserError(
+                f".data of shape {list(self.shape)} was set to a tensor of shape {list(values.shape)}",
+                where=self.shard_of.name,
+                allowed="values of this rank's part; whole ones before lowband.shard, or by its init=",
+            )
+        if values.dtype == self.dtype and values.device == self.device:
+            self.detach().copy_(values.detach())
+        else:
+            super().set_data(values)
 
     @classmethod
     def __torch_function__(
@@ -44,28 +77,6 @@ class ShardParameter(NotDrawn, nn.Parameter):
                 allowed="loss.backward(), then p.grad",
             )
         return on_part(ShardValues, func, args, kwargs or {})
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions of the whole parameter."""
-        return len(self.shard_of.shape)
-
-    def dim(self) -> int:
-        """Number of dimensions of the whole parameter."""
-        return self.ndim
-
-    @property
-    def data(self) -> torch.Tensor:
-        """The shard's values, outside of autograd and of its version counter."""
-        self.hand_data()
-        return torch.Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, values: torch.Tensor) -> None:
-        torch.Tensor.data.__set__(self, values)
 
     def register_hook(self, hook: Callable[..., Any]) -> NoReturn:
         self._refuse_hook()
@@ -79,12 +90,6 @@ class ShardParameter(NotDrawn, nn.Parameter):
             where=self.shard_of.name,
             allowed="hooks on modules; p.grad after the backward",
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        """A plain parameter with this rank's values, as a running average starts from."""
-        copied = nn.Parameter(self.detach().clone(), self.requires_grad)
-        memo[id(self)] = copied
-        return copied
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise UserError(
@@ -107,74 +112,20 @@ class ShardParameter(NotDrawn, nn.Parameter):
         return f"Values {of.start} to {of.stop} of '{of.name}', shape {tuple(of.shape)}:\n{values}"
 
 
-class Leaf(nn.Parameter):
+class Leaf(CountedParameter):
     """A weight that a unit computes with: whole, and dropped with what is written to it.
 
-    place:     its unit's name
-    hand_data: called before `.data` is handed out, because no version counter shows writes through it
+    place: its unit's name
     """
 
     place: str
-    hand_data: Callable[[], None]
 
-    @property
-    def data(self) -> torch.Tensor:
-        """Its values, outside of autograd and of its version counter."""
-        self.hand_data()
-        return torch.Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, values: torch.Tensor) -> None:
+    def set_data(self, values: torch.Tensor) -> None:
         raise UserError(
             ".data of a weight was set in a forward, and would be dropped with it",
             where=self.place,
             allowed="what is computed from the weight; parameters changed outside of a forward",
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        memo[id(self)] = copied = nn.Parameter(self.detach().clone(), self.requires_grad)
-        return copied
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-class UnusableParameter(nn.Parameter):
-    """A parameter whose values must not be used any more; facts about it may be asked for.
-
-    place: where it belongs to
-    """
-
-    what: ClassVar[str]
-    allowed: ClassVar[str]
-    place: str
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if kind_of(func) is not Kind.FACT:
-            found = (value.place for value in args if isinstance(value, cls))
-            raise UserError(f"{func.__name__} of {cls.what}", where=next(found, ""), allowed=cls.allowed)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-class ReplacedParameter(UnusableParameter):
-    """A whole parameter from before sharding: whoever still refers to it would see its old values."""
-
-    what = "a parameter from before lowband.shard, which has kept its old values"
-    allowed = "the module's own attribute, read in its forward"
-
-
-class DroppedParameter(UnusableParameter):
-    """A gathered parameter that a forward has kept and whose unit was dropped: it has no memory."""
-
-    what = "a weight that was dropped after its unit's forward"
-    allowed = "what is computed from it in that forward; a copy of it (.clone()) made there"
 
 
 # Without this torch's optimizers would loop over such parameters on a GPU, where they group plain ones.

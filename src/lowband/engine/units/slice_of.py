@@ -1,10 +1,12 @@
-"""A tensor-parallel rank's part of a parameter."""
+"""A rank's part of a parameter that ranks along tensor or expert divide."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+
+from lowband.spec.axes import AxisName
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,8 @@ class SliceOf:
     shape: of the whole parameter
     dim:   the dimension that is cut
     parts: equal parts along it that are cut each, such as queries, keys and values in one matrix
-    place: this rank's number among `ranks`, the ranks along the tensor axis
+    place: this rank's number among `ranks`, the ranks along the axis
+    axis:  along which it is cut
     """
 
     shape: torch.Size
@@ -22,6 +25,7 @@ class SliceOf:
     parts: int
     place: int
     ranks: int
+    axis: AxisName = field(default="tensor", compare=False)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's slice of the whole parameter, or of values of its shape; a view where that can be."""
@@ -35,8 +39,14 @@ class SliceOf:
 
 
 def slice_of(parameter: torch.Tensor) -> SliceOf | None:
-    """What the parameter is a slice of; None if every tensor rank has it whole."""
+    """What the parameter is a slice of; None if every rank has it whole."""
     return getattr(parameter, "slice_of", None)
+
+
+def is_of_expert(parameter: torch.Tensor) -> bool:
+    """Whether it is of this rank's experts, of which other ranks along the data axis have others."""
+    of = slice_of(parameter)
+    return of is not None and of.axis == "expert"
 
 
 def mark_partial(parameters: Iterable[nn.Parameter]) -> None:

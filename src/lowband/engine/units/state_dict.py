@@ -1,4 +1,5 @@
-"""`state_dict()` and `load_state_dict()` of a sharded module are refused: they would move one rank's part.
+"""`state_dict()` and `load_state_dict()` of a sharded module, and copies of its parts, are refused: they
+would move one rank's part.
 
 [Note: optimizers] An optimizer's `state_dict()` is this rank's part, and is allowed: each rank may save its
 own. torch.distributed.checkpoint would take it for a copy that all ranks have, and keep one rank's. It gives
@@ -22,9 +23,9 @@ _is_own = ContextVar("_is_own", default=False)  # whether the engine itself read
 
 
 def refuse_state_dicts(modules: Iterable[nn.Module]) -> None:
-    """Make both calls raise UserError on these modules, and on every module around them."""
+    """Make these, copies and pickles raise UserError on these modules, and on every module around them."""
     for module in modules:
-        module.register_state_dict_pre_hook(_refuse_save)
+        module.register_state_dict_pre_hook(_RefuseSave(type(module).__name__))
         module.register_load_state_dict_pre_hook(_refuse_load)
 
 
@@ -37,12 +38,25 @@ def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
         _is_own.reset(token)
 
 
-def _refuse_save(module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
-    if not _is_own.get():
+class _RefuseSave:
+    """The hook before `state_dict()`, which whoever copies the module copies with it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __call__(self, _module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
+        if not _is_own.get():
+            raise UserError(
+                "state_dict() of a sharded module would hold this rank's part only",
+                where=self._where,
+                allowed="lowband.full_state_dict(module), lowband.save_safetensors, lowband.Checkpointer",
+            )
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise UserError(
-            "state_dict() of a sharded module would hold this rank's part only",
-            where=type(module).__name__,
-            allowed="lowband.full_state_dict(module), lowband.save_safetensors, lowband.Checkpointer",
+            "a part of a sharded module cannot be copied or pickled: it has this rank's part of its weights",
+            where=self._where,
+            allowed="a copy made before lowband.shard; lowband.full_state_dict(module), lowband.Checkpointer",
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lowband.cost.bytes import cut_shapes, unit_numels
+from lowband.cost.bytes import cut_shapes, expert_numels, experts_apart, unit_numels
 from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.memory import start_bytes, state_bytes
@@ -244,23 +244,43 @@ def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, i
     """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
     if spec.is_in_stages:
         return stages_states(spec)
-    closed = state_bytes(
-        unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor)),
-        spec.scheme,
-        spec.levels,
-        spec.compute_dtype,
-        spec.reduce_dtype,
-        spec.accumulation,
-        backend,
-        spec.collectives,
-        spec.order,
-    )
+    axes, apart = Axes(tensor=spec.tensor, expert=spec.expert), experts_apart(spec.model, spec.expert)
+    of_units = [(unit_numels(spec.model, spec.levels, axes), spec.levels)]
+    if apart:
+        of_units.append((expert_numels(spec.model, spec.levels_alike, spec.expert), spec.levels_alike))
+    of_both = [
+        state_bytes(
+            numels,
+            spec.scheme,
+            levels,
+            spec.compute_dtype,
+            spec.reduce_dtype,
+            spec.accumulation,
+            backend,
+            spec.collectives,
+            spec.order,
+        )
+        for numels, levels in of_units
+    ]
+    # Messages of both are not held at once.
+    closed = {
+        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
+    }
     if with_start:
-        rank = 0 if spec.device == "fake" else None
-        cut = cut_shapes(spec.model, spec.tensor)
-        shapes = spec.model.unit_shapes()
-        closed["start"] = start_bytes(shapes, spec.scheme, spec.levels, spec.compute_dtype, rank, cut)
+        closed["start"] = _closed_start(spec, apart)
     return closed
+
+
+def _closed_start(spec: RunSpec, apart: Mapping[str, tuple[int, ...]]) -> int:
+    """apart: shapes of a block's experts on a rank, where ranks divide them"""
+    rank = 0 if spec.device == "fake" else None
+    of_start = spec.scheme, spec.levels, spec.compute_dtype, rank
+    peak = start_bytes(spec.model.unit_shapes(apart), *of_start, cut_shapes(spec.model, spec.tensor, apart))
+    if not apart:
+        return peak
+    wholes = [[shape for name, shape in spec.model.expert_shapes().items() if name in apart]]
+    of_start = spec.scheme, spec.levels_alike, spec.compute_dtype, rank
+    return max(peak, start_bytes(wholes, *of_start, [[*apart.values()]]))
 
 
 def _states(measured: Mapping[str, int], closed: Mapping[str, int]) -> Iterator[Row]:

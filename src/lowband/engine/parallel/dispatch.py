@@ -1,0 +1,200 @@
+"""Tokens to the ranks that have their experts, and the experts' outputs back.
+
+    flat     one exchange between all ranks: a row for each pair of a token and an expert
+    hops     an exchange level by level, the outermost first: as many rows, in fewer and larger messages
+    merged   level by level, and a token goes once to each partner that has experts of its; there the pair's
+             weights are known, so that of its outputs one sum returns. Over the slowest links one row
+             travels per token and group of ranks, however many experts it has in there
+
+With `flat` a rank's experts see their tokens in the order of one process that has those of all ranks, and
+every sum is in its order, too: the same bits.
+
+Source: HetuMoE (arXiv 2203.14685) for hops; DeepEP for merging, there over two levels in CUDA.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowband.engine.collectives.experts import ExpertAxis
+from lowband.engine.parallel.hot_experts import HotExperts
+from lowband.engine.transport.axis import BoundHop
+from lowband.spec.activations import (
+    ROUTE_BACK,
+    ROUTE_BACK_GRAD,
+    ROUTE_OUT,
+    ROUTE_OUT_GRAD,
+    ROUTE_PAIRS,
+    ROUTE_WEIGHTS,
+    ROUTE_WEIGHTS_GRAD,
+)
+from lowband.spec.step import Collective
+
+# x [T, H]; [experts of this rank, copies last] int64, pairs of each; by pair, sorted by expert: its row of x,
+# int64; its weight, if outputs are to be weighted -> [pairs, H]
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+OUT, BACK = (ROUTE_OUT, ROUTE_OUT_GRAD), (ROUTE_BACK, ROUTE_BACK_GRAD)
+WEIGHTS, PAIRS = (ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD), (ROUTE_PAIRS, ROUTE_PAIRS)
+
+
+class Dispatch:
+    """One layer's way to its experts.
+
+    experts: of all ranks together, numbered in the order of ranks; those of a rank are neighbours
+    compute: of this rank's experts
+    axis:    None: this rank has all
+    hot:     those with copies, whose tokens stay in their group of the outermost level
+    """
+
+    def __init__(
+        self,
+        axis: ExpertAxis | None,
+        experts: int,
+        compute: Compute,
+        name: str,
+        hot: HotExperts | None = None,
+    ) -> None:
+        self._axis, self._experts, self._compute, self._name = axis, experts, compute, name
+        self._hot = hot
+
+    def __call__(
+        self, x_TH: torch.Tensor, tokens_P: torch.Tensor, experts_P: torch.Tensor, weights_P: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H]: by token, the sum of its experts' outputs, weighted; in x's dtype.
+
+        tokens_P, experts_P: pairs, int64; weights_P: theirs. A token may have any number, also none; the
+        sum is in the order of its pairs
+        """
+        hops = [] if self._axis is None else self._axis.hops
+        if self._axis is not None and self._axis.merges:
+            return self._merged(x_TH, tokens_P, experts_P, weights_P, hops, self._experts)
+        out_PH = self._each(x_TH, tokens_P, experts_P, hops, self._experts)
+        return _summed(out_PH, tokens_P, weights_P, x_TH)
+
+    def _each(
+        self,
+        x: torch.Tensor,
+        rows: torch.Tensor,
+        experts: torch.Tensor,
+        hops: Sequence[BoundHop],
+        span: int,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """By pair, the output of its expert. span: experts behind the hops; weights: where there are none"""
+        if not hops:
+            slots, count = self._slots(experts)
+            order = slots.argsort(stable=True)
+            rows = rows[order]
+            counts = torch.bincount(slots, minlength=count)
+            found = self._compute(
+                x, counts, rows, None if weights is None else weights.index_select(0, order)
+            )
+        else:
+            bound, per = hops[0], span // hops[0].hop.count
+            partners = self._partners(experts, bound, span)
+            order = (partners * self._experts + experts).argsort(stable=True)
+            to = torch.bincount(partners, minlength=bound.hop.count).unsqueeze(1)
+            (sent,), (came,) = self._counted(to, bound)
+            arrived = self._sent(x.index_select(0, rows[order]), sent, came, bound, OUT)
+            of_them = self._sent(experts[order].int(), sent, came, bound, PAIRS).long()
+            all_ = torch.arange(len(arrived), device=x.device)
+            found = self._sent(self._each(arrived, all_, of_them, hops[1:], per), came, sent, bound, BACK)
+        return torch.zeros_like(found).index_copy(0, order, found)
+
+    def _merged(
+        self,
+        x: torch.Tensor,
+        rows: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        hops: Sequence[BoundHop],
+        span: int,
+    ) -> torch.Tensor:
+        """By row of x, the weighted sum of its experts' outputs."""
+        if not hops:
+            return _summed(self._each(x, rows, experts, (), span, weights), rows, None, x)
+        bound, per = hops[0], span // hops[0].hop.count
+        partners, length = self._partners(experts, bound, span), max(len(x), 1)
+        # A row goes once to a partner, and its pairs behind it.
+        copies, copy_of = (partners * length + rows).unique(return_inverse=True)
+        order = copy_of.argsort(stable=True)
+        to = torch.bincount(copies // length, minlength=bound.hop.count)
+        pairs_to = torch.bincount(partners, minlength=bound.hop.count)
+        (sent, pairs_sent), (came, pairs_came) = self._counted(torch.stack([to, pairs_to], 1), bound)
+        of_message = copy_of - (to.cumsum(0) - to)[partners]
+        pairs = torch.stack([of_message, experts], 1)[order].int()
+        arrived = self._sent(x.index_select(0, copies % length), sent, came, bound, OUT)
+        pairs = self._sent(pairs, pairs_sent, pairs_came, bound, PAIRS).long()
+        theirs = self._sent(weights.index_select(0, order), pairs_sent, pairs_came, bound, WEIGHTS)
+        begins = torch.tensor(came).cumsum(0) - torch.tensor(came)
+        begin = begins.repeat_interleave(torch.tensor(pairs_came)).to(x.device)
+        found = self._merged(arrived, pairs[:, 0] + begin, pairs[:, 1], theirs, hops[1:], per)
+        back = self._sent(found, came, sent, bound, BACK)
+        return _summed(back, copies % length, None, x)
+
+    def _partners(self, experts: torch.Tensor, bound: BoundHop, span: int) -> torch.Tensor:
+        """By pair, the partner of a hop that has its expert, or leads there."""
+        partners = experts % span // (span // bound.hop.count)
+        if self._hot is None or not self._hot.hot or span < self._experts:
+            return partners
+        is_hot = torch.isin(experts, torch.tensor(self._hot.hot, device=experts.device))
+        return partners.masked_fill(is_hot, bound.coordinate)
+
+    def _slots(self, experts: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """By pair, the number of its expert on this rank; and how many experts that has."""
+        if self._axis is None:
+            return experts, self._experts
+        if self._hot is not None and self._hot.hot:
+            return self._hot.slots.to(experts.device)[experts], self._hot.count
+        here = self._experts // self._axis.ranks
+        return experts % here, here
+
+    def _counted(self, to: torch.Tensor, bound: BoundHop) -> tuple[list[list[int]], list[list[int]]]:
+        """By column of counts, those to partners and from them. to: [partners, columns] int64"""
+        assert self._axis is not None
+        came = self._axis.counts(to, bound, self._name)
+        return to.t().tolist(), came.t().tolist()
+
+    def _sent(
+        self,
+        x: torch.Tensor,
+        to: Sequence[int],
+        came: Sequence[int],
+        bound: BoundHop,
+        rows: tuple[Collective, Collective],
+    ) -> torch.Tensor:
+        """Of a hop, the rows that come; rows: of spec.activations, for it and its gradient"""
+        found: torch.Tensor = _Exchanged.apply(x, to, came, self._axis, bound, rows, self._name)
+        return found
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        to: Sequence[int],
+        came: Sequence[int],
+        axis: ExpertAxis,
+        bound: BoundHop,
+        rows: tuple[Collective, Collective],
+        name: str,
+    ) -> torch.Tensor:
+        ctx.back = came, to, axis, bound, rows[::-1], name
+        return axis.exchanged(x, to, came, bound, rows[0], name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return _Exchanged.apply(grad, *ctx.back), None, None, None, None, None, None
+
+
+def _summed(
+    parts: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, like: torch.Tensor
+) -> torch.Tensor:
+    """By row of `like`, the sum of its parts, in their order and in fp32 at least; in its dtype."""
+    wide = torch.promote_types(like.dtype, torch.float32)
+    parts = parts.to(wide) if weights is None else parts.to(wide) * weights.to(wide).unsqueeze(1)
+    return parts.new_zeros(like.shape).index_add(0, rows, parts).to(like.dtype)

@@ -1,0 +1,151 @@
+"""This rank's shards of one unit, and how a gather fills the whole unit from them.
+
+[Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
+shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
+into `master`, and each includes the padding behind it: zeros, whose gradients are zero. Any optimizer that
+works element by element works on them.
+
+[Note: stale] When the shards have changed (units.changes), the next gather first moves the new weights from
+the optimizer's level to the weights' level.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from lowband.cost.memory import keeps_secondary, keeps_weights_copy
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.transport.call import Call
+from lowband.engine.transport.lane import Work
+from lowband.engine.units.initial import Initial
+from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.shard_parameter import ShardParameter
+from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.spec.mesh import SELF
+from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
+
+
+class RankShards:
+    """A rank's shards of one unit.
+
+    master:         1D, fp32, over `optim`
+    parameters:     the optimizer's, views into it
+    weights:        1D, in the compute dtype, over `weights`; None where `master` serves
+    secondary:      1D, in the compute dtype, over the backward's level; None without one
+    is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
+    partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
+    """
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        collectives: Collectives,
+        originals: Sequence[nn.Parameter],
+        names: Sequence[str],
+        initial: Initial,
+    ) -> None:
+        """originals, names: the whole parameters, and their names in the sharded module
+        initial: their values
+        """
+        self._layout, self._collectives, self._scheme = layout, collectives, collectives.scheme
+        self._levels, self._rank = collectives.axis.levels, collectives.axis.rank
+        scheme, levels, compute_dtype = self._scheme, self._levels, collectives.options.compute_dtype
+        self.master = self._zeros("optim", scheme.optim, torch.float32)
+        self.parameters = self._parameters(originals, names)
+        self.partial_ranges = self._partial_ranges(originals)
+        self.is_whole = not levels.hops(SELF, scheme.weights)
+        self.weights: torch.Tensor | None = None
+        if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
+            self.weights = self._zeros("weights", scheme.weights, compute_dtype)
+        self.secondary: torch.Tensor | None = None
+        if keeps_secondary(scheme, levels):
+            self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype)
+        self._take_values(originals, names, initial)
+
+    def range_of(self, level: str) -> tuple[int, int]:
+        """This rank's range of the unit's elements over `level`, as (start, stop)."""
+        return shard_range(self._layout.numel, self._levels, level, self._rank)
+
+    # ---- made once
+
+    def _zeros(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros for this rank's shard over `level`, 1D."""
+        start, stop = self.range_of(level)
+        zeros = torch.zeros(stop - start, dtype=dtype, device=self._collectives.device)
+        return self._collectives.meter.hold(kind, zeros)
+
+    def _parameters(self, originals: Sequence[nn.Parameter], names: Sequence[str]) -> list[nn.Parameter]:
+        start, stop = self.range_of(self._scheme.optim)
+        ranks = tuple(shard_ranks(self._levels, self._scheme.optim, self._rank))
+        places = zip(self._layout.spans(), self._layout.ranges(), originals, names, strict=True)
+        made: list[nn.Parameter] = []
+        for span, place, original, name in places:
+            a, b = intersect(span, (start, stop))
+            shard = ShardParameter(self.master[a - start : b - start], original.requires_grad)
+            first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
+            shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
+            shard.collectives = self._collectives
+            made.append(shard)
+        return made
+
+    def _partial_ranges(self, originals: Sequence[nn.Parameter]) -> list[tuple[int, int]]:
+        start, stop = self.range_of(self._scheme.optim)
+        places = zip(self._layout.ranges(), originals, strict=True)
+        found = [intersect(place, (start, stop)) for place, original in places if is_partial(original)]
+        return [(a - start, b - start) for a, b in found if a < b]
+
+    def _take_values(self, originals: Sequence[nn.Parameter], names: Sequence[str], initial: Initial) -> None:
+        """Copy this rank's part of the initial values into its shards."""
+        shards = [(self.range_of(self._scheme.optim), self.master)]
+        if self.weights is not None:
+            shards.append((self.range_of(self._scheme.weights), self.weights))
+        for original, name, place in zip(originals, names, self._layout.ranges(), strict=True):
+            parts = [(intersect(place, held), held[0], shard) for held, shard in shards]
+            if all(a == b for (a, b), _, _ in parts):
+                continue
+            with initial.values(name, original) as values, torch.no_grad():
+                for (a, b), start, shard in parts:
+                    shard[a - start : b - start] = values[a - place[0] : b - place[0]]
+
+    # ---- the whole unit
+
+    def levels_of_gather(self, stale: bool, from_secondary: bool) -> list[str]:
+        """The levels of the hops that `gather` makes, in order."""
+        inwards = self._collectives.inwards
+        if from_secondary:
+            return inwards(SELF, self._scheme.backward_level)
+        return [*(self.levels_of_refresh() if stale else []), *inwards(SELF, self._scheme.weights)]
+
+    def gather(
+        self, call: Call, into: torch.Tensor, stale: bool, backward: bool, from_secondary: bool
+    ) -> Work:
+        """Fill `into`, the whole unit, 1D. stale: whether `master` has changed since the last time"""
+        source, level = (self.secondary, self._scheme.backward_level) if from_secondary else (None, "")
+        if source is None:
+            if stale:
+                yield from self.refresh(call)
+            # Without a copy of the weights, the master shard itself is gathered.
+            source = self.master if self.weights is None else self.weights
+            level = self._scheme.weights
+        row = BACKWARD_GATHER if backward else FORWARD_GATHER
+        yield from self._collectives.gather(call, source, into, SELF, level, row.name)
+
+    def levels_of_refresh(self) -> list[str]:
+        """The levels of the hops that `refresh` makes, in order."""
+        scheme = self._scheme
+        return [] if self.weights is None else self._collectives.inwards(scheme.weights, scheme.optim)
+
+    def refresh(self, call: Call) -> Work:
+        """Gather the master weights from the optimizer's level to the weights' level. [Note: stale]"""
+        if self.weights is not None:
+            weights, optim = self._scheme.weights, self._scheme.optim
+            row = UPDATE_GATHER.name
+            yield from self._collectives.gather(call, self.master, self.weights, weights, optim, row)
+
+    def keep_secondary(self, whole: torch.Tensor) -> None:
+        """Copy this rank's part of the gathered unit into the secondary shard, if there is one."""
+        if self.secondary is not None:
+            start, stop = self.range_of(self._scheme.backward_level)
+            self.secondary.copy_(whole[start:stop])

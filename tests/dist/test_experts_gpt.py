@@ -1,0 +1,247 @@
+"""A GPT whose layers have experts on other ranks, under schemes, against one process."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from started import run
+
+import lowband
+from lowband.cost.contents import step_bytes
+from lowband.errors import UserError
+from lowband.model.gpt import GPT
+from lowband.model.gpt import on_ranks as on_job
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.run import RunSpec
+
+MIXED = ModelSpec(
+    name="mixed", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none", experts=8, top_k=3,
+    expert_hidden=40, shared_experts=1,
+)  # fmt: skip
+SWITCH = MIXED.model_copy(update={"top_k": 1, "shared_experts": 0, "expert_hidden": None})
+SKEWED = MIXED.model_copy(update={"balance": "none", "top_k": 2})
+ROOT = Path(__file__).parents[2]
+STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 3, 2, 0.5, 2, 16
+TWO = {"package": 2, "node": 4}
+Axes = dict[str, Any]
+
+
+def _batches(data_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets, [steps, micro-batches, data ranks, sequences, tokens]."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(64, (STEPS, MICRO_BATCHES, data_ranks, ROWS, TOKENS + 1), generator=generator)
+    return tokens[..., :-1], tokens[..., 1:]
+
+
+def _alone(spec: ModelSpec, data_ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and norms before clipping, and the final weights and biases of routers, of one process."""
+    model = GPT(spec, seed=3)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
+    for inputs, targets in zip(*_batches(data_ranks), strict=True):
+        for x, y in zip(inputs, targets, strict=True):
+            loss = model(x.flatten(0, 1), y.flatten(0, 1)) / MICRO_BATCHES
+            loss.backward()
+            found.append(loss.item())
+        found.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+        lowband.balance_experts(model)
+    return found, model.state_dict()
+
+
+def _trained(
+    spec: ModelSpec, inner: dict[str, int], axes: Axes, scheme: str, order: str, recompute: str
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    topology = lowband.Topology(inner, lowband.Axes(**axes))
+    data = topology.along("data")
+    place = data.place // topology.axes.context
+    with torch.device("meta"):
+        model = GPT(spec, recompute=recompute)  # type: ignore[arg-type]
+    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
+    for inputs, targets in zip(*_batches(len(data.ranks) // topology.axes.context), strict=True):
+        micro_batches = [*zip(inputs[:, place], targets[:, place], strict=True)]
+
+        def loss_of(micro_batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return model(*micro_batch) / MICRO_BATCHES  # type: ignore[no-any-return]
+
+        if order == "breadth":
+            losses = lowband.accumulate(model, micro_batches, loss_of)
+        else:
+            losses = []
+            for i, micro_batch in enumerate(micro_batches):
+                with lowband.no_sync(model) if i < MICRO_BATCHES - 1 else contextlib.nullcontext():
+                    losses.append(loss_of(micro_batch))
+                    losses[-1].backward()
+        means = torch.stack([loss.detach() for loss in losses])
+        torch.distributed.all_reduce(means)
+        found += (means / torch.distributed.get_world_size()).tolist()
+        found.append(float(lowband.clip_grad_norm_(model, CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+        lowband.balance_experts(model)
+        with torch.no_grad():
+            model(*micro_batches[0])  # an evaluation, which is not counted
+    return found, lowband.full_state_dict(model)
+
+
+CASES: list[tuple[int, ModelSpec, dict[str, int], Axes, str, str, str]] = [
+    (1, MIXED, {}, {}, "ddp", "depth", "none"),
+    (2, MIXED, {}, {}, "zero3", "depth", "full"),  # experts as other parameters
+    (2, SWITCH, {}, {"expert": 2, "route": "flat"}, "zero1", "depth", "none"),
+    (4, MIXED, TWO, {"expert": 4}, "hier3-exact", "depth", "full"),
+    (4, MIXED, {"node": 2}, {"expert": 2, "route": "hops"}, "zero3", "breadth", "none"),
+    (4, MIXED, {}, {"expert": 2, "tensor": 2, "sequence_parallel": True}, "zero2", "depth", "full"),
+    (4, SWITCH, {}, {"expert": 4, "context": 2}, "ddp", "depth", "none"),
+    (4, SKEWED, {"node": 2}, {"expert": 4, "copies": 3}, "zero3", "depth", "full"),
+    (4, SKEWED, {}, {"expert": 2, "copies": 2, "route": "flat"}, "zero1", "depth", "none"),
+    (8, SKEWED, TWO, {"expert": 8, "copies": 4, "route": "hops"}, "hpz", "breadth", "none"),
+    (8, MIXED, TWO, {"expert": 8, "route": "hops"}, "zero3", "breadth", "full"),
+    (8, MIXED, TWO, {"expert": 4}, "hpz", "depth", "none"),
+    (8, SWITCH, TWO, {"expert": 2, "tensor": 2, "context": 2}, "hier3-exact", "depth", "none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spec", "inner", "axes", "scheme", "order", "recompute"),
+    [pytest.param(*case, marks=[pytest.mark.wide] if case[0] > 4 else []) for case in CASES],
+)
+def test_trains_as_one_process(
+    ranks: int, spec: ModelSpec, inner: dict[str, int], axes: Axes, scheme: str, order: str, recompute: str
+) -> None:
+    """Losses, norms, weights; and biases, which know every token of a step once."""
+    data_ranks = ranks // int(axes.get("context", 1)) // int(axes.get("tensor", 1))
+    [(expected, weights)] = on_ranks(1, _alone, spec, data_ranks)
+    found = on_ranks(ranks, _trained, spec, inner, axes, scheme, order, recompute)
+    for theirs, _ in found:
+        assert theirs == pytest.approx(expected, rel=5e-6)
+    state = found[0][1]
+    assert list(state) == list(weights)
+    for name, value in weights.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=3e-6)
+    assert spec.balance == "none" or all(
+        weights[name].abs().max() > 0 for name in weights if name.endswith("router.bias")
+    )
+
+
+def _saved(folder: Path, axes: Axes, scheme: str, steps: int) -> dict[str, torch.Tensor]:
+    """Train with momentum from the folder's checkpoint, if there is one, and leave another."""
+    topology = lowband.Topology(TWO, lowband.Axes(**axes))
+    with torch.device("meta"):
+        model = GPT(MIXED)
+    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    checkpointer = lowband.Checkpointer(folder)
+    latest = checkpointer.latest()
+    first = 0 if latest is None else checkpointer.load(latest, model, optimizer)["next"]
+    generator = torch.Generator().manual_seed(5)
+    batches = torch.randint(64, (4, 8, TOKENS + 1), generator=generator)
+    ranks, place = len(topology.along("data").ranks), topology.along("data").place
+    for tokens in batches[first : first + steps]:
+        mine = tokens.view(ranks, -1, TOKENS + 1)[place]
+        model(mine[:, :-1], mine[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lowband.balance_experts(model)
+    checkpointer.save(first + steps, model, optimizer, {"next": first + steps})
+    checkpointer.wait()
+    return lowband.full_state_dict(model)
+
+
+def test_a_checkpoint_is_resumed_under_another_expert_degree(tmp_path: Path) -> None:
+    [expected] = on_ranks(1, _saved, tmp_path / "whole", {}, "ddp", 4)
+    on_ranks(4, _saved, tmp_path / "parts", {"expert": 4}, "zero3", 1)
+    on_ranks(8, _saved, tmp_path / "parts", {"expert": 2, "tensor": 2}, "hier3-exact", 1)
+    on_ranks(1, _saved, tmp_path / "parts", {}, "zero1", 1)
+    state = on_ranks(2, _saved, tmp_path / "parts", {"expert": 2, "route": "flat"}, "zero1", 1)[0]
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=2e-5, atol=5e-6)
+
+
+# ---- runs
+
+RUN = Config(ROOT).model("gpt-200k").model_copy(update={"experts": 4})
+UNBALANCED = RUN.model_copy(update={"balance": "none"})
+REFUSED = [
+    ({"expert": 3}, "4 ranks along data are no multiple of expert 3 (allowed: multiples of 3 ranks)"),
+    ({"expert": 2}, "no experts of model 'gpt-200k' cannot be divided"),
+    ({"expert": 4, "model": RUN.model_copy(update={"experts": 6})}, "6 experts of model 'gpt-200k' cannot"),
+    ({"expert": 2, "model": RUN, "device": "fake"}, "tokens choose their experts"),
+    ({"model": RUN, "engine": "fsdp2"}, "its models have no experts"),
+    (
+        {"expert": 2, "model": RUN, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16},
+        "have all experts",
+    ),
+    ({"route": "twice"}, "route"),
+    ({"model": RUN, "copies": 1}, "copies 1 of 4 experts of model 'gpt-200k' (allowed: 0; with expert 2"),
+    ({"model": RUN, "expert": 2, "copies": 5}, "copies 5 of 4 experts"),
+]
+
+
+@pytest.mark.parametrize(("changes", "line"), REFUSED)
+def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -> None:
+    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    with pytest.raises(UserError, match=re.escape(line)):
+        RunSpec.parse({**smoke.model_dump(), **changes}, "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"top_k": 5}, "top_k (5) is more than experts (4)"),
+        ({"experts": None, "top_k": 1}, "are for layers with experts"),
+        ({"experts": 0}, "experts"),
+    ],
+)
+def test_models_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=re.escape(line)):
+        ModelSpec.parse({**RUN.model_dump(), **changes}, "model")
+
+
+def test_a_model_without_experts_has_the_specification_that_it_had() -> None:
+    model = Config(ROOT).model("gpt-200k")
+    assert not {"experts", "top_k", "shared_experts", "balance"} & set(model.model_dump())
+
+
+def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_path: Path) -> None:
+    """Units' bytes exactly; tokens' about: the form has every expert equally likely."""
+    changes = {"steps": 4, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3"), "model": RUN}
+    found = {}
+    for name, axes in {
+        "data": {"ranks": 2, "micro_batch": 4},
+        "flat": {"ranks": 4, "micro_batch": 2, "expert": 4, "route": "flat"},
+        "merged": {"ranks": 4, "micro_batch": 1, "accumulation": 2, "expert": 4, "recompute": "full"},
+        "copies": {"ranks": 4, "micro_batch": 2, "expert": 4, "copies": 1, "model": UNBALANCED},
+        "stages": {
+            "ranks": 8,
+            "micro_batch": 1,
+            "accumulation": 2,
+            "expert": 2,
+            "pipeline": 2,
+            "layers": (2, 1),
+        },
+    }.items():
+        found[name] = run(tmp_path / name, **{**changes, **axes})
+    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    for name in ("flat", "merged", "copies", "stages"):
+        rel = 0.05 if name == "copies" else 1e-5  # it has no balance, so it trains another model
+        assert losses[name] == pytest.approx(losses["data"], rel=rel)
+        check_bytes(RunSpec.read_json(found[name].spec), [*found[name].read_steps()][-1].sent)
+
+
+def check_bytes(spec: RunSpec, sent: Any) -> None:
+    counted = {(s.level, s.collective, s.wire): s.bytes for s in sent}
+    closed: Mapping[tuple[str, str, str], float] = step_bytes(spec)
+    assert counted.keys() == closed.keys()
+    for key, count in counted.items():
+        is_drawn = key[1].startswith("route") and key[1] != "route_counts"
+        if spec.copies and is_drawn:  # fewer: tokens of copies stay
+            assert count < 1.4 * closed[key], key
+        else:
+            assert count == pytest.approx(closed[key], rel=0.4 if is_drawn else 0), key
