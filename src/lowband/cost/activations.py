@@ -68,7 +68,7 @@ def kept_bytes_per_token(
     f = model.mlp_width if model.experts is None else 0
     tensor, outside = axes.tensor, axes.outside
     between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
-    replicated = HALF * 4 * h + (2 * h if dropout else 0)
+    replicated: float = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
     core = core * (1 - model.linear_layers / model.layers)
     outputs = HALF * (h + h + k + f) / tensor
