@@ -54,7 +54,7 @@ def kept_bytes_per_token(
     axes: Ways = ONLY_DATA,
     dropout: bool = False,
     gathered: float = 0,
-    context: float = 0,
+    context: Num = 0,
     load: float = 1.0,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.

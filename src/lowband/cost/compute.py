@@ -172,7 +172,10 @@ def work(
         moved = moved + (per_width * (rows + model.shared_experts) + 8 * h * rows) / axes.outside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
-    states, states_back, behind, behind_back = (0.0,) * 4
+    states: Num = 0.0
+    states_back: Num = 0.0
+    behind: Num = 0.0
+    behind_back: Num = 0.0
     if linear:
         own = model, tensor, seq_len // axes.context
         states, states_back, behind, behind_back = (

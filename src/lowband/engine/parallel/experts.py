@@ -115,7 +115,7 @@ class MixtureOfExperts(nn.Module):
                     if whole not in slices:
                         slices[whole] = _sliced(whole, axis)
                     part._parameters[attribute] = slices[whole]
-        if copies:
+        if copies and self.experts.hot is None:  # else they are another layer's, too
             self.experts.hot = HotExperts(axis, self.router.routing.experts, copies)
 
 
@@ -148,9 +148,6 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     for name, layer in layers.items():
         if layer._lowband_experts is not None:
             raise UserError("its experts are already spread", where=f"'{name}'", allowed="one spread_experts")
-        if layer.router.routing.balance == "loss" and layer.router.tokens_of_all is None:
-            what = "balance by a loss, and nothing says over how many tokens its mean is"
-            raise UserError(what, where=f"'{name}.router'", allowed="tokens_of_all set; balance bias or none")
         if (experts := layer.router.routing.experts) % len(axis.ranks):
             what = f"{experts} experts cannot be divided over expert {len(axis.ranks)}"
             raise UserError(what, where=f"'{name}'", allowed=f"what divides {experts}")
