@@ -49,7 +49,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "verify": ("--root .", "--write --root ."),
     "status": ("--results local --suite mine --root .",),
     "box": ("status", *(() if missing() else ("jobs results/local/runs --out jobs.csv",)),
-        "run --cluster frontier-box -- true", "up", "down"),
+        "run --cluster frontier-box -- true", "up", "down",
+        "lengths --lengths lengths.txt --room 64 --out out"),
     "bench-comm": ("--cluster frontier-box --ranks 16 --seconds 0.1 --repeats 2 --out out",),
     "import-log": (
         "train.log --format torchtitan --model gpt-200k --seq-len 64 --ranks 4 --recompute --out s.csv",
