@@ -88,8 +88,8 @@ class Leaves:
             elif before != version:
                 flat.new_empty(0).set_(storage, 0, flat.shape).copy_(flat)
                 self.kept[place] = reference, version
-                for leaf in self.leaves:  # with its views: a graph that has used the old values is refused
-                    increment_version(leaf)
+                increment_version(self.leaves)  # and their views': torch refuses graphs over the old values
+        self.forget_changes()
 
     def are_changed(self) -> bool:
         """Whether they were changed in place since they were filled."""
