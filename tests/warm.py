@@ -8,17 +8,17 @@ threads.
 
 import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests import interpreter
 
 _SERVER = multiprocessing.get_context("forkserver")  # one per session, started by the first process
 _SERVER.set_forkserver_preload(["torch._dynamo", "lowband.run.on_ranks", "lowband.engine.jobs.quorum"])
@@ -107,24 +107,4 @@ def _run(words: list[str]) -> int:
     rest = rest[1:] if rest[0] == "-u" else rest
     if threads := os.environ.get("OMP_NUM_THREADS"):  # torchrun's; torch has read it already
         torch.set_num_threads(int(threads))
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
-    code = 0
-    try:
-        if rest[0] == "-m":
-            sys.argv = rest[1:]
-            runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = rest
-            sys.path.insert(0, str(Path(rest[0]).resolve().parent))
-            runpy.run_path(rest[0], run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        code = 1
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # torch's adds the rank to each line
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code & 0xFF
+    return interpreter.run(rest)

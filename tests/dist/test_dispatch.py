@@ -1,6 +1,7 @@
 """Tokens to experts of other ranks and back, against one process that has all tokens and all experts."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.parallel.dispatch import Dispatch
+from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes, Route
@@ -68,10 +70,20 @@ class Found(NamedTuple):
 
 
 def computed(
-    axis: ExpertAxis | None, total: int, x: torch.Tensor, pairs: Pairs, up: torch.Tensor, down: torch.Tensor
+    axis: ExpertAxis | None,
+    total: int,
+    x: torch.Tensor,
+    pairs: Pairs,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    copied: Sequence[int] = (),
 ) -> Found:
     leaves = [t.clone().requires_grad_() for t in (x, pairs.weights, up, down)]
     x, weights, up, down = leaves
+    hot = None if axis is None else HotExperts(axis, total, 0)
+    if hot is not None:
+        hot.set(copied)
+        up, down = hot.weights(up, "up"), hot.weights(down, "down")
 
     def compute(
         x: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None
@@ -80,7 +92,7 @@ def computed(
         found = torch.cat([torch.relu(part @ a) @ b for part, a, b in zip(parts, up, down, strict=True)])
         return found if weights is None else found * weights.unsqueeze(1)
 
-    out = Dispatch(axis, total, compute, "experts")(x, pairs.tokens, pairs.experts, weights)
+    out = Dispatch(axis, total, compute, "experts", hot)(x, pairs.tokens, pairs.experts, weights)
     out.square().sum().backward()
     grads = [leaf.grad for leaf in leaves]
     sent = Counter() if axis is None else counted(axis)
@@ -94,7 +106,7 @@ def counted(axis: ExpertAxis) -> Counter[tuple[str, str]]:
     return +found
 
 
-def on_rank(case: Case, route: Route) -> Found:
+def on_rank(case: Case, route: Route, copied: Sequence[int] = ()) -> Found:
     topology = Topology(case.inner, Axes(expert=case.ranks, route=route))
     axis = ExpertAxis(topology.along("expert"), topology.along("alike"), route)
     x, pairs, up, down = inputs(case)
@@ -103,7 +115,8 @@ def on_rank(case: Case, route: Route) -> Found:
     own = Pairs(pairs.tokens[mine] - first, pairs.experts[mine], pairs.weights[mine])
     per = case.experts // case.ranks
     here = slice(axis.place * per, (axis.place + 1) * per)
-    return computed(axis, case.experts, x[first : first + case.tokens[axis.place]], own, up[here], down[here])
+    x = x[first : first + case.tokens[axis.place]]
+    return computed(axis, case.experts, x, own, up[here], down[here], copied)
 
 
 def alone(case: Case) -> Found:
@@ -151,6 +164,35 @@ def crossings(case: Case, route: Route) -> dict[str, int]:
                 found.add((names[level], what, at, to))
                 at = to
     return dict(Counter(str(level) for level, *_ in found))
+
+
+@pytest.mark.parametrize("route", ["flat", "hops", "merged"])
+@pytest.mark.parametrize(
+    ("case", "copied"),
+    [
+        (Case(2, {}, (5, 9), 4, 2), [3]),
+        (Case(4, TWO, (3, 0, 11, 1), 8, 3, uneven=True), [0, 1, 5]),
+        (Case(4, TWO, (6, 6, 6, 6), 4, 2), [0, 1, 2, 3]),  # all: no token crosses the outermost level
+        (Case(8, THREE, (7, 5, 0, 2, 9, 1, 4, 8), 16, 5), [2, 3, 9]),
+    ],
+)
+def test_with_copies_as_one_process(case: Case, copied: list[int], route: Route) -> None:
+    """Outputs and gradients, also of experts whose copies have computed; bytes of tokens and weights."""
+    found = on_ranks(case.ranks, on_rank, case, route, copied)
+    expected = on_ranks(1, alone, case)[0]
+    joined = [torch.cat(parts) for parts in zip(*([one.out, *one.grads] for one in found), strict=True)]
+    for mine, whole in zip(joined, [expected.out, *expected.grads], strict=True):
+        torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
+    sent = sum((one.sent for one in found), Counter[tuple[str, str]]())
+    sizes = [*case.inner.values()][-1:] if route != "flat" else []
+    groups = case.ranks // (sizes or [1])[0]
+    for row in ("expert_copies", "expert_copies_grad"):
+        weights = sum(count for (name, _), count in sent.items() if name == row)
+        assert weights == len(copied) * (groups - 1) * 2 * H * WIDTH * 8
+    before = sum((one.sent for one in on_ranks(case.ranks, on_rank, case, route)), Counter[tuple[str, str]]())
+    assert sent["route_out", "world"] < before["route_out", "world"]
+    if len(copied) == case.experts:
+        assert sent["route_out", "world"] == 0
 
 
 def test_merging_sends_less_over_slow_links() -> None:

@@ -74,9 +74,16 @@ def count_all(inner: dict[str, int], pattern: str):
     }
 
 
-@pytest.mark.parametrize(
-    ("ranks", "inner"), [(1, INNER), (2, INNER), (4, INNER), (8, INNER), (6, {"package": 3, "node": 3})]
-)
+COUNTED = [
+    (1, INNER),
+    (2, INNER),
+    pytest.param(4, INNER, marks=pytest.mark.wide),
+    (8, INNER),
+    (6, {"package": 3, "node": 3}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "inner"), COUNTED)
 def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
     """Those of each rank, and their mean. With packages of 3 ranks it is not whole."""
     by_rank = on_ranks(ranks, count_all, inner, "flat")

@@ -1,11 +1,9 @@
 """Joined hops, one exchange between all ranks: the bits of hops and of a single process, and counts."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from named import CONFIG, INNER, SCHEMES, levels_of
-from test_flat import count_all
+from test_flat import COUNTED, count_all
 from test_parity import Case, Trained, single, train_sharded
 
 from lowband.cost.bytes import sent_bytes
@@ -18,26 +16,27 @@ RANKS = [(1, INNER), (2, INNER), (4, INNER), (8, INNER), (6, {"package": 3, "nod
 EXACT = (("ddp", 1), ("ddp", 2), ("zero3", 1), ("hier3-exact", 2))
 
 
-def train_in_both_ways(cases: Sequence[Case], inner: dict[str, int]) -> dict[Case, list[Trained]]:
+def train_all(inner: dict[str, int]) -> tuple[dict[Case, Trained], list[Trained]]:
+    """Joined, by case; and a quantized scheme, joined and in hops."""
     topology = Topology(inner)
-    return {case: [train_sharded(*case, topology, way) for way in ("joined", "hops")] for case in cases}
+    exact = {case: train_sharded(*case, topology, "joined") for case in EXACT}
+    return exact, [train_sharded("hier3", 1, topology, way) for way in ("joined", "hops")]
 
 
 @pytest.mark.parametrize(("ranks", "inner"), RANKS)
 def test_bit_equal_to_hops_and_to_a_single_process(ranks: int, inner: dict[str, int]) -> None:
-    """hier3 too, whose quantized reductions stay hops."""
-    cases = (*EXACT, ("hier3", 1))
-    trained = on_ranks(ranks, train_in_both_ways, cases, inner, time_limit_s=400)[0]
-    expected = single(ranks, EXACT, **inner)
-    for case in cases:
-        joined, hops = trained[case]
-        assert joined[:2] == hops[:2], case
-        assert joined[2].keys() == hops[2].keys()
-        for weights in (hops[2], expected[case][2] if case in expected else {}):
-            assert all(torch.equal(joined[2][name], weights[name]) for name in weights), case
+    """hier3's quantized reductions stay hops. The others' hops equal the single process (test_parity.py)."""
+    exact, (joined, hops) = on_ranks(ranks, train_all, inner, time_limit_s=400)[0]
+    assert joined[:2] == hops[:2]
+    assert joined[2].keys() == hops[2].keys()
+    assert all(torch.equal(joined[2][name], hops[2][name]) for name in hops[2])
+    for case, (losses, norms, weights) in single(ranks, EXACT, **inner).items():
+        assert exact[case][0] == pytest.approx(losses, rel=1e-6), case  # gloo adds them up in its own order
+        assert exact[case][1] == pytest.approx(norms, rel=1e-12), case
+        assert all(torch.equal(exact[case][2][name], weights[name]) for name in weights), case
 
 
-@pytest.mark.parametrize(("ranks", "inner"), RANKS)
+@pytest.mark.parametrize(("ranks", "inner"), COUNTED)
 def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
     """Those of each rank, which are the mean."""
     for rank, counted in enumerate(on_ranks(ranks, count_all, inner, "joined")):

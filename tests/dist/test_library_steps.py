@@ -13,10 +13,11 @@ from lowband.engine.units.states import UnitState
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
+CHECKPOINTING = [(False, False), (True, False), (True, True)]
 
-def count_checkpointed(checkpointing: tuple[bool, bool], scheme: Scheme):
+
+def count_checkpointed(topology: lowband.Topology, checkpointing: tuple[bool, bool], scheme: Scheme):
     """Bytes of the second step, and their closed form."""
-    topology = lowband.Topology(INNER)
     model = lowband.shard(Tower(*checkpointing), scheme, topology, is_layer, compute_dtype=torch.float32)
     engine, optimizer = engine_of(model), sgd(model.parameters())
     for step in range(2):
@@ -29,12 +30,17 @@ def count_checkpointed(checkpointing: tuple[bool, bool], scheme: Scheme):
     return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, False)
 
 
-@pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])
+def count_all(scheme: Scheme):
+    topology = lowband.Topology(INNER)
+    return {each: count_checkpointed(topology, each, scheme) for each in CHECKPOINTING}
+
+
 @pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
-def test_checkpointing_sends_no_more(scheme: Scheme, checkpointing: tuple[bool, bool]) -> None:
+def test_checkpointing_sends_no_more(scheme: Scheme) -> None:
     """Recomputation uses the backward's gather: with hpZ nothing crosses the node a second time."""
-    for sent, expected in on_ranks(8, count_checkpointed, checkpointing, scheme):
-        assert sent == expected
+    for of_rank in on_ranks(8, count_all, scheme):
+        for checkpointing, (sent, expected) in of_rank.items():
+            assert sent == expected, checkpointing
 
 
 def gathers_on_demand(make_model, wrap) -> list[str]:
@@ -258,14 +264,15 @@ def train_through_a_broken_backward(checkpointing: tuple[bool, bool], scheme: Sc
     return losses, held, lowband.full_state_dict(model)
 
 
-@pytest.mark.parametrize("checkpointing", [(False, False), (True, False), (True, True)])
+def train_without_and_with(checkpointing: tuple[bool, bool], scheme: Scheme):
+    return [train_through_a_broken_backward(checkpointing, scheme, breaks) for breaks in (False, True)]
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 @pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
 def test_training_goes_on_after_a_broken_backward(scheme: Scheme, checkpointing: tuple[bool, bool]) -> None:
     """As if the step had been made and thrown away with zero_grad."""
-    broken, whole = (
-        on_ranks(4, train_through_a_broken_backward, checkpointing, scheme, breaks)
-        for breaks in (True, False)
-    )
+    whole, broken = zip(*on_ranks(4, train_without_and_with, checkpointing, scheme), strict=True)
     for (losses, held, _), (expected, _, _) in zip(broken, whole, strict=True):
         assert losses == expected
         assert set(held) == {0}

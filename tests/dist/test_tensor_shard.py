@@ -149,6 +149,13 @@ def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[flo
     return losses, lowband.full_state_dict(model)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float], dict[str, torch.Tensor]]:
+    """The folder of a checkpoint of tensor ranks; their losses from its step on, and their last weights."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, *on_ranks(4, _saved_and_continued, folder, {"tensor": 2}, 0)[0]
+
+
 @pytest.mark.parametrize(
     ("ranks", "axes"),
     [
@@ -158,10 +165,12 @@ def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[flo
         pytest.param(4, {}, marks=pytest.mark.wide),
     ],
 )
-def test_a_checkpoint_is_read_under_any_division(tmp_path: Path, ranks: int, axes: Axes) -> None:
-    saved, weights = on_ranks(4, _saved_and_continued, tmp_path, {"tensor": 2}, 0)[0]
-    again, resumed = on_ranks(ranks, _saved_and_continued, tmp_path, axes, 1)[0]
-    assert again == pytest.approx(saved[1:], rel=1e-5)
+def test_a_checkpoint_is_read_under_any_division(
+    saved: tuple[Path, list[float], dict[str, torch.Tensor]], ranks: int, axes: Axes
+) -> None:
+    folder, losses, weights = saved
+    again, resumed = on_ranks(ranks, _saved_and_continued, folder, axes, 1)[0]
+    assert again == pytest.approx(losses[1:], rel=1e-5)
     for name, value in weights.items():
         torch.testing.assert_close(resumed[name], value, rtol=1e-4, atol=2e-5)
 

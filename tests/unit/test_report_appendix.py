@@ -10,7 +10,6 @@ from report_runs import ROOT
 
 from lowband.evidence.claims.experiments import read_experiments
 from lowband.evidence.report.appendix import APPENDICES, write_appendices
-from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.report.writers import latex_code
 from lowband.spec.plain_data import read_yaml
 
@@ -21,8 +20,7 @@ MOST_PAGES = 4
 @pytest.fixture(scope="module")
 def appendices(all_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("appendices")
-    write_claims(CONFIG / "claims.yaml", all_tables, folder, root=ROOT)
-    write_appendices(folder / "claims.csv", CONFIG, folder)
+    write_appendices(all_tables / "claims.csv", CONFIG, folder)
     return folder
 
 

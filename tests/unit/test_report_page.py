@@ -8,7 +8,6 @@ from report_runs import ROOT
 
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import PAPERS
-from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.report.page import _schemes, write_page
 from lowband.evidence.report.page.machine import draw_machine, links
@@ -20,13 +19,6 @@ from lowband.spec.plain_data import read_yaml
 
 CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id="text_1"/></svg>'
-
-
-@pytest.fixture(scope="module")
-def graded(all_tables: Path) -> Path:
-    """All tables, with graded claims among them."""
-    write_claims(ROOT / "config" / "claims.yaml", all_tables, all_tables, root=ROOT)
-    return all_tables
 
 
 def drawn(tables: Path, figures: Path) -> None:
@@ -100,9 +92,9 @@ def test_cards_of_replicas_say_how_they_exchange() -> None:
     assert all(re.match(r"Replicas beyond node exchange weights every \d+ steps", each) for each in said)
 
 
-def test_a_page_of_a_few_runs(graded: Path, tmp_path: Path) -> None:
-    drawn(graded, tmp_path)
-    write_page(ROOT, graded, tmp_path, tmp_path / "page.html")
+def test_a_page_of_a_few_runs(all_tables: Path, tmp_path: Path) -> None:
+    drawn(all_tables, tmp_path)
+    write_page(ROOT, all_tables, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "No run of this reproduction is at the scale of the paper" in page
     # The first screen answers: a sentence for each badge, five contributions, findings, then each paper's
@@ -141,9 +133,9 @@ levels: [{name: package, size: 2}, {name: node, size: 4}, {name: rack, size: 8},
 """
 
 
-def test_schemes_whose_levels_the_drawn_machine_lacks(graded: Path, tmp_path: Path) -> None:
+def test_schemes_whose_levels_the_drawn_machine_lacks(all_tables: Path, tmp_path: Path) -> None:
     """One has them on another machine, whose racks are drawn; of the other's levels there is no machine."""
-    drawn(graded, tmp_path)
+    drawn(all_tables, tmp_path)
     root = tmp_path / "root"
     for folder in ("config", "slurm"):
         (root / folder).mkdir(parents=True)
@@ -156,7 +148,7 @@ def test_schemes_whose_levels_the_drawn_machine_lacks(graded: Path, tmp_path: Pa
     write_whole(root / "slurm" / "racks" / "machine.yaml", RACKS)
     write_whole(root / "config" / "schemes" / "hier4.yaml", four)
     write_whole(root / "config" / "schemes" / "podded.yaml", four.replace("rack", "pod"))
-    write_page(root, graded, tmp_path, tmp_path / "page.html")
+    write_page(root, all_tables, tmp_path, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     card = page[page.index("<h3>hier4</h3>") :]
     card = card[: card.index("Wires:")]
@@ -167,7 +159,7 @@ def test_schemes_whose_levels_the_drawn_machine_lacks(graded: Path, tmp_path: Pa
     assert "two groups of its level" not in page[: page.index("<h3>hier4</h3>")]  # all others: as Frontier
 
 
-def test_a_figure_that_was_not_drawn_is_told(graded: Path, tmp_path: Path) -> None:
+def test_a_figure_that_was_not_drawn_is_told(all_tables: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such figure"):
-        write_page(ROOT, graded, tmp_path, tmp_path / "page.html")
+        write_page(ROOT, all_tables, tmp_path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

@@ -6,12 +6,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import trees
 import yaml
 from trees import ROOT, copy_tree, planned, snakemake
 
@@ -195,6 +195,7 @@ def test_names_are_quoted_and_escaped(tree: Path) -> None:
 OF_TINY = ("--config", "suites=[tiny]", "results=tiny")
 
 
+@pytest.mark.usefixtures("warm_training")
 def test_a_tiny_dag_for_real(tree: Path) -> None:
     """Its runs, their tables and claims, and a figure."""
     asked = ("tables", "figure_scaling", *OF_TINY)
@@ -240,6 +241,7 @@ def test_all_of_a_tiny_dag(tree: Path) -> None:
     assert planned(snakemake(tree, "-n", *everything)) == {}  # a second run has nothing to do
 
 
+@pytest.mark.usefixtures("warm_training")
 def test_runs_that_share_a_job(tree: Path) -> None:
     """One fails and keeps no other from running; the same command again runs it alone."""
     (tree / "slurm" / "local" / "job.yaml").write_text("tasks: node\njob_of: nodes\ncpus_per_rank: 1\n")
@@ -267,6 +269,7 @@ def test_runs_that_share_a_job(tree: Path) -> None:
     assert planned(snakemake(tree, "-n", "tables", *OF_TINY)) == {}
 
 
+@pytest.mark.usefixtures("warm_training")
 def test_a_run_that_cannot_start_says_why(tree: Path) -> None:
     (tree / "empty.txt").write_text("x")
     (tree / "config" / "suites" / "tiny.yaml").write_text(
@@ -308,7 +311,7 @@ def test_what_the_planner_writes_can_be_run(tree: Path) -> None:
     ]
     tracked = (tree / "config" / "schemes.yaml").read_text()
     done = subprocess.run(
-        [sys.executable, "-m", "lowband", "plan", *job, "--write", "found"],
+        [trees.PYTHON, "-m", "lowband", "plan", *job, "--write", "found"],
         cwd=tree, env={**os.environ, "PYTHONPATH": str(tree / "src")}, capture_output=True,
         text=True, timeout=600,
     )  # fmt: skip

@@ -4,9 +4,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+import trees
 import yaml
 from trees import ROOT, copy_tree
 
@@ -16,6 +17,7 @@ BLOCK = re.compile(r"```(?P<info>[^\n]*)\n(?P<text>.*?)```", re.DOTALL)
 LINES = re.compile(r"^(?P<verb>append|file|insert)=(?P<path>\S+)$")
 
 
+@pytest.mark.usefixtures("warm_training")
 def test_adding_as_written(tmp_path: Path) -> None:
     copy_tree(tmp_path)
     commands = 0
@@ -69,7 +71,7 @@ def put(path: Path, verb: str, text: str) -> None:
 def run(command: str, tree: Path) -> None:
     program, *arguments = shlex.split(command)
     result = subprocess.run(
-        [sys.executable, "-m", program, *arguments],
+        [trees.PYTHON, "-m", program, *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree / "src")},
         capture_output=True,

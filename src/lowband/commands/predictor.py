@@ -23,6 +23,9 @@ def add(commands: Any) -> None:
     validate.add_argument(
         "--lengths", action="store_true", help="alone FlexSP's ratios, by its solver's constants (minutes)"
     )
+    validate.add_argument(
+        "--cells", action="store_true", help="alone the ten cells of ways along context, and their suite"
+    )
     validate.add_argument("--root", type=Path, default=Path())
     validate.set_defaults(run=_validate)
 
@@ -67,10 +70,11 @@ def _bench_predict(options: argparse.Namespace) -> None:
 
 
 def _validate(options: argparse.Namespace) -> None:
-    from lowband.evidence.validation.tables import write_lengths, write_predicted
+    from lowband.evidence.validation.tables import write_cells, write_lengths, write_predicted
     from lowband.spec.config import Config
 
-    (write_lengths if options.lengths else write_predicted)(Config(options.root), options.out)
+    alone = write_lengths if options.lengths else write_cells if options.cells else None
+    (alone or write_predicted)(Config(options.root), options.out)
 
 
 def _simulate(options: argparse.Namespace) -> None:

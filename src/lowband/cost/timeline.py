@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from lowband.cost.numbers import Num
-from lowband.spec.schedule import Action, Done, Lists, stages, walk
+from lowband.spec.schedule import Done, Lists, stages, walk
 from lowband.spec.schedules import Name, lists
 
 ByStage = Num | Sequence[Num]  # a sequence: one for each stage; a number or array: the same for all of them
@@ -68,21 +68,22 @@ def timeline(
     busy: list[Num] = [0.0] * len(schedule)
     done: dict[Done, tuple[int, Num]] = {}  # the rank, and when it has it
 
-    def arrival(action: Action, rank: int, need: Done) -> Num:
-        sender, end = done[need]
-        return end if sender == rank else end + send[min(action.stage, need[1])]
-
     for rank, action, needed in walk(schedule):
+        kind, stage, i = action
         start = ends[rank][-1] if ends[rank] else 0.0
         for need in needed:
-            start = _later(start, arrival(action, rank, need))
+            sender, arrives = done[need]
+            if sender != rank:
+                arrives = arrives + send[min(stage, need[1])]
+            start = _later(start, arrives)
         if not ends[rank]:
             starts[rank] = start
-        seconds = of_kind[action.kind][action.stage]
+        seconds = of_kind[kind][stage]
         end = start + seconds
         ends[rank].append(end)
         busy[rank] = busy[rank] + seconds
-        done.update(((part, action.stage, action.micro_batch), (rank, end)) for part in action.parts)
+        for part in action.parts:
+            done[part, stage, i] = rank, end
     return Timeline(ends, starts, busy)
 
 
@@ -152,5 +153,5 @@ def _largest(values: Sequence[Num]) -> Num:
 
 def _later(one: Num, other: Num) -> Num:
     if isinstance(one, float) and isinstance(other, float):  # a tenth of numpy's time
-        return max(one, other)
+        return other if other > one else one
     return np.maximum(one, other)

@@ -92,6 +92,10 @@ ROUTE_WEIGHTS_GRAD = Collective(
 ROUTE_BACK = Collective(  # experts' outputs, or sums of them
     "route_back", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
 ROUTE_BACK_GRAD = Collective("route_back_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
+EXPERT_COPIES = Collective(  # weights of the most loaded experts, to the ranks that compute with copies
+    "expert_copies", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
+EXPERT_COPIES_GRAD = Collective(  # and their gradients back
+    "expert_copies_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
 EXPERTS_LOAD = Collective(  # pairs of each expert of all layers, by which they are balanced; over data
     "experts_load", "all_reduce", SELF, WORLD, "masters", "step", None)
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
@@ -114,7 +118,7 @@ CONTEXT: Final = (
 )
 EXPERT: Final = (
     ROUTE_COUNTS, ROUTE_OUT, ROUTE_OUT_GRAD, ROUTE_PAIRS, ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD, ROUTE_BACK,
-    ROUTE_BACK_GRAD, EXPERTS_LOAD,
+    ROUTE_BACK_GRAD, EXPERT_COPIES, EXPERT_COPIES_GRAD, EXPERTS_LOAD,
 )
 PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, TIED_REDUCE, STAGES_NORM)
 # fmt: on

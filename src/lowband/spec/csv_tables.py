@@ -31,6 +31,23 @@ _TYPES = {
 }
 
 
+_OF_BENCHMARKS = dict.fromkeys(TEXT, str)
+_kept: list[dict[tuple[Path, int], pd.DataFrame]] = []  # of each `read_once` that lasts
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Inside, each table is read at most once, however often it is asked for: no file may change meanwhile.
+
+    Each time it is a frame of its own, whose values are copied when it is changed (pandas' copy on write).
+    """
+    _kept.append({})
+    try:
+        yield
+    finally:
+        _kept.pop()
+
+
 def read_table(path: Path) -> pd.DataFrame:
     """The table, with floats as they were written. Raises UserError if the file does not exist.
 
@@ -41,7 +58,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def read_benchmark(path: Path) -> pd.DataFrame:
     """The rows of a kernels.csv; fields that do not apply to a kernel are empty."""
-    return _read(path, dict.fromkeys(TEXT, str))
+    return _read(path, _OF_BENCHMARKS)
 
 
 def read_published(path: Path) -> pd.DataFrame:
@@ -50,6 +67,15 @@ def read_published(path: Path) -> pd.DataFrame:
 
 
 def _read(path: Path, types: Any) -> pd.DataFrame:
+    if not _kept:
+        return _parsed(path, types)
+    kept, key = _kept[-1], (path, id(types))
+    if key not in kept:
+        kept[key] = _parsed(path, types)
+    return kept[key].copy(deep=False)
+
+
+def _parsed(path: Path, types: Any) -> pd.DataFrame:
     if not os.path.isfile(path):  # noqa: PTH113  False, too, for a name that no system takes
         raise UserError(
             "no such table", where=path, allowed="what `lowband collect` and `lowband table` write"

@@ -72,7 +72,8 @@ def walk(lists: Lists) -> Iterator[tuple[int, Action, list[Done]]]:
                 needed = needs(action, last)
                 if not done.issuperset(needed):
                     break
-                done.update((part, action.stage, action.micro_batch) for part in action.parts)
+                for part in action.parts:
+                    done.add((part, action.stage, action.micro_batch))
                 at[rank], moved = at[rank] + 1, True
                 yield rank, action, needed
     waiting = []

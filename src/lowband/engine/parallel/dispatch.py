@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from lowband.engine.collectives.experts import ExpertAxis
+from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.transport.axis import BoundHop
 from lowband.spec.activations import (
     ROUTE_BACK,
@@ -30,8 +31,8 @@ from lowband.spec.activations import (
 )
 from lowband.spec.step import Collective
 
-# x [T, H]; [experts of this rank] int64, pairs of each; by pair, sorted by expert: its row of x, int64; its
-# weight, if outputs are to be weighted -> [pairs, H]
+# x [T, H]; [experts of this rank, copies last] int64, pairs of each; by pair, sorted by expert: its row of x,
+# int64; its weight, if outputs are to be weighted -> [pairs, H]
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 OUT, BACK = (ROUTE_OUT, ROUTE_OUT_GRAD), (ROUTE_BACK, ROUTE_BACK_GRAD)
@@ -44,11 +45,19 @@ class Dispatch:
     experts: of all ranks together, numbered in the order of ranks; those of a rank are neighbours
     compute: of this rank's experts
     axis:    None: this rank has all
+    hot:     those with copies, whose tokens stay in their group of the outermost level
     """
 
-    def __init__(self, axis: ExpertAxis | None, experts: int, compute: Compute, name: str) -> None:
+    def __init__(
+        self,
+        axis: ExpertAxis | None,
+        experts: int,
+        compute: Compute,
+        name: str,
+        hot: HotExperts | None = None,
+    ) -> None:
         self._axis, self._experts, self._compute, self._name = axis, experts, compute, name
-        self._here = experts // (1 if axis is None else axis.ranks)
+        self._hot = hot
 
     def __call__(
         self, x_TH: torch.Tensor, tokens_P: torch.Tensor, experts_P: torch.Tensor, weights_P: torch.Tensor
@@ -73,20 +82,23 @@ class Dispatch:
         span: int,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """By pair, the output of its expert. span: experts behind the hops, from 0; weights: without hops"""
-        order = experts.argsort(stable=True)
-        rows, experts = rows[order], experts[order]
+        """By pair, the output of its expert. span: experts behind the hops; weights: where there are none"""
         if not hops:
-            counts = torch.bincount(experts, minlength=self._here)
+            slots, count = self._slots(experts)
+            order = slots.argsort(stable=True)
+            rows = rows[order]
+            counts = torch.bincount(slots, minlength=count)
             found = self._compute(
                 x, counts, rows, None if weights is None else weights.index_select(0, order)
             )
         else:
             bound, per = hops[0], span // hops[0].hop.count
-            to = torch.bincount(experts // per, minlength=bound.hop.count).unsqueeze(1)
+            partners = self._partners(experts, bound, span)
+            order = (partners * self._experts + experts).argsort(stable=True)
+            to = torch.bincount(partners, minlength=bound.hop.count).unsqueeze(1)
             (sent,), (came,) = self._counted(to, bound)
-            arrived = self._sent(x.index_select(0, rows), sent, came, bound, OUT)
-            of_them = self._sent((experts % per).int(), sent, came, bound, PAIRS).long()
+            arrived = self._sent(x.index_select(0, rows[order]), sent, came, bound, OUT)
+            of_them = self._sent(experts[order].int(), sent, came, bound, PAIRS).long()
             all_ = torch.arange(len(arrived), device=x.device)
             found = self._sent(self._each(arrived, all_, of_them, hops[1:], per), came, sent, bound, BACK)
         return torch.zeros_like(found).index_copy(0, order, found)
@@ -104,7 +116,7 @@ class Dispatch:
         if not hops:
             return _summed(self._each(x, rows, experts, (), span, weights), rows, None, x)
         bound, per = hops[0], span // hops[0].hop.count
-        partners, length = experts // per, max(len(x), 1)
+        partners, length = self._partners(experts, bound, span), max(len(x), 1)
         # A row goes once to a partner, and its pairs behind it.
         copies, copy_of = (partners * length + rows).unique(return_inverse=True)
         order = copy_of.argsort(stable=True)
@@ -112,7 +124,7 @@ class Dispatch:
         pairs_to = torch.bincount(partners, minlength=bound.hop.count)
         (sent, pairs_sent), (came, pairs_came) = self._counted(torch.stack([to, pairs_to], 1), bound)
         of_message = copy_of - (to.cumsum(0) - to)[partners]
-        pairs = torch.stack([of_message, experts % per], 1)[order].int()
+        pairs = torch.stack([of_message, experts], 1)[order].int()
         arrived = self._sent(x.index_select(0, copies % length), sent, came, bound, OUT)
         pairs = self._sent(pairs, pairs_sent, pairs_came, bound, PAIRS).long()
         theirs = self._sent(weights.index_select(0, order), pairs_sent, pairs_came, bound, WEIGHTS)
@@ -121,6 +133,23 @@ class Dispatch:
         found = self._merged(arrived, pairs[:, 0] + begin, pairs[:, 1], theirs, hops[1:], per)
         back = self._sent(found, came, sent, bound, BACK)
         return _summed(back, copies % length, None, x)
+
+    def _partners(self, experts: torch.Tensor, bound: BoundHop, span: int) -> torch.Tensor:
+        """By pair, the partner of a hop that has its expert, or leads there."""
+        partners = experts % span // (span // bound.hop.count)
+        if self._hot is None or not self._hot.hot or span < self._experts:
+            return partners
+        is_hot = torch.isin(experts, torch.tensor(self._hot.hot, device=experts.device))
+        return partners.masked_fill(is_hot, bound.coordinate)
+
+    def _slots(self, experts: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """By pair, the number of its expert on this rank; and how many experts that has."""
+        if self._axis is None:
+            return experts, self._experts
+        if self._hot is not None and self._hot.hot:
+            return self._hot.slots.to(experts.device)[experts], self._hot.count
+        here = self._experts // self._axis.ranks
+        return experts % here, here
 
     def _counted(self, to: torch.Tensor, bound: BoundHop) -> tuple[list[list[int]], list[list[int]]]:
         """By column of counts, those to partners and from them. to: [partners, columns] int64"""

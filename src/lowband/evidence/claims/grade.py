@@ -16,6 +16,7 @@ reported, ours and target are in `unit`; `printed` is the paper's number, in `pr
 import operator
 import re
 from collections.abc import Collection, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ def grade_claims(
     if unknown := sorted(set(only) - set(known)):
         raise UserError(f"no claim '{unknown[0]}'", where=claims_yaml, allowed=known)
     experiments = read_experiments(claims_yaml.parent)
+    effort = cache(partial(_effort, config=claims_yaml.parent))
     return pd.DataFrame(
         {
             **_statement(claim, claims_yaml),
-            **_effort(experiments[claim.experiment], claims_yaml.parent),
+            **effort(experiments[claim.experiment]),
             **_grade(claim, experiments[claim.experiment], tables_dir, root, f"{claims_yaml}: {claim.id}"),
         }
         for claim in claims
@@ -223,11 +225,12 @@ def _select(query: Query, evidence: str, tables_dir: Path, where: str) -> pd.Dat
 
 
 def _filter(table: pd.DataFrame, wanted: Mapping[str, Value | tuple[Value, ...]], where: str) -> pd.DataFrame:
+    is_wanted = pd.Series(True, index=table.index)
     for column, value in wanted.items():
         if column not in table:
             raise UserError(f"no column '{column}'", where=where, allowed=table.columns)
-        table = table.loc[table[column].isin(one_of(value))]
-    return table
+        is_wanted &= table[column].isin(one_of(value))
+    return table.loc[is_wanted]
 
 
 def _per_experiment(query: Query, rows: pd.DataFrame) -> "pd.Series[float]":

@@ -4,9 +4,9 @@ First the number that hold, by paper and by kind; then the claims that were trie
 on shipped ones; then those that were not tried, with the reason.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -15,8 +15,10 @@ from lowband.evidence.claims.claim import KINDS, PAPERS
 from lowband.evidence.claims.grade import grade_claims
 from lowband.evidence.claims.origin import ORIGINS
 from lowband.evidence.report.writers import HTML, latex, markdown
-from lowband.spec.csv_tables import made_of, read_table, write_csv
+from lowband.spec.csv_tables import made_of, read_once, read_table, write_csv
 from lowband.spec.files import write_whole
+
+Claim: TypeAlias = "pd.Series[Any] | Mapping[Hashable, Any]"  # a row of claims.csv, by column
 
 VERDICTS = ("met", "not met", "partial", "fit", "not run")
 
@@ -36,7 +38,7 @@ def write_claims(
 
     root: the folder that holds config/suites and results/. Raises UserError for an unknown claim.
     """
-    with made_of(tables_dir):
+    with made_of(tables_dir), read_once():
         graded = grade_claims(claims_yaml, tables_dir, only, root)
     write_csv(graded, out / "claims.csv")
     claims = read_table(out / "claims.csv")  # an empty text is a missing value from here on
@@ -52,12 +54,12 @@ def is_tried(claims: pd.DataFrame) -> "pd.Series[bool]":
     return claims["verdict"] != "not run"
 
 
-def ours(claim: "pd.Series[Any]") -> str:
+def ours(claim: Claim) -> str:
     """Our value, to four digits."""
     return "" if pd.isna(claim["ours"]) else f"{claim['ours']:.4g}"
 
 
-def reported(claim: "pd.Series[Any]") -> str:
+def reported(claim: Claim) -> str:
     """The paper's value in the unit of ours; as printed if the claim was not tried."""
     if pd.notna(claim["reported"]):
         return f"{claim['reported']:.4g}"
@@ -66,7 +68,7 @@ def reported(claim: "pd.Series[Any]") -> str:
     return " ".join(str(claim[column]) for column in ("printed", "printed_unit") if pd.notna(claim[column]))
 
 
-def must_be(claim: "pd.Series[Any]") -> str:
+def must_be(claim: Claim) -> str:
     """The relation that must hold, with its tolerance and the unit of reported, ours and target."""
     if pd.isna(claim["target"]):
         return ""
@@ -80,15 +82,15 @@ def minutes(value: float | None) -> str:
     return "" if value is None else f"{max(1, round(value))}"
 
 
-def rows_from(claim: "pd.Series[Any]") -> str:
+def rows_from(claim: Claim) -> str:
     """Whether this run measured the rows or they are shipped, with machine, date, commit and experiment."""
-    machine = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
+    machine: str = "" if pd.isna(claim["rows_from"]) else f": {claim['rows_from']}"
     return f"{claim['origin']}{machine}; {claim['provenance']}, experiment {claim['experiment']}"
 
 
-def note(claim: "pd.Series[Any]") -> str:
+def note(claim: Claim) -> str:
     """Details behind a verdict: each value if a few were aggregated, and why it is not met."""
-    each = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
+    each: str = "" if pd.isna(claim["values"]) else f"each: {claim['values']}"
     return "; ".join(filter(None, (each, "" if pd.isna(claim["why"]) else str(claim["why"]))))
 
 
@@ -115,8 +117,8 @@ def headlines(claims: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _each(text: Callable[["pd.Series[Any]"], str], claims: pd.DataFrame) -> list[str]:
-    return [text(claim) for _, claim in claims.iterrows()]
+def _each(text: Callable[[Claim], str], claims: pd.DataFrame) -> list[str]:
+    return [text(claim) for claim in claims.to_dict("records")]
 
 
 def not_run(claims: pd.DataFrame) -> pd.DataFrame:

@@ -2,12 +2,15 @@
 
 One sequence a step over all ranks; states sharded over them (zero3), blocks recomputed, bf16. Way by way, as
 all levels that the ranks cross attend; `state` is of the same model with linear layers in place of softmax.
+logits: whole: all of a rank's are in memory; in pieces: next to none of them are, which shows the ways.
 `tokens` is a multiple of 1,024 and of what the ranks divide; 0: even that does not fit.
 """
 
+from itertools import product
 from math import lcm
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lowband.errors import UserError
@@ -19,6 +22,7 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD
 from lowband.spec.model import ModelSpec
+from lowband.spec.sourced import Fact
 from lowband.spec.stack import Stack
 
 CLUSTERS, MODELS = ("dgx-h100", "frontier"), ("llama-3.2-1b", "llama-3-8b")
@@ -26,20 +30,25 @@ MIXED = "heads inside, ring outside"  # of nodes
 WAYS = ("ring", "gather", "heads", MIXED, "state")
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 STEP, MOST = 1024, 2**31  # tokens
+TRIED = 130  # lengths at once
+
+
+LOSSES = {"whole": {}, "in pieces": {"logit_bytes": Fact(value=0, source="a loss in pieces")}}
 
 
 def longest(config: Config) -> pd.DataFrame:
     """A row per machine, model, way and number of ranks. refused: why ranks cannot attend so, else empty"""
     rows = []
-    for cluster in CLUSTERS:
+    for cluster, loss in product(CLUSTERS, LOSSES):
         machine, stack = setting(config, cluster, "ours")
+        stack = stack.model_copy(update=LOSSES[loss])
         for name in MODELS:
             for way in WAYS:
                 model = config.model(name)
                 if way == "state":
                     model = model.model_copy(update={"attention": "linear"})
                 for ranks in RANKS:
-                    rows.append(_row(config, machine, stack, model, way, ranks))
+                    rows.append({"logits": loss, **_row(config, machine, stack, model, way, ranks)})
     return pd.DataFrame(rows)
 
 
@@ -67,12 +76,13 @@ def _row(
     assert machine.device.memory_gib is not None
     room, unit = machine.device.memory_gib * GIB, lcm(STEP, probe.layout.multiple)
 
-    def fits(units: int) -> bool:
-        job = Workload(machine, stack, model, scheme, ranks, 1, units * unit, axes=axes)
-        return float(peak_bytes(memory_items(job), job.keeps_grads)) <= room
-
     fitting, too_many = 0, MOST // unit
     while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        fitting, too_many = (middle, too_many) if fits(middle) else (fitting, middle)
+        units = np.unique(np.linspace(fitting, too_many, TRIED).astype(int))[1:-1]
+        job = Workload(machine, stack, model, scheme, ranks, 1, units * unit, axes=axes)
+        fits = peak_bytes(memory_items(job), job.keeps_grads) <= room
+        fitting, too_many = (
+            int(units[fits].max(initial=fitting)),
+            int(units[~np.asarray(fits)].min(initial=too_many)),
+        )
     return {**row, "tokens": fitting * unit, "tokens_per_rank": fitting * unit / ranks, "refused": ""}

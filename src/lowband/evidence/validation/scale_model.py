@@ -5,12 +5,20 @@ by hop or flat; nothing else takes time, nothing is fitted, and all is multiplie
 therefore have equal forward and backward computation and differ only in exposed communication.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lowband.predict.search.lengths_cost import Job
+from lowband.predict.search.lengths_step import Costs
 from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import workload_of
 from lowband.spec.machine import Device, Link, Machine
+from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
+from lowband.spec.stack import OURS
 
 
 def box_step_s(spec: RunSpec) -> float | None:
@@ -25,6 +33,20 @@ def box_step(spec: RunSpec) -> StepTime:
     bared = bare(spec.machine, spec.compute_dtype)
     job = replace(workload_of(spec), machine=bared, attention="plain")
     return step_time(job)
+
+
+def box_costs(machine: Machine, model: ModelSpec, ranks: int, room: float) -> Costs:
+    """What sequences of many lengths cost in a box, in its own seconds. room: tokens on a rank"""
+    assert machine.box is not None
+    scale = machine.box.scale
+    found = Job(bare(machine, "bf16"), OURS, model, ranks, "none", "plain").costs()
+
+    def slowed(degree: int) -> Callable[[NDArray[np.int64]], NDArray[np.float64]]:
+        return lambda lengths: scale * found.seconds[degree](lengths)
+
+    return replace(
+        found, seconds={degree: slowed(degree) for degree in found.seconds}, room=room, fixed_s=0.0
+    )
 
 
 def bare(machine: Machine, dtype: str) -> Machine:

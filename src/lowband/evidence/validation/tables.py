@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation import SOURCES, context_cells
 from lowband.evidence.validation.context import context_balance
 from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
@@ -14,16 +14,18 @@ from lowband.evidence.validation.longest import longest
 from lowband.evidence.validation.low_communication import low_communication
 from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.published_context import published_context, published_lengths
+from lowband.evidence.validation.published_experts import published_experts
 from lowband.evidence.validation.strong_scaling import strong_scaling
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
+from lowband.spec.files import write_whole
 from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
-    "pareto", "low_communication", "pipelines", "context_balance", "published_context",
+    "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
     "longest_context", "strong_scaling", "wan_steps", "constants",
 )  # fmt: skip
 
@@ -44,6 +46,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(pipelines(config), out / "pipelines.csv")
     write_csv(context_balance(config), out / "context_balance.csv")
     write_csv(published_context(config), out / "published_context.csv")
+    write_csv(published_experts(config), out / "published_experts.csv")
     write_csv(longest(config), out / "longest_context.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
@@ -53,6 +56,13 @@ def write_predicted(config: Config, out: Path) -> None:
 def write_lengths(config: Config, out: Path) -> None:
     """Write published_lengths.csv into `out`."""
     write_csv(published_lengths(config), out / "published_lengths.csv")
+
+
+def write_cells(config: Config, out: Path) -> None:
+    """Write context_cells.csv and the suite of these cells, box-context.yaml, into `out`."""
+    cells = context_cells.drawn(config)
+    write_csv(context_cells.table(cells), out / "context_cells.csv")
+    write_whole(out / f"{context_cells.SUITE}.yaml", context_cells.text(cells))
 
 
 def constants(config: Config) -> pd.DataFrame:

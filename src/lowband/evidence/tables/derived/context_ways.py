@@ -8,8 +8,12 @@ second way's step over the first's.
 import pandas as pd
 
 SUITE = "box-context"
-CELL = ["provenance", "cluster", "model", "seq_len", "micro_batch", "outer_link_bytes_per_s"]
+CELL = ["provenance", "cluster", "model", "seq_len", "micro_batch", "recompute", "outer_link_bytes_per_s"]
 WAY = ["context_attention", "context_states"]
+COLUMNS = (
+    "ways", "predicted_way", "measured_way", "is_right", "over_measured_best", "next_predicted",
+    "next_measured", "step_s", "predicted_step_s",
+)  # fmt: skip
 
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +37,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
                 "step_s": measured[named], "predicted_step_s": predicted.iloc[0],
             }
         )  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=[*CELL, *COLUMNS])
 
 
 def _words(attention: str, states: str) -> str:

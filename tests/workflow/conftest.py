@@ -1,0 +1,31 @@
+"""A `python` whose commands are forked from a process with imported packages; with --wide the interpreter."""
+
+from collections.abc import Iterator
+
+import pytest
+import trees
+
+from tests.interpreter import Warm
+
+PLAIN = (
+    "snakemake.cli", "pandas", "matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg",
+    "seaborn", "pydantic", "jinja2", "psutil", "papermill.cli",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm(request: pytest.FixtureRequest) -> Iterator[Warm | None]:
+    if request.config.getoption("--wide"):
+        yield None
+        return
+    with Warm() as program:
+        program.serve("plain", *PLAIN)
+        trees.PYTHON = str(program.path)
+        yield program
+
+
+@pytest.fixture(scope="module")
+def warm_training(warm: Warm | None) -> None:
+    """`lowband train` too."""
+    if warm is not None:
+        warm.serve("torch", *PLAIN, "torch._dynamo")
