@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Mapping
 from difflib import get_close_matches
 
@@ -50,6 +51,7 @@ USERS = (
     "preflight", "train", "status", "curves", "box", "import-log", "bench-comm", "bench-kernel",
     "bench-softmax",
 )  # fmt: skip
+BENCH = "bench-"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,16 +121,26 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _overview(verbs: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The verbs in two groups, each with the first line of its description."""
+    """The verbs in two groups, each with the first line of its description; benchmarks of the repository, of
+    which there are many, by name alone."""
     line_of = {name: (verb.description or "").partition("\n")[0] for name, verb in verbs.items()}
+    others = [name for name in verbs if name not in USERS]
+    benches = [name.removeprefix(BENCH) for name in others if name.startswith(BENCH)]
+    line_of[f"{BENCH}..."] = f"time or compare one thing on this machine: {', '.join(benches)}"
     groups = {
         "predict, train and measure:": USERS,
-        "reproduce and keep the results of lowband's repository:": [v for v in verbs if v not in USERS],
-    }
+        "reproduce and keep the results of lowband's repository:": [
+            *(name for name in others if not name.startswith(BENCH)), f"{BENCH}...",
+        ],
+    }  # fmt: skip
     return "\n".join(
-        "\n".join([heading, *(f"  {name:<13}  {line_of[name]}" for name in names)])
+        "\n".join([heading, *(_entry(name, line_of[name]) for name in names)])
         for heading, names in groups.items()
     )
+
+
+def _entry(name: str, line: str) -> str:
+    return textwrap.fill(line, 80, initial_indent=f"  {name:<13}  ", subsequent_indent=" " * 17)
 
 
 if __name__ == "__main__":

@@ -95,10 +95,10 @@ def forward_after_a_failed_gather() -> tuple[float, float, bool]:
     model = sharded(Tower(), HPZ)
     expected = model(inputs(0, dist.get_rank())).item()
     unit = engine_of(model).units[2]
-    gather, unit._gather = unit._gather, failing
+    gather, unit.held.gather = unit.held.gather, failing
     with pytest.raises(MemoryError):
         model(inputs(0, dist.get_rank()))
-    unit._gather = gather
+    unit.held.gather = gather
     is_free = unit.state is UnitState.SHARDED and unit.flat.untyped_storage().nbytes() == 0
     return expected, model(inputs(0, dist.get_rank())).item(), is_free
 

@@ -49,7 +49,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "verify": ("--root .", "--write --root ."),
     "status": ("--results local --suite mine --root .",),
     "box": ("status", *(() if missing() else ("jobs results/local/runs --out jobs.csv",)),
-        "run --cluster frontier-box -- true", "up", "down"),
+        "run --cluster frontier-box -- true", "up", "down",
+        "lengths --lengths lengths.txt --room 64 --out out"),
     "bench-comm": ("--cluster frontier-box --ranks 16 --seconds 0.1 --repeats 2 --out out",),
     "import-log": (
         "train.log --format torchtitan --model gpt-200k --seq-len 64 --ranks 4 --recompute --out s.csv",
@@ -60,6 +61,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "predict": (
         f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full",
         f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
+        "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops --imbalance 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
     ),
     "plan": (
@@ -82,6 +84,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-compile": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
     "bench-pipeline": ("--out out",),
+    "bench-experts": ("--steps 1 --out out",),
     "check-context": ("context.py --ranks 2 --tolerance 1e-9",),
     "bench-schedules": ("--forward 0.1 --send 0.5 --out out",),
     "bench-products": ("--out out --root .",),
@@ -94,7 +97,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
     "bench-compile", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
-    "bench-kernel", "bench-softmax", "bench-comm",
+    "bench-experts", "bench-kernel", "bench-softmax", "bench-comm",
     "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.

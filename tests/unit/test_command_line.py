@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -103,9 +104,11 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 47
     assert max(map(len, lines)) <= 80
-    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    *listed, last = [line.split()[0] for line in lines if re.match("  [a-z]", line)]
     assert tuple(listed[: len(USERS)]) == USERS
-    assert sorted(listed) == sorted(command_line()[1])
+    assert last == "bench-..."
+    names = " ".join(lines).partition("on this machine:")[2].replace(",", "").split()
+    assert sorted([*listed, *(f"bench-{name}" for name in names)]) == sorted(command_line()[1])
 
 
 @pytest.mark.parametrize("verb", command_line()[1])

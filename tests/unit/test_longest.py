@@ -32,7 +32,7 @@ def test_it_fits_and_a_longer_one_does_not(rows, loss: str, way: str, ranks: int
     machine, stack = setting(CONFIG, "frontier", "ours")
     axes = Ways.of_options(cp=ranks).model_copy(update={"context_attention": way})
     [tokens] = rows.query(
-        "cluster == 'frontier' and model == 'llama-3-8b' and loss == @loss and way == @way"
+        "cluster == 'frontier' and model == 'llama-3-8b' and logits == @loss and way == @way"
         " and ranks == @ranks"
     )["tokens"]
     stack = stack.model_copy(update=LOSSES[loss])
@@ -43,14 +43,14 @@ def test_it_fits_and_a_longer_one_does_not(rows, loss: str, way: str, ranks: int
 
 
 def test_more_ranks_have_room_for_longer_ones_and_ways_differ(rows) -> None:
-    of = {"cluster": "dgx-h100", "model": "llama-3.2-1b", "loss": "in pieces"}
+    of = {"cluster": "dgx-h100", "model": "llama-3.2-1b", "logits": "in pieces"}
     ways = {way: _tokens(rows, way=way, **of) for way in ("ring", "gather", "heads", MIXED, "state")}
     for way in ("ring", MIXED, "state"):
         assert ways[way] == sorted(ways[way])
     assert ways["heads"][-1] == 0  # 32 heads on 64 ranks
     assert ways["gather"][-1] < ways["ring"][-1] / 4  # a rank holds all keys
     assert all(a >= b for a, b in zip(ways[MIXED], ways["ring"], strict=True))
-    whole = _tokens(rows, way="ring", **{**of, "loss": "whole"})
+    whole = _tokens(rows, way="ring", **{**of, "logits": "whole"})
     assert all(a < b / 5 for a, b in zip(whole, ways["ring"], strict=True))
     refused = rows[(rows["way"] == "heads") & (rows["ranks"] == 64)]["refused"]
     assert refused.str.contains("32 heads with 8 of keys cannot be divided").all()

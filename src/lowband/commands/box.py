@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lowband.commands import add_verb
+from lowband.commands.box_benches import add_lengths
 
 
 def add(commands: Any) -> None:
@@ -29,6 +30,7 @@ def add(commands: Any) -> None:
             parsed.add_argument("runs", type=Path, help="results/<name>/runs")
             parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
         parsed.set_defaults(run=_box, verb=verb)
+    add_lengths(verbs)
 
 
 def _box(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""bench-comm, bench-routes, bench-lengths: what is measured on a box's shaped links."""
+"""bench-comm, bench-routes, box lengths: what is measured on a box's shaped links."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from lowband.commands import add_verb, at_least_one, function_of
 if TYPE_CHECKING:
     from lowband.spec.machine import Machine
 
-LENGTHS = "a batch of many lengths in a box: as planned, by one degree, padded"
+LENGTHS = "a batch of many lengths: as planned, by one degree, padded"
 
 
 def add(commands: Any) -> None:
@@ -29,16 +29,17 @@ def add(commands: Any) -> None:
         _add_common(bench, "frontier-box", name)
         bench.set_defaults(run=_bench, table=name, rows_of=rows_of)
 
-    lengths = add_verb(
-        commands, "bench-lengths", LENGTHS, "--lengths batch.txt --room 256 --out results/lengths"
-    )
+
+def add_lengths(verbs: Any) -> None:
+    """A verb of `lowband box`."""
+    lengths = verbs.add_parser("lengths", help=LENGTHS)
     lengths.add_argument("--model", default="gpt-200k-4-heads", help="a name of config/models.yaml")
     lengths.add_argument("--lengths", type=Path, required=True, help="of the batch's sequences, one a line")
     lengths.add_argument("--room", type=at_least_one, required=True, help="tokens that a rank has room for")
     lengths.add_argument("--ranks", type=at_least_one, default=8)
     lengths.add_argument("--steps", type=at_least_one, default=3, help="after one that is not counted")
     _add_common(lengths, "context-box", "lengths")
-    lengths.set_defaults(run=_bench_lengths)
+    lengths.set_defaults(run=_lengths)
 
 
 def _add_common(bench: argparse.ArgumentParser, cluster: str, table: str) -> None:
@@ -59,7 +60,7 @@ def _bench(options: argparse.Namespace) -> None:
     _write(options, options.table, rows, "ones", "--repeats")
 
 
-def _bench_lengths(options: argparse.Namespace) -> None:
+def _lengths(options: argparse.Namespace) -> None:
     import pandas as pd
 
     from lowband.evidence.validation.scale_model import box_costs

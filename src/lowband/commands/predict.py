@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
 from lowband.errors import UserError
-from lowband.spec.axes import States
+from lowband.spec.axes import Route, States
 from lowband.spec.step import Schedule
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     _add_context(predict, [], "default: ring; state")
+    _add_experts(predict, ["merged"], "default: merged")
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -70,6 +71,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     _add_context(plan, ["all"], "default: all")
+    _add_experts(plan, list(get_args(Route)), "default: all")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -115,6 +117,23 @@ def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str)
     )  # fmt: skip
 
 
+def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str) -> None:
+    """Add the options of ranks with different experts. routes: the default"""
+    parser.add_argument(
+        "--ep", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks that divide experts"
+    )
+    parser.add_argument(
+        "--route", nargs="+", choices=get_args(Route), default=routes, help=f"to theirs ({default})"
+    )
+    parser.add_argument(
+        "--imbalance",
+        type=positive,
+        default=1.0,
+        metavar="X",
+        help="of theirs: most rows to mean (default: 1)",
+    )
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     """Add the options that `predict` and `plan` share. Lists make a grid."""
     several = parser.prog.endswith("predict")
@@ -137,17 +156,19 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _predict(options: argparse.Namespace) -> int:
     import json
+    from itertools import product
 
     from lowband.predict.request import Grid
     from lowband.predict.show.render import flat, table, text
-    from lowband.spec.axes import Ways
+    from lowband.spec.axes import Ways, to_experts
     from lowband.spec.config import Config
 
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
+    of_stages = options.interleave, options.schedule, options.layers
     axes = [
-        Ways.of_options(options.tp, options.pp, options.interleave, options.schedule, options.layers, cp)
-        for cp in options.cp
+        Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
+        for cp, along in product(options.cp, to_experts(options.ep, options.route))
     ]
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
     records = Grid(**values).records()
@@ -189,11 +210,12 @@ def _plan(options: argparse.Namespace) -> None:
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
-    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp)
+    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, options.ep, options.route)
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
         options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute, options.exact, options.ways, options.states,
+        options.imbalance,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
     if options.json:
@@ -215,7 +237,7 @@ def _plan_lengths(
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
     beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
     beside += ["--cp"] * (options.cp != [1]) + ["--ways"] * (options.ways != ["all"])
-    beside += ["--states"] * bool(options.states)
+    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep != [1])
     if beside:
         raise UserError(f"--lengths is without {beside[0]}")
     batch = read_lengths(options.lengths, model)
@@ -246,8 +268,8 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
-    if options.write or options.tp or options.pp or options.layers or options.cp != [1]:
-        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp and --layers")
+    if options.write or options.tp or options.pp or options.layers or options.cp + options.ep != [1, 1]:
+        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp, --ep and --layers")
     machine, stack = setting(config, options.cluster, options.stack)
     machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
     model = config.given_model(options.model)

@@ -6,6 +6,11 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
     MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
     linear layer neither, but what cost/linear.py counts: bytes are of the mean block
+    experts, in place of an MLP: 4h + 12 E of a router; shared experts as an MLP; for each pair of a token and
+    an expert 2I of each of up (and gate), 2h of the output in order; and, as torch keeps what is added up, in
+    fp32, 8h for each pair, of weighted outputs and not. On other ranks' experts also 2h for each row that
+    comes there, and merged only 4h for each pair and 4h for each row; else another 2h for each pair. (Of a
+    route over several levels this counts one exchange, not one each.)
     dropout masks: h + h
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
@@ -19,6 +24,7 @@ input, attention's output and every other matrix product's output, as torchtitan
 from dataclasses import dataclass
 from typing import Literal
 
+from lowband.cost.experts import hit
 from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.model import ModelSpec
@@ -48,20 +54,30 @@ def kept_bytes_per_token(
     axes: Ways = ONLY_DATA,
     dropout: bool = False,
     gathered: float = 0,
-    context: float = 0,
+    context: Num = 0,
+    load: float = 1.0,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
     gathered: inputs of a block that sequence parallelism gathers and the backward finds, 0 to 2
     context:  bytes that attention between ranks along context keeps besides (cost/context_load.py), and
               linear attention (cost/linear.py)
+    load:     of experts, rows of the fullest rank's as a multiple of the mean
     """
-    h, k, f, heads = model.hidden, model.kv_hidden, model.mlp_width, model.heads
+    h, k, heads = model.hidden, model.kv_hidden, model.heads
+    f = model.mlp_width if model.experts is None else 0
     tensor, outside = axes.tensor, axes.outside
     between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
-    replicated = HALF * 4 * h + (2 * h if dropout else 0)
+    replicated: float = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
     core = core * (1 - model.linear_layers / model.layers)
+    outputs = HALF * (h + h + k + f) / tensor
+    if model.experts is not None:  # of which only attention is cut
+        width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
+        replicated += rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
+        replicated += HALF * (4 if model.gated else 2) * width * model.shared_experts
+        replicated += h * _summed(model, axes, load)
+        outputs += HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
     block_input = HALF * h / outside
@@ -70,7 +86,18 @@ def kept_bytes_per_token(
     elif recompute == "selective":
         block = everything - (core if attention == "plain" else 0)
     elif recompute == "op":
-        block = block_input + HALF * (h + h + k + f) / tensor + HALF * h / outside
+        block = block_input + outputs + HALF * h / outside
     else:
         block = block_input
     return Kept(block, everything - block)
+
+
+def _summed(model: ModelSpec, axes: Ways, load: float) -> float:
+    """Bytes of rows that come to experts and of sums of what returns, for a token and value of hidden."""
+    pairs, experts = model.top_k, model.experts or 1
+    if axes.expert == 1:
+        return (HALF + 8) * pairs
+    if axes.route != "merged":
+        return (2 * HALF * load + HALF + 8) * pairs
+    rows = axes.expert * float(hit(experts, pairs, axes.expert))
+    return load * (HALF * rows + (HALF + 4) * pairs) + 4 * rows

@@ -11,6 +11,10 @@ additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activatio
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
 In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
+Of experts, all that a token meets, I wide, stand for f; the fullest rank's have `load` times the mean rows.
+Their products take at least as long as to read the weights of a rank's experts: with few rows each, that is
+what they wait for. A pair's row is sorted by expert, and its output put back: 8h. Ranks along tensor divide
+none of it, but, with sequence parallelism, the tokens.
 Where ranks along context add up the outputs of several blocks of keys, the sums, fp32, are read and written
 and the block's output read for each: 10 bytes a value, and 15 kernels.
 The loss moves 24 bytes per logit: 16-bit to fp32, softmax, gradient. Adam moves 34 bytes per parameter: the
@@ -24,13 +28,15 @@ from fractions import Fraction
 import numpy as np
 
 from lowband.cost import linear as of_linear
-from lowband.cost.activations import Attention, Recompute
+from lowband.cost.activations import HALF, Attention, Recompute
 from lowband.cost.collectives import GIGA, Case, seconds, share
 from lowband.cost.flops import (
     BACKWARD_MATMUL,
     attention_flops_per_token,
     block_matmul_flops_per_token,
+    expert_elements,
     head_flops_per_token,
+    uncut_flops_per_token,
 )
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
@@ -138,16 +144,19 @@ def work(
     dropout: bool = False,
     attended: Sequence[Fraction] = (Fraction(1),),
     merges: int = 0,
+    load: float = 1.0,
 ) -> Work:
     """Computation of one micro-batch of `micro_batch` sequences on one of the tensor and context ranks.
 
     attended, merges: of attention between ranks along context, as cost.context_load has them
+    load: of experts, rows of the fullest rank's as a multiple of the mean
     """
     tokens = micro_batch * (seq_len // axes.context)
-    h, k, f, tensor = model.hidden, model.kv_hidden, model.mlp_width, axes.tensor
+    h, k, tensor = model.hidden, model.kv_hidden, axes.tensor
+    f = model.mlp_width if model.experts is None else 0
     linear = model.linear_layers / model.layers  # shares of the blocks
     softmax = 1 - linear
-    products = computer.matmul_s(tokens * block_matmul_flops_per_token(model) / tensor)
+    products = _products_s(computer, model, tokens, axes, load)
     load = float(sum(attended))
     core = load * computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
     scores: Num = 0.0
@@ -157,9 +166,16 @@ def work(
     inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
     merged = softmax * merges
     moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
+    if model.experts is not None:
+        rows = load * model.top_k
+        per_width = (8 if model.gated else 4) * model.expert_width
+        moved = moved + (per_width * (rows + model.shared_experts) + 8 * h * rows) / axes.outside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
-    states, states_back, behind, behind_back = (0.0,) * 4
+    states: Num = 0.0
+    states_back: Num = 0.0
+    behind: Num = 0.0
+    behind_back: Num = 0.0
     if linear:
         own = model, tensor, seq_len // axes.context
         states, states_back, behind, behind_back = (
@@ -192,3 +208,14 @@ def work(
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
         head_weight=head,
     )
+
+
+def _products_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways, load: float) -> Num:
+    """Of a block's matrices, forward."""
+    beside, met = uncut_flops_per_token(model)
+    cut = block_matmul_flops_per_token(model) - beside - met
+    found = computer.matmul_s(tokens * (cut / axes.tensor + beside / axes.outside))
+    if model.experts is None:
+        return found
+    read = computer.memory_s(HALF * expert_elements(model) * (model.experts / axes.expert))
+    return found + np.maximum(computer.matmul_s(load * tokens * met / axes.outside), read)

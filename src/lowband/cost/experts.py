@@ -16,14 +16,14 @@ Source: counted in test_dispatch; for one level DeepEP's and HetuMoE's exchanges
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 from math import comb, prod
 from typing import NamedTuple
 
 from lowband.cost.bytes import experts_apart
-from lowband.cost.context import by_level
+from lowband.cost.context import by_hop, passes
 from lowband.cost.memory import MASTER_BYTES
 from lowband.spec.activations import (
     EXPERT_COPIES,
@@ -39,9 +39,11 @@ from lowband.spec.activations import (
     ROUTE_WEIGHTS_GRAD,
 )
 from lowband.spec.axes import Route
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD, Hop, Levels
+from lowband.spec.model import ModelSpec
 from lowband.spec.partition import round_up
 from lowband.spec.run import RunSpec
+from lowband.spec.step import Collective
 from lowband.spec.wire import DTYPE_BYTES
 
 INDEX_BYTES, COUNT_BYTES, LOAD_BYTES = 4, 8, 8  # int32, int64, fp64
@@ -81,57 +83,102 @@ def hit(experts: int, top_k: int, groups: int) -> Fraction:
     return 1 - Fraction(comb(experts - experts // groups, top_k), comb(experts, top_k))
 
 
+class Part(NamedTuple):
+    """What a row sends over one level's links in a pass of a layer, in the mean: bytes for each token of a
+    rank, bytes for all of them together, messages of a rank."""
+
+    row: Collective
+    level: str
+    of_token: Fraction
+    fixed: Fraction
+    messages: Fraction
+
+
+def parts(
+    model: ModelSpec, levels: Levels, route: Route, compute_dtype: str, copies: int = 0
+) -> Iterator[Part]:
+    """Of every row to and from the experts of a layer, outermost level first; none of one rank.
+
+    levels: as ranks with different experts see them; copies: as many as there may be
+    """
+    if model.experts is None:
+        return
+    merged, none = route == "merged", Fraction(0)
+    columns = 2 if merged else 1
+    for level, rows, pairs, messages in crossings(levels, route, model.experts, model.top_k):
+        sent, of_pairs = rows * model.hidden * DTYPE_BYTES[compute_dtype], pairs * columns * INDEX_BYTES
+        for row in (ROUTE_OUT, ROUTE_BACK, ROUTE_OUT_GRAD, ROUTE_BACK_GRAD):
+            yield Part(row, level, sent, none, messages)
+        yield Part(ROUTE_PAIRS, level, of_pairs, none, messages)
+        yield Part(ROUTE_COUNTS, level, none, messages * columns * COUNT_BYTES, messages)
+        for row in (ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD) if merged else ():
+            yield Part(row, level, pairs * MASTER_BYTES, none, messages)
+    for level, sent, messages in _copies(model, levels, route, copies):
+        for row in (EXPERT_COPIES, EXPERT_COPIES_GRAD):
+            yield Part(row, level, none, sent * DTYPE_BYTES[compute_dtype], messages)
+
+
+def _copies(
+    model: ModelSpec, levels: Levels, route: Route, copies: int
+) -> Iterator[tuple[str, Fraction, Fraction]]:
+    """By level, elements and messages of a layer's copies that a rank sends at once."""
+    joined = levels.joined(SELF, WORLD)
+    if not copies or joined is None:
+        return
+    matrices = experts_apart(model, levels.world).values()
+    sent = sum(prod(shape[1:]) for shape in matrices) * Fraction(copies, levels.world)
+    if route == "flat":
+        for level, share in joined.shares(None).items():
+            messages = (levels.world - 1) * share
+            yield level, sent * messages, messages
+        return
+    outermost = levels.hops(SELF, WORLD)[-1]
+    yield outermost.level, sent * (outermost.count - 1), Fraction(outermost.count - 1)
+
+
 def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
     """(level, collective, wire) -> bytes that a rank sends in an optimizer step, in the mean; of a pipeline,
     over its ranks, too."""
-    model, counts = spec.model, defaultdict[tuple[str, str, str], Fraction](Fraction)
-    if model.experts is None:
-        return {}
-    layers = Fraction(model.layers, spec.pipeline)
     divided = spec.context * (spec.tensor if spec.sequence_parallel else 1)
-    tokens = Fraction(spec.micro_batch * spec.seq_len, divided)
-    forwards = spec.accumulation * (2 if spec.recompute == "full" else 1)
-    width, merged = DTYPE_BYTES[spec.compute_dtype], spec.route == "merged"
-    for each in crossings(spec.levels_of_experts, spec.route, model.experts, model.top_k):
-        row = each.rows * model.hidden * width * tokens
-        pair, columns = each.pairs * tokens, 2 if merged else 1
-        per_forward = {
-            ROUTE_OUT: row, ROUTE_BACK: row,
-            ROUTE_PAIRS: pair * columns * INDEX_BYTES,
-            ROUTE_COUNTS: each.messages * columns * COUNT_BYTES,
-            **({ROUTE_WEIGHTS: pair * MASTER_BYTES} if merged else {}),
-        }  # fmt: skip
-        per_backward = {ROUTE_OUT_GRAD: row, ROUTE_BACK_GRAD: row}
-        per_backward |= {ROUTE_WEIGHTS_GRAD: pair * MASTER_BYTES} if merged else {}
-        for rows, times in ((per_forward, forwards), (per_backward, spec.accumulation)):
-            for collective, sent in rows.items():
-                counts[each.level, collective.name, "native"] += sent * times * layers
-    for level, sent in _copies(spec):
-        for collective, times in ((EXPERT_COPIES, forwards), (EXPERT_COPIES_GRAD, spec.accumulation)):
-            counts[level, collective.name, "native"] += sent * times * layers
     axes = [spec.levels, *([spec.mesh.levels("tensor")] if spec.sequence_parallel else [])]
-    for levels, of_place in product(axes, _layers(spec)):
-        whole = LOAD_BYTES * round_up(of_place * model.experts, levels.world)
-        for level, sent in by_level(EXPERTS_LOAD, Fraction(whole), levels):
-            counts[level, EXPERTS_LOAD.name, "native"] += sent / spec.pipeline
+    return sent_to_experts(
+        spec.model, spec.levels_of_experts, spec.route, axes, _layers(spec),
+        Fraction(spec.micro_batch * spec.seq_len, divided), spec.accumulation, spec.recompute == "full",
+        spec.compute_dtype, spec.copies,
+    )  # fmt: skip
+
+
+def sent_to_experts(
+    model: ModelSpec,
+    levels: Levels,
+    route: Route,
+    token_axes: Sequence[Levels],
+    layers: Sequence[int],
+    tokens: Fraction,
+    accumulation: int,
+    is_recomputed: bool,
+    compute_dtype: str,
+    copies: int = 0,
+) -> dict[tuple[str, str, str], Fraction]:
+    """The same by its terms.
+
+    token_axes: levels of the axes whose ranks have different tokens; layers: by place along pipeline
+    tokens:     of a rank and micro-batch
+    """
+    counts = defaultdict[tuple[str, str, str], Fraction](Fraction)
+    for part in parts(model, levels, route, compute_dtype, copies):
+        times = Fraction(accumulation * passes(part.row, is_recomputed) * sum(layers), len(layers))
+        counts[part.level, part.row.name, "native"] += (part.of_token * tokens + part.fixed) * times
+    for along, of_place in product(token_axes, layers):
+        for hop, sent in load_by_hop(model, of_place, along):
+            counts[hop.level, EXPERTS_LOAD.name, "native"] += sent / len(layers)
     return {key: sent for key, sent in counts.items() if sent}
 
 
-def _copies(spec: RunSpec) -> Iterator[tuple[str, Fraction]]:
-    """By level, bytes of a layer's copies that a rank sends at once, if there are as many as may be."""
-    levels, model = spec.levels_of_experts, spec.model
-    hops, joined = levels.hops(SELF, WORLD), levels.joined(SELF, WORLD)
-    if not spec.copies or joined is None:
-        return
-    matrices = experts_apart(model, spec.expert).values()
-    of_rank = sum(prod(shape[1:]) for shape in matrices) * Fraction(spec.copies, spec.expert)
-    sent = of_rank * DTYPE_BYTES[spec.compute_dtype]
-    if spec.route == "flat":
-        yield from (
-            (level, sent * (levels.world - 1) * share) for level, share in joined.shares(None).items()
-        )
-    else:
-        yield hops[-1].level, sent * (hops[-1].count - 1)
+def load_by_hop(model: ModelSpec, layers: int, levels: Levels) -> Iterator[tuple[Hop, Fraction]]:
+    """What a rank sends over each hop to sum the loads of so many layers' experts, once a step."""
+    whole = LOAD_BYTES * round_up(layers * (model.experts or 0), levels.world)
+    yield from by_hop(EXPERTS_LOAD, Fraction(whole), levels)
 
 
 def _layers(spec: RunSpec) -> list[int]:

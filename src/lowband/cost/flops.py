@@ -36,6 +36,22 @@ def block_matmul_flops_per_token(model: ModelSpec) -> int:
     return 2 * (weights - model.idle_elements)
 
 
+def uncut_flops_per_token(model: ModelSpec) -> tuple[int, int]:
+    """Of these, of what ranks along tensor do not divide: a router and shared experts; and of the experts of
+    a token. Without experts none."""
+    if model.experts is None:
+        return 0, 0
+    shapes = model.block_shapes().items()
+    weights = sum(prod(shape) for name, shape in shapes if name.startswith("mlp.") and len(shape) > 1)
+    met = expert_elements(model) * model.top_k
+    return 2 * (weights - expert_elements(model) * model.experts), 2 * met
+
+
+def expert_elements(model: ModelSpec) -> int:
+    """Weights of one expert of a block."""
+    return (3 if model.gated else 2) * model.hidden * model.expert_width if model.experts else 0
+
+
 def attention_flops_per_token(model: ModelSpec, seq_len: Num) -> Num:
     """Forward FLOPs per token of one block's two attention products, not halved for causality: 4 H T."""
     return 4 * model.hidden * seq_len

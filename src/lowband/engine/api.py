@@ -17,6 +17,7 @@ from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
+from lowband.engine.units.parts import along_experts
 from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.engine.units.waiting import check_reduced
@@ -88,6 +89,11 @@ def shard(
 
     check_context(topology.axes, placed, topology.levels)
     take_over(module, topology)
+    if (experts := along_experts(module)) is not None and experts.axis is not topology.along("expert"):
+        what = "its experts were spread over the axis of another Topology"
+        raise UserError(
+            what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
+        )
     options = Options(compute_dtype, reduce_dtype, overlap, collectives)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))

@@ -8,11 +8,13 @@ import numpy as np
 
 from lowband.cost import linear
 from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token
+from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, places
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import owed, peak
@@ -51,13 +53,7 @@ def _fullest(of_places: Sequence[dict[str, Num]], job: Workload) -> dict[str, Nu
 
 def _items(job: Workload, place: Place) -> dict[str, Num]:
     levels, axes = job.levels, job.axes
-    once, more = (
-        state_bytes(
-            place.numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, n, "nccl",
-            job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
-        )
-        for n in (1, 2)
-    )  # fmt: skip
+    once, more = (_states(job, place, n) for n in (1, 2))
     if job.is_in_stages:
         once, more = (_of_stages(job, place, items, n) for n, items in enumerate((once, more), start=1))
     items: dict[str, Num] = {
@@ -65,7 +61,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     }
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
-        _value(job.stack.gathered_inputs, 0), _kept_more(job),
+        _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load,
     )  # fmt: skip
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
@@ -78,9 +74,27 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     if job.model.linear_layers:
         own = job.model, axes.tensor, job.own_tokens, job.compute_dtype
         items["linear"] = tokens * linear.held_bytes(*own)
-    items["start"] = _start_bytes(job.model, job.scheme, levels, job.compute_dtype, axes.tensor, place.numels)
+    units = max(place.numels), place.experts
+    items["start"] = _start_bytes(
+        job.model, job.scheme, levels, job.levels_alike, job.compute_dtype, axes, *units
+    )
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
+
+
+def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
+    """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
+    of_both = [
+        state_bytes(
+            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, accumulation, "nccl",
+            job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
+        )
+        for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
+        if numels
+    ]  # fmt: skip
+    return {
+        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
+    }
 
 
 def _kept_more(job: Workload) -> Num:
@@ -162,9 +176,25 @@ def _most_held(name: Name, ranks: int, chunks: int) -> list[tuple[float, float]]
 
 @cache
 def _start_bytes(
-    model: ModelSpec, scheme: Scheme, levels: Levels, compute_dtype: str, tensor: int, numels: tuple[int, ...]
+    model: ModelSpec,
+    scheme: Scheme,
+    levels: Levels,
+    alike: Levels,
+    compute_dtype: str,
+    axes: Ways,
+    unit: int,
+    of_experts: int,
 ) -> float:
-    """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts."""
-    largest = max(prod(shape) for unit in model.unit_shapes() for shape in unit) / tensor
-    unit = max(numels) * DTYPE_BYTES[compute_dtype] if levels.hops(SELF, scheme.weights) else 0
-    return max(MASTER_BYTES * largest, unit)
+    """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts.
+
+    unit, of_experts: elements of the largest unit, and of one of experts that ranks divide
+    """
+    apart = experts_apart(model, axes.expert)
+    largest = max(prod(shape) for unit in model.unit_shapes(apart) for shape in unit) / axes.tensor
+    whole = max((prod(model.expert_shapes()[name]) for name in apart), default=0)
+    gathered = [
+        numel * DTYPE_BYTES[compute_dtype]
+        for numel, of in ((unit, levels), (of_experts, alike))
+        if of.hops(SELF, scheme.weights)
+    ]
+    return max(MASTER_BYTES * largest, MASTER_BYTES * (whole + whole / axes.expert), *gathered, 0)

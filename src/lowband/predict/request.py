@@ -53,6 +53,7 @@ class Grid:
     axes: Sequence[Ways] = (ONLY_DATA,)
     ways: Sequence[str] = ()  # in which ranks along context attend; of `all`, those that are possible
     states: Sequence[States] = ()  # how those of linear layers travel, as `in_ways` has it
+    imbalance: float = 1.0  # of experts, as Workload has it
     stack: str | None = None  # none: the machine's
 
     def jobs(self) -> Iterator[Workload]:
@@ -67,7 +68,10 @@ class Grid:
         ):  # fmt: skip
             length = sequence(model, seq)
             for one in self._possible(machine, model, ranks, axes, length):
-                yield Workload(machine, stack, model, scheme, ranks, b, length, a, recompute, axes=one)
+                yield Workload(
+                    machine, stack, model, scheme, ranks, b, length, a, recompute, axes=one,
+                    imbalance=self.imbalance,
+                )  # fmt: skip
 
     def _possible(
         self, machine: Machine, model: ModelSpec, ranks: int, axes: Ways, seq_len: int

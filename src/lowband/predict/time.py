@@ -35,10 +35,15 @@ batch, behind M f or M b.
 Ranks along context compute with their part of the tokens, attention as long as the one that has most of it
 (cost/context_load.py), and wait in each block for what does not hide behind it (context.py): item `context`.
 
+Tokens that other ranks have experts for travel there and back, and a block waits (experts.py): item
+`experts`. Experts that ranks divide are units of their own, gathered and reduced over the ranks with the same
+ones, beside their block's. Ranks along tensor divide attention alone: one all-reduce a pass, not two.
+
 All computation takes as long as on the slowest of the ranks (cost/stragglers.py); what it takes beyond a
 middle device's is the item `straggler`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,15 +57,16 @@ from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
 from lowband.predict.bubble import bubble_s
 from lowband.predict.context import waits
+from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.place import Place, alike, places
 from lowband.predict.workload import Workload
-from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.step import ANCHOR_GATHER, BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
-    "context", "pipeline_exchange", "bubble",
+    "context", "experts", "pipeline_exchange", "bubble",
     *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
 
@@ -94,7 +100,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     computer = Computer(job.machine, job.compute_dtype, case)
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
-        job.dropout, attended(job.layout, job.attention == "plain"), merges(job.layout),
+        job.dropout, attended(job.layout, job.attention == "plain"), merges(job.layout), job.load,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -102,13 +108,16 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     root, block = _lanes(job, place, network, computer)
     blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
-    tp_s = _all_reduce_s(job, other)
+    cut = 2 if job.model.experts is None else 1  # attention, and an MLP
+    tp_s = cut / 2 * _all_reduce_s(job, other)
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
     computed_s = w.backward + w.recompute
     tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 2 if job.recompute == "full" else 1, case)
     along = waits(job, other, w, overlap)
-    forward_s = w.forward + tp_forward_s + along.forward + forward_host_s  # of one block and micro-batch
-    backward_s = computed_s + tp_backward_s + along.backward + backward_host_s
+    routes = route_waits(job, place, other)
+    waited = along.forward + routes.forward, along.backward + routes.backward
+    forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
+    backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
 
     def add(name: str, time: Num) -> None:
@@ -120,6 +129,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
+    add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
     optimizer = {"optimizer": _optimizer_s(job, place, computer)}
     for name, time in (_computed(middle, place, micro_batches) | optimizer).items():
@@ -133,7 +143,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     often = {r.name: times[r.every] for r in STEP}
     often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), place.gathers, strict=True))
     lane = {name: n * (root.get(name, 0.0) + blocks * block.get(name, 0.0)) for name, n in often.items()}
-    lane |= {name: micro_batches * time for name, time in along.lane.items()}
+    lane |= {name: micro_batches * time for name, time in along.lane.items()} | dict(routes.lane)
     return StepTime(total(items, items), items, lane)
 
 
@@ -156,7 +166,8 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     """Seconds of the optimizer and, in the mean over a period, of the outer one."""
     levels, sync = job.levels, job.scheme.sync
     numel = sum(place.numels)
-    optimizer = computer.adam_s(numel / levels.size(job.scheme.optim))
+    of_experts = sum(place.expert_numels) / job.levels_alike.size(job.scheme.optim)
+    optimizer = computer.adam_s(numel / levels.size(job.scheme.optim) + of_experts)
     if sync is None:
         return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
@@ -203,25 +214,42 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) 
 
 def _lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
     """Seconds of each collective of the root and of a block."""
-    numels = place.numels
-    buckets = by_bucket(numels, job.scheme, job.levels, job.reduce_dtype)
-    reductions = len(buckets) / len(numels)
+    of = job, network, computer
+    root, block = _lanes_of(*of, place.numels, job.levels)
+    if not place.experts:
+        return root, block
+    _, experts = _lanes_of(*of, place.expert_numels, job.levels_alike)
+    return root, {name: block.get(name, 0.0) + experts.get(name, 0.0) for name in block | experts}
+
+
+def _lanes_of(
+    job: Workload, network: Network, computer: Computer, numels: Sequence[int], levels: Levels
+) -> tuple[Lane, Lane]:
+    """numels: elements of units, the root's first; levels: over which they are placed"""
+    reductions = len(by_bucket(numels, job.scheme, levels, job.reduce_dtype)) / len(numels)
     root, block, *_ = numels
+    of = job, network, computer, levels
     return (
-        _lane(job, network, computer, root, reductions, is_root=True) if root else {},
-        _lane(job, network, computer, block, reductions, is_root=False),
+        _lane(*of, root, reductions, is_root=True) if root else {},
+        _lane(*of, block, reductions, is_root=False),
     )
 
 
 def _lane(
-    job: Workload, network: Network, computer: Computer, numel: int, reductions: float, is_root: bool
+    job: Workload,
+    network: Network,
+    computer: Computer,
+    levels: Levels,
+    numel: int,
+    reductions: float,
+    is_root: bool,
 ) -> Lane:
     """Seconds of each collective of one unit: messages and quantization.
 
     reductions: of gradients, per unit: fewer than one where units share a bucket
     """
     parts: dict[str, list[Transfer]] = {}
-    for t in transfers(numel, is_root, job.scheme, job.levels, job.compute_dtype, job.reduce_dtype):
+    for t in transfers(numel, is_root, job.scheme, levels, job.compute_dtype, job.reduce_dtype):
         parts.setdefault(t.collective.name, []).append(t)
     cut = {
         "masters": 1.0,

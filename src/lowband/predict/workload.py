@@ -35,6 +35,7 @@ class Workload:
                   are a pipeline's micro-batches
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
+    imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
     """
 
     machine: Machine
@@ -53,6 +54,7 @@ class Workload:
     reduce_dtype: str = "bf16"
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
+    imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
@@ -60,9 +62,8 @@ class Workload:
         for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
             if np.min(getattr(self, name)) < 1:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
-        if self.model.experts is not None:
-            where = f"model '{self.model.name}'"
-            raise UserError("experts are not predicted", where=where, allowed="models without them")
+        if not self.imbalance >= 1:
+            raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
@@ -70,6 +71,8 @@ class Workload:
         try:
             self.scheme.check(levels)
             check_context(self.axes, self.scheme, levels)
+            self.axes.check_experts(self.model, self.scheme)
+            self.scheme.check(self.levels_alike)
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
             raise UserError(error.what, where=where, allowed=error.allowed) from None
@@ -92,6 +95,25 @@ class Workload:
     def levels(self) -> Levels:
         """Levels of the ranks along the data axis, over which the scheme is placed."""
         return self.mesh.levels("data")
+
+    @cached_property
+    def levels_alike(self) -> Levels:
+        """The same of those that have the same experts, over which theirs is."""
+        return self._by_experts.levels("alike")
+
+    @cached_property
+    def levels_of_experts(self) -> Levels:
+        """And of those that have different ones."""
+        return self._by_experts.levels("expert")
+
+    @cached_property
+    def _by_experts(self) -> Mesh:
+        return Mesh.fit(self.machine.sizes, self.axes.with_experts(self.ranks))
+
+    @property
+    def load(self) -> float:
+        """Of experts: rows of the fullest rank's as a multiple of the mean; of one rank all."""
+        return min(self.imbalance, self.axes.expert)
 
     @cached_property
     def layout(self) -> Layout:

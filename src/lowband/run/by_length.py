@@ -91,15 +91,16 @@ def _steps(
     for context in contexts.values():
         context.count_in(first.ledger)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    by_rank = [[task for task in given if task.has(rank)] for rank in range(dist.get_world_size())]
+    axis = topology.along("data")
+    by_rank = [[task for task in given if task.has(rank)] for rank in axis.ranks]
     passes = max(map(len, by_rank))
-    mine: list[Task | None] = [*by_rank[dist.get_rank()]]
+    mine: list[Task | None] = [*by_rank[axis.place]]
     mine += [None] * (passes - len(mine))
     for _ in range(steps):
         dist.barrier()
         start = time.perf_counter()
         with nullcontext() if flop_per_s is None else PacedDevice(flop_per_s):
-            loss = _batch(model, spec, batch, mine, contexts)
+            loss = _batch(model, spec, batch, mine, contexts) / len(axis.ranks)
         optimizer.step()
         optimizer.zero_grad()
         dist.barrier()
@@ -129,7 +130,7 @@ def _batch(
     mine: Sequence[Task | None],
     contexts: Mapping[tuple[int, str], OfBatch],
 ) -> float:
-    """Losses and gradients of this rank's sequences, and the batch's mean loss."""
+    """Losses and gradients of this rank's sequences; all ranks' losses, added up."""
     total = torch.zeros(())
     for task in mine:
         with lowband.no_sync(model):
@@ -142,7 +143,7 @@ def _batch(
         total += loss.detach()
     _nothing(model, spec, contexts)  # with this backward, which every rank has, gradients are averaged
     dist.all_reduce(total)
-    return float(total) / dist.get_world_size()
+    return float(total)
 
 
 def _nothing(model: GPT, spec: ModelSpec, contexts: Mapping[tuple[int, str], OfBatch]) -> None:

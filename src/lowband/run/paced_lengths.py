@@ -1,4 +1,4 @@
-"""Steps of a batch of many lengths on a box's links and paced ranks (`lowband bench-lengths`)."""
+"""Steps of a batch of many lengths on a box's links and paced ranks (`lowband box lengths`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

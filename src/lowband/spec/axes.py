@@ -2,13 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.scheme import Scheme
 from lowband.spec.stages import blocks_of
 from lowband.spec.step import Schedule
 from lowband.spec.yaml_model import Strict
@@ -16,7 +17,7 @@ from lowband.spec.yaml_model import Strict
 # expert: ranks that have different experts; alike: those that have the same ones.
 AxisName = Literal["tensor", "context", "expert", "alike", "data", "pipeline"]
 
-# How tokens travel to experts, see spec/experts.py.
+# How tokens travel to experts, see cost/experts.py.
 Route = Literal["flat", "hops", "merged"]
 
 # How states of linear layers travel between ranks along context, see spec/context.py.
@@ -26,8 +27,10 @@ StatesOption = Literal["auto", States]
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}
 
-# The same with the axis of context, where ranks may lie along it.
-SHORT_ALL: Final = SHORT | {"context": "cp", "context_attention": "ways", "context_states": "states"}
+# The same with the axes of context and of experts, where ranks may lie along them.
+SHORT_ALL: Final = SHORT | {
+    "context": "cp", "context_attention": "ways", "context_states": "states", "expert": "ep",
+}  # fmt: skip
 
 
 class Axes(Strict):
@@ -121,6 +124,23 @@ class Axes(Strict):
         data = of["data"] // self.context
         return {"tensor": of["tensor"], "context": self.context, "data": data, "pipeline": of["pipeline"]}
 
+    def check_experts(self, model: ModelSpec, scheme: Scheme | None = None) -> None:
+        """Raises UserError if ranks cannot divide the model's experts, or not under the scheme."""
+        where, experts = f"expert {self.expert}", model.experts
+        if self.copies > (experts or 0) or (self.copies and self.expert == 1):
+            what = f"copies {self.copies} of {experts or 'no'} experts of model '{model.name}'"
+            raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
+        if self.expert == 1:
+            return
+        if experts is None or experts % self.expert:
+            what = f"{experts or 'no'} experts of model '{model.name}' cannot be divided"
+            raise UserError(
+                what, where=where, allowed="expert 1, or a model whose experts are a multiple of it"
+            )
+        if scheme is not None and scheme.sync is not None:
+            what = f"scheme '{scheme.name}': replicas that meet seldom have all experts each"
+            raise UserError(what, where=where, allowed="schemes without sync")
+
     def with_experts(self, ranks: int) -> dict[AxisName, int]:
         """The same by experts: ranks along data with different ones, and with the same ones."""
         of = self.degrees(ranks)
@@ -160,9 +180,15 @@ class InStages(Axes):
     def check(self, model: ModelSpec) -> None:
         """Raises UserError if the model cannot be divided so."""
         self.blocks(model)
+        self.check_experts(model)
         if model.heads % self.tensor:
             what = f"{model.heads} heads cannot be divided over tensor {self.tensor}"
             raise UserError(what, where=f"model '{model.name}'")
+
+
+def to_experts(degrees: Sequence[int], routes: Sequence[Route]) -> list[tuple[int, Route]]:
+    """Each degree in each of the routes; one rank has none."""
+    return [(ep, way) for ep in degrees for way in (routes if ep > 1 else get_args(Route)[-1:])]
 
 
 def shown(value: object) -> object:
@@ -189,10 +215,12 @@ class Ways(InStages):
         schedule: Schedule = "1f1b",
         layers: Sequence[int] = (),
         cp: int = 1,
+        ep: int = 1,
+        route: Route = "merged",
     ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
         return cls(
-            tensor=tp, context=cp, pipeline=pp, chunks=interleave, schedule=schedule,
+            tensor=tp, context=cp, expert=ep, route=route, pipeline=pp, chunks=interleave, schedule=schedule,
             sequence_parallel=tp > 1, layers=tuple(layers),
         )  # fmt: skip
 

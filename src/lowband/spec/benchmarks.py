@@ -148,6 +148,15 @@ BENCHMARKS = {
         parts=(Part(("steps",), "run.pipeline_overhead:overhead", ()),),
         shows={"steps": Medians(("ranks", "micro_batches", "way"), ("cpu_s",), "%.4f")},
     ),
+    "experts": Benchmark(
+        help="train a GPT with experts beside a dense one of equal FLOPs",
+        more="Two ranks, three seeds; loads balanced by a bias, and not. Takes at most six minutes.",
+        parts=(Part(("losses", "loads", "ends"), "run.expert_losses:measure", ("steps",)),),
+        shows={
+            "ends": Medians(("way",), ("flops_per_token", "parameters", "validation_loss"), "%.4f"),
+            "loads": Medians(("way", "layer"), ("max_over_mean",)),
+        },
+    ),
 }  # fmt: skip
 RULES = {name: benchmark.rule for name, benchmark in BENCHMARKS.items() if benchmark.rule is not None}
 

@@ -218,23 +218,12 @@ class RunSpec(RunOptions):
             raise UserError(what, where="sequence_parallel", allowed=f"multiples of {self.tensor}")
 
     def _check_experts(self) -> None:
-        where, experts = f"expert {self.expert}", self.model.experts
-        if self.copies > (experts or 0) or (self.copies and self.expert == 1):
-            what = f"copies {self.copies} of {experts or 'no'} experts of model '{self.model.name}'"
-            raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
+        self.check_experts(self.model, self.scheme)
         if self.expert == 1:
             return
-        if experts is None or experts % self.expert:
-            what = f"{experts or 'no'} experts of model '{self.model.name}' cannot be divided"
-            raise UserError(
-                what, where=where, allowed="expert 1, or a model whose experts are a multiple of it"
-            )
         if self.device == "fake":
             what = "tokens choose their experts, and one rank is counted for all"
-            raise UserError(what, where=f"device fake, {where}", allowed="expert 1")
-        if self.scheme.sync is not None:
-            what = f"scheme '{self.scheme.name}': replicas that meet seldom have all experts each"
-            raise UserError(what, where=where, allowed="schemes without sync")
+            raise UserError(what, where=f"device fake, expert {self.expert}", allowed="expert 1")
         self.scheme.check(self.levels_alike)
 
     @property

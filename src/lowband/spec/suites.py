@@ -105,7 +105,7 @@ def expand(
     runs = len(cells) * math.prod(map(len, suite.axes.values())) * suite.repeats
     if runs > MOST_RUNS:
         raise UserError(f"axes and repeats make {runs:,} runs", where=where, allowed=f"at most {MOST_RUNS:,}")
-    for cell, *values in product(cells, *suite.axes.values()):
+    for cell, values in product(cells, product(*suite.axes.values())):
         point = {**cell, **dict(zip(suite.axes, values, strict=True))}
         if any(_matches(point, left) for left in suite.exclude):
             continue

@@ -57,6 +57,9 @@ def load_peer_checkpoint(
                 f"is {type(optimizer).__name__}", where="optimizer", allowed="torch's Adam or AdamW, or None"
             )
         engine.axis.check_alone("load_peer_checkpoint")
+        if engine.experts is not None:
+            what = "experts are spread over ranks, and a peer's checkpoint has all of a layer in one tensor"
+            raise UserError(what, where="load_peer_checkpoint", allowed="a module without spread_experts")
         here = Logical.of(module, used)
         with read_as_damaged(path):
             reader = _reader(path, list(here.shards))

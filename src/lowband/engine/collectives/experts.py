@@ -39,6 +39,10 @@ class ExpertAxis(Along):
         self.alike, self.merges = alike, route == "merged"
         self.hops = axis.joined(SELF, WORLD) if route == "flat" else axis.hops(SELF, WORLD)[::-1]
 
+    def __deepcopy__(self, memo: object) -> "ExpertAxis":
+        what = "experts that are spread over ranks cannot be copied: a copy would not know which they are"
+        raise UserError(what, where="deepcopy", allowed="deepcopy before lowband.spread_experts")
+
     def check(self, schemes: Sequence[Scheme]) -> None:
         """Raises UserError for schemes that cannot be placed on the ranks with the same experts."""
         for scheme in schemes:

@@ -84,8 +84,10 @@ class Matrices:
             raise UserError(
                 "no matrices are selected", where="Matrices", allowed="select=, on name and shape"
             )
-        if cut := [matrix for matrix in found if matrix.of.slice_of is not None]:
-            what = f"'{cut[0].of.name}' is cut over tensor ranks, none of which has the whole matrix"
+        for name, cut in ((matrix.of.name, matrix.of.slice_of) for matrix in found):
+            if cut is None:
+                continue
+            what = f"'{name}' is cut over {cut.axis} ranks, none of which has the whole matrix"
             raise UserError(what, where="Matrices", allowed="select=, of parameters that are not cut")
         mark_whole([matrix.shard for matrix in found])
         deal(found, cost)

@@ -24,7 +24,7 @@ from lowband.engine.parallel.routing import Router, balance
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
-from lowband.engine.units.slice_of import SliceOf, is_partial, mark_partial
+from lowband.engine.units.slice_of import SliceOf, is_of_expert, is_partial, mark_partial
 from lowband.errors import UserError
 from lowband.spec.activations import EXPERTS_LOAD
 from lowband.spec.routing import Routing
@@ -89,29 +89,44 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(hidden, routing)
         self.experts = Experts(routing.experts, hidden, width, gated, activation)
         self.shared = shared
-        self._route = Dispatch(None, routing.experts, self.experts, "experts")
+        self._lowband_experts: Any = None  # an ExpertAxis, once they are spread
+        self._name = "experts"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x_TH = x.reshape(-1, x.shape[-1])
-        out_TH = self._route(x_TH, *self.router(x_TH))
-        out = out_TH.view(x.shape)
+        # Made anew: a copy of this module, or one that was given other experts, computes with its own.
+        hot = getattr(self.experts, "hot", None)
+        of_layer = self._lowband_experts, self.router.routing.experts, self.experts, self._name
+        route = Dispatch(*of_layer, hot)
+        out = route(x_TH, *self.router(x_TH)).view(x.shape)
         return out if self.shared is None else out + self.shared(x)
 
-    def spread(self, axis: ExpertAxis, name: str, copies: int) -> None:
-        """Keep this rank's experts alone. copies: the most experts that have some"""
-        for attribute, whole in self.experts._parameters.items():
-            if whole is not None:
-                of = SliceOf(whole.shape, 0, 1, axis.place, axis.ranks, "expert")
-                values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
-                mine = nn.Parameter(values, whole.requires_grad)
-                mine.slice_of = of  # type: ignore[attr-defined]
-                if is_partial(whole):  # each tensor rank has other tokens
-                    mark_partial([mine])
-                self.experts._parameters[attribute] = mine
-        self._lowband_experts: Any = axis
-        count = self.router.routing.experts
-        self.experts.hot = HotExperts(axis, count, copies)
-        self._route = Dispatch(axis, count, self.experts, name, self.experts.hot)
+    def spread(
+        self, axis: ExpertAxis, name: str, slices: dict[nn.Parameter, nn.Parameter], copies: int
+    ) -> None:
+        """Keep this rank's experts alone.
+
+        slices: by whole parameter, which layers may share; copies: the most experts that have some
+        """
+        self._lowband_experts, self._name = axis, name
+        for part in self.experts.modules():
+            for attribute, whole in part._parameters.items():
+                if whole is not None and not is_of_expert(whole):
+                    if whole not in slices:
+                        slices[whole] = _sliced(whole, axis)
+                    part._parameters[attribute] = slices[whole]
+        if copies and self.experts.hot is None:  # else they are another layer's, too
+            self.experts.hot = HotExperts(axis, self.router.routing.experts, copies)
+
+
+def _sliced(whole: nn.Parameter, axis: ExpertAxis) -> nn.Parameter:
+    of = SliceOf(whole.shape, 0, 1, axis.place, axis.ranks, "expert")
+    values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
+    mine = nn.Parameter(values, whole.requires_grad)
+    mine.slice_of = of  # type: ignore[attr-defined]
+    if is_partial(whole):  # each tensor rank has other tokens
+        mark_partial([mine])
+    return mine
 
 
 def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
@@ -125,27 +140,34 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     """
     axis = topology.along("expert")
     layers = {name: each for name, each in module.named_modules() if isinstance(each, MixtureOfExperts)}
-    if hasattr(module, "_lowband"):
+    if any(hasattr(part, "_lowband") for part in module.modules()):
         what = "the module is already sharded"
         raise UserError(what, where=type(module).__name__, allowed="spread_experts before shard")
     if not layers:
         raise UserError("no layer of experts", where=type(module).__name__, allowed="MixtureOfExperts")
     for name, layer in layers.items():
-        if hasattr(layer, "_lowband_experts"):
+        if layer._lowband_experts is not None:
             raise UserError("its experts are already spread", where=f"'{name}'", allowed="one spread_experts")
-        if layer.router.routing.balance == "loss" and layer.router.tokens_of_all is None:
-            what = "balance by a loss, and nothing says over how many tokens its mean is"
-            raise UserError(what, where=f"'{name}.router'", allowed="tokens_of_all set; balance bias or none")
-        if layer.router.routing.experts % len(axis.ranks):
-            what = f"{layer.router.routing.experts} experts cannot be divided over expert {len(axis.ranks)}"
-            raise UserError(what, where=f"'{name}'")
+        if (experts := layer.router.routing.experts) % len(axis.ranks):
+            what = f"{experts} experts cannot be divided over expert {len(axis.ranks)}"
+            raise UserError(what, where=f"'{name}'", allowed=f"what divides {experts}")
+        if topology.axes.copies and not isinstance(layer.experts, Experts):
+            what = f"copies {topology.axes.copies} of experts of type {type(layer.experts).__name__}"
+            raise UserError(what, where=f"'{name}'", allowed="copies 0")
+        for inner, parameter in layer.experts.named_parameters():
+            if parameter.shape[:1] != (experts,):
+                what = f"'{name}.experts.{inner}' has shape {list(parameter.shape)}"
+                raise UserError(
+                    what, where="spread_experts", allowed=f"[{experts}, ...], an expert after another"
+                )
     if len(axis.ranks) == 1:
         return module
     if not is_alone():
         check_same(facts_of(module, ()), axis.ranks[0])
     along = ExpertAxis(axis, topology.along("alike"), topology.axes.route)
+    slices: dict[nn.Parameter, nn.Parameter] = {}
     for name, layer in layers.items():
-        layer.spread(along, name, topology.axes.copies)
+        layer.spread(along, name, slices, topology.axes.copies)
     return module
 
 
@@ -157,10 +179,15 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
     Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
     whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
     balanced otherwise are only counted (spec.routing). A module that is not sharded has its own tokens alone.
+    Raises UserError for a module only some part of which is sharded.
     Source: arXiv 2408.15664.
     """
     engine: Engine | None = getattr(module, "_lowband", None)
     if engine is None:
+        inside = next((name for name, part in module.named_modules() if hasattr(part, "_lowband")), None)
+        if inside is not None:
+            what = f"'{inside}' in it is sharded, and not the module itself"
+            raise UserError(what, where="balance_experts", allowed="the module that lowband.shard was given")
         return balance(module)
     engine.put_shards()
     names = {child: name for name, child in module.named_modules()}
@@ -179,6 +206,6 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
 
     loads = balance(module, summed)
     for layer in module.modules():
-        if isinstance(layer, MixtureOfExperts) and layer.experts.hot is not None:
+        if isinstance(layer, MixtureOfExperts) and getattr(layer.experts, "hot", None) is not None:
             layer.experts.hot.update(loads[names[layer.router]])
     return loads

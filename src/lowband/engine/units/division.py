@@ -17,11 +17,13 @@ def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[lis
     of experts that other ranks do not have, and each one of the root that other ranks of a pipeline have."""
     is_wrapped = wrap if callable(wrap) and not isinstance(wrap, type) else lambda m: isinstance(m, wrap)
     owners: dict[nn.Module, str] = {module: ""}
-    owner_of: dict[nn.Module, nn.Module] = {}
-    for name, child in module.named_modules():
-        parent = module.get_submodule(name.rpartition(".")[0]) if name else module
-        owner_of[child] = child if child is module or is_wrapped(child) else owner_of[parent]
-        owners.setdefault(owner_of[child], name)
+    owner_at: dict[str, nn.Module] = {}  # a module may have several names, inside several that are wrapped
+    owners_of: dict[nn.Module, set[nn.Module]] = {}
+    for name, child in module.named_modules(remove_duplicate=False):
+        is_own = child is module or is_wrapped(child)
+        owner_at[name] = child if is_own else owner_at[name.rpartition(".")[0]]
+        owners.setdefault(owner_at[name], name)
+        owners_of.setdefault(child, set()).add(owner_at[name])
 
     places: dict[nn.Parameter, list[Slot]] = {}
     for child in module.modules():
@@ -31,7 +33,7 @@ def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[lis
 
     groups: dict[tuple[nn.Module, bool, bool, str], list[list[Slot]]] = {}
     for parameter, slots in places.items():
-        around, tied = {owner_of[child] for child, _ in slots}, tied_to(parameter)
+        around, tied = {each for child, _ in slots for each in owners_of[child]}, tied_to(parameter)
         owner = around.pop() if len(around) == 1 and tied is None else module
         of_expert = is_of_expert(parameter)
         group = owner, parameter.requires_grad, of_expert, "" if tied is None else tied.name

@@ -6,7 +6,7 @@ from torch import nn
 from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.transport.ledger import Ledger
-from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.engine.units.slice_of import is_of_expert, is_partial, slice_of
 from lowband.errors import UserError
 
 
@@ -29,10 +29,21 @@ def along_tensor(module: nn.Module) -> Along | None:
 def along_experts(module: nn.Module) -> ExpertAxis | None:
     """The exchanges between ranks that have different experts of a module; None if all have the same ones.
 
-    Raises UserError if layers were spread over different axes.
+    Raises UserError if layers were spread over different axes, or if parameters are no longer those that
+    `spread_experts` made, so that nothing says which experts they are of.
     """
-    named = (getattr(part, "_lowband_experts", None) for part in module.modules())
-    found = list(dict.fromkeys(each for each in named if each is not None))
+    layers = {name: part for name, part in module.named_modules() if hasattr(part, "_lowband_experts")}
+    spread = {name: part for name, part in layers.items() if part._lowband_experts is not None}
+    for name, layer in spread.items():
+        for inner, parameter in layer.experts.named_parameters():  # type: ignore[union-attr, operator]
+            if not is_of_expert(parameter):
+                what = f"'{name}.experts.{inner}' was replaced after lowband.spread_experts"
+                raise UserError(
+                    what,
+                    where=type(module).__name__,
+                    allowed="to_empty and the like before it; init= of lowband.shard",
+                )
+    found = list(dict.fromkeys(layer._lowband_experts for layer in spread.values()))
     for other in found[1:]:
         if other.axis is not found[0].axis:
             what = "its experts were spread over different axes"

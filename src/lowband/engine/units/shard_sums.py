@@ -56,8 +56,9 @@ def sum_parts(parameters: Sequence[nn.Parameter], mine: Sequence[torch.Tensor]) 
     """
     together: dict[Collectives, list[int]] = {}
     for i, parameter in enumerate(parameters):
-        if _shard(parameter).shard_of.slice_of is not None:
-            what = f"'{_shard(parameter).shard_of.name}' is cut over tensor ranks, whose parts are not summed"
+        of = _shard(parameter).shard_of
+        if of.slice_of is not None:
+            what = f"'{of.name}' is cut over {of.slice_of.axis} ranks, whose parts are not summed"
             raise UserError(what, where="norms over ranks", allowed="an optimizer that works by elements")
         together.setdefault(_shard(parameter).collectives, []).append(i)
     sums: dict[int, torch.Tensor] = {}

@@ -139,6 +139,11 @@ TABLES: dict[str, Table] = {
         of={"rows": "size", "mean_off": "mean distance", "max_off": "max distance"},
     )),
     "published_context_errors": Table(("published_context", f"{SHIPPED}published_lengths")),
+    # What papers on experts print beside what is predicted. off: in % of what was printed
+    "published_experts_errors": Table(("published_experts",), view=View(
+        add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity"),
+        of={"rows": "size", "median_off": "median distance", "max_off": "max distance"},
+    )),
     "context_ways": Table(("runs",)),
     "softmax": Table(
         ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"), "softmax"

@@ -2,7 +2,7 @@
 
 One sequence a step over all ranks; states sharded over them (zero3), blocks recomputed, bf16. Way by way, as
 all levels that the ranks cross attend; `state` is of the same model with linear layers in place of softmax.
-loss: whole has all of a rank's logits in memory; in pieces has none of them to speak of, and shows the ways.
+logits: whole: all of a rank's are in memory; in pieces: next to none of them are, which shows the ways.
 `tokens` is a multiple of 1,024 and of what the ranks divide; 0: even that does not fit.
 """
 
@@ -48,7 +48,7 @@ def longest(config: Config) -> pd.DataFrame:
                 if way == "state":
                     model = model.model_copy(update={"attention": "linear"})
                 for ranks in RANKS:
-                    rows.append({"loss": loss, **_row(config, machine, stack, model, way, ranks)})
+                    rows.append({"logits": loss, **_row(config, machine, stack, model, way, ranks)})
     return pd.DataFrame(rows)
 
 

@@ -14,6 +14,7 @@ from lowband.evidence.validation.longest import longest
 from lowband.evidence.validation.low_communication import low_communication
 from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.published_context import published_context, published_lengths
+from lowband.evidence.validation.published_experts import published_experts
 from lowband.evidence.validation.strong_scaling import strong_scaling
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
@@ -24,7 +25,7 @@ from lowband.spec.sourced import Fact
 
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
-    "pareto", "low_communication", "pipelines", "context_balance", "published_context",
+    "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
     "longest_context", "strong_scaling", "wan_steps", "constants",
 )  # fmt: skip
 
@@ -45,6 +46,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(pipelines(config), out / "pipelines.csv")
     write_csv(context_balance(config), out / "context_balance.csv")
     write_csv(published_context(config), out / "published_context.csv")
+    write_csv(published_experts(config), out / "published_experts.csv")
     write_csv(longest(config), out / "longest_context.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")

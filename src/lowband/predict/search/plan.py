@@ -10,7 +10,7 @@ It covers these choices only:
     recompute   none, full (or the one given)
     axes        those given (or every power of two to the node's size, and to 16 stages) that divide the
                 model; context is 1 unless degrees are given, and then in every way, or those given, for the
-                levels that it crosses
+                levels that it crosses; expert likewise, and then by every route, or those given
     schedule    on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
                 where a step has several micro-batches; on several every schedule that is predicted, with
                 every power of two of stages a rank, to 8, that the model and the schedule allow, or
@@ -36,7 +36,7 @@ from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
-from lowband.spec.axes import SHORT_ALL, States, Ways
+from lowband.spec.axes import SHORT_ALL, Route, States, Ways, to_experts
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
@@ -52,7 +52,7 @@ WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row i
 MOST_STAGES, MOST_CHUNKS = 16, 8
 MEMORY_KNOBS = (
     "weights", "secondary", "grads", "optim", "recompute", "tensor", "context", "context_attention",
-    "context_states", "pipeline", "schedule", "chunks",
+    "context_states", "expert", "route", "pipeline", "schedule", "chunks",
 )  # fmt: skip
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
@@ -89,9 +89,13 @@ class Plan:
         lines = []
         for i, knob in enumerate(KNOBS):
             along = knob in ("context_attention", "context_states")
-            if along and (best.job.axes.context == 1 or best.knobs[i] == "auto"):
+            if along and (best.knobs[KNOBS.index("context")] == 1 or best.knobs[i] == "auto"):
                 continue
-            free = (i, i + 1, i + 2) if knob == "context" else (i,)  # another degree may have other ways
+            is_routed = knob in ("expert", "route")
+            if is_routed and (best.job.model.experts is None or (knob, best.job.axes.expert) == ("route", 1)):
+                continue
+            others_free = {"context": 2, "expert": 1}.get(knob, 0)  # another degree may have other ways
+            free = range(i, i + 1 + others_free)
             others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, free)]
             fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
             if fitting:
@@ -126,6 +130,7 @@ def plan(
     exact: bool = False,
     ways: Sequence[str] = (ALL_WAYS,),
     states: Sequence[States] = (),
+    imbalance: float = 1.0,
 ) -> Plan:
     """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
@@ -134,6 +139,7 @@ def plan(
     exact:         whether all wires are native
     ways:          in which ranks along context attend; those that cannot be are left out
     states:        how those of linear layers travel, as `in_ways` has it
+    imbalance:     of experts, as Workload has it
     """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
@@ -142,7 +148,7 @@ def plan(
     axes = axes or axes_to_try(machine)
     possible = _possible(machine, model, ranks, axes, seq_len, ways, states)
     tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
-    for job in jobs(*tried):
+    for job in jobs(*tried, imbalance=imbalance):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
             peak = peak_bytes(memory_items(job), job.keeps_grads)
@@ -171,6 +177,8 @@ def axes_to_try(
     pipeline: Sequence[int] | None = None,
     layers: Sequence[int] = (),
     context: Sequence[int] = (1,),
+    expert: Sequence[int] = (1,),
+    routes: Sequence[Route] = get_args(Route),
 ) -> list[Ways]:
     """All of these degrees with each other. None: powers of two, to a node's size and to 16 stages
 
@@ -179,8 +187,10 @@ def axes_to_try(
     dividing = [count for count in _divisors(len(layers)) if count > 1] or [1]
     stages = pipeline or (dividing if layers else _powers(MOST_STAGES))
     return [
-        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp)
-        for tp, pp, cp in itertools.product(tensor or _powers(machine.node_size), stages, context)
+        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp, ep=ep, route=route)
+        for tp, pp, cp, (ep, route) in itertools.product(
+            tensor or _powers(machine.node_size), stages, context, to_experts(expert, routes)
+        )
     ]
 
 
@@ -251,6 +261,7 @@ def jobs(
     micro_batches: Sequence[int] | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
+    imbalance: float = 1.0,
 ) -> Iterator[Workload]:
     """The search's jobs; each has its micro-batches as an array. Raises UserError for impossible axes."""
     for one in axes:
@@ -266,6 +277,7 @@ def jobs(
             base = Workload(
                 machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
                 micro_batch=several, seq_len=seq_len, accumulation=share // several, axes=way,
+                imbalance=imbalance,
             )  # fmt: skip
             for scheme in schemes(base.levels, exact):
                 for each in recompute:
@@ -295,6 +307,8 @@ def left_out(model: ModelSpec, axes: Sequence[Ways]) -> str:
     found = ["ranks along context, but those of --cp"]
     if any(one.context > 1 for one in axes):
         found = [f"ranks along context {_ORDERS[model.linear_layers > 0]}"]
+    if model.experts is not None and all(one.expert == 1 for one in axes):
+        found.append("ranks that divide experts, but those of --ep")
     if model.tied_head and any(one.pipeline > 1 for one in axes):
         found.append("schedules whose first and last stage are on two ranks, which share the embedding")
     return "not tried: " + "; ".join(found)

@@ -70,12 +70,16 @@ def _line(c: Candidate) -> str:
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
         f"micro-batch {c.micro_batch} x {c.accumulation}, {order}, "
-        f"recompute {job.recompute}, tp {job.axes.tensor}, {_cp(job)}pp {job.axes.pipeline}"
+        f"recompute {job.recompute}, tp {job.axes.tensor}, {_cp(job)}{_ep(job)}pp {job.axes.pipeline}"
     )
 
 
 def _cp(job: Workload) -> str:
     return f"cp {job.axes.context} {job.axes.attends}, " if job.axes.context > 1 else ""
+
+
+def _ep(job: Workload) -> str:
+    return f"ep {job.axes.expert} {job.axes.route}, " if job.axes.expert > 1 else ""
 
 
 def _why(c: Candidate) -> str:
@@ -145,6 +149,8 @@ def _ways(job: Workload) -> dict[str, Any]:
         inside |= {"context": axes.context, "context_attention": axes.context_attention}
         if job.model.linear_layers:
             inside |= {"context_states": axes.context_states, "zigzag": axes.zigzag}
+    if axes.expert > 1:
+        inside |= {"expert": axes.expert, "route": axes.route}
     if not job.is_in_stages:
         return {**inside, "order": job.order}
     layers = {"layers": list(axes.layers)} if axes.layers else {}

@@ -1,12 +1,13 @@
 """A prediction as a record for JSON and CSV, and as text that lets a reader check every term."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lowband.cost.bytes import stage_numels, transfers
 from lowband.predict.context import context_sent
 from lowband.predict.defaults import constants
+from lowband.predict.experts import experts_sent
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.room import room_of
@@ -64,6 +65,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
             for path, fact in constants(job.machine, job.stack).items()
         },
         **_context(job),
+        **_experts(job),
         **_sync(job),
     }
 
@@ -73,11 +75,24 @@ def _context(job: Workload) -> dict[str, Any]:
     level; nothing on one."""
     if job.axes.context == 1:
         return {}
-    sent: defaultdict[str, float] = defaultdict(float)
-    for (level, _, _), count in context_sent(job).items():
-        sent[level] += count
     of = {"cp": job.axes.context, "ways": job.axes.attends, "zigzag": job.axes.zigzag}
-    return {"context": {**of, **{f"{level}{SENT}": count for level, count in sent.items()}}}
+    return {"context": of | _by_level(context_sent(job))}
+
+
+def _experts(job: Workload) -> dict[str, Any]:
+    """Of ranks that divide experts: how many, how tokens travel, and what each sends to and fro in a step, in
+    the mean, by level; nothing on one."""
+    if job.axes.expert == 1:
+        return {}
+    of = {"ep": job.axes.expert, "route": job.axes.route, "imbalance": job.imbalance}
+    return {"experts": of | _by_level(experts_sent(job))}
+
+
+def _by_level(found: Mapping[tuple[str, str, str], float]) -> dict[str, float]:
+    sent: defaultdict[str, float] = defaultdict(float)
+    for (level, _, _), count in found.items():
+        sent[level] += count
+    return {f"{level}{SENT}": count for level, count in sent.items()}
 
 
 def _sync(job: Workload) -> dict[str, Any]:
@@ -140,6 +155,7 @@ def text(row: dict[str, Any]) -> str:
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
         *([_along_context(row["context"])] if "context" in row else []),
+        *([_to_experts(row["experts"])] if "experts" in row else []),
         *([_meeting(row["sync"])] if "sync" in row else []),
         "",
         f"step {step:.4g} s ({fast:.4g} to {slow:.4g}), {row['tokens_per_s_per_gpu']:.4g} tokens/s per rank, "
@@ -170,9 +186,17 @@ def _does_not_fit(row: dict[str, Any]) -> str:
 
 def _along_context(of: dict[str, Any]) -> str:
     order = "zigzag" if of["zigzag"] else "contiguous"
+    return f"cp {of['cp']}, {of['ways']}, {order}: a rank sends {_sends(of)} a step"
+
+
+def _to_experts(of: dict[str, Any]) -> str:
+    load = "" if of["imbalance"] == 1 else f", the fullest rank {of['imbalance']:g} times the mean"
+    return f"ep {of['ep']}, {of['route']}{load}: a rank sends {_sends(of)} a step"
+
+
+def _sends(of: dict[str, Any]) -> str:
     sent = [(key, count) for key, count in of.items() if key.endswith(SENT)]
-    by_level = ", ".join(f"{count / GIB:.4g} GiB over {key.removesuffix(SENT)}" for key, count in sent)
-    return f"cp {of['cp']}, {of['ways']}, {order}: a rank sends {by_level} a step"
+    return ", ".join(f"{count / GIB:.4g} GiB over {key.removesuffix(SENT)}" for key, count in sent)
 
 
 def _meeting(sync: dict[str, int]) -> str:
@@ -194,6 +218,8 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "recompute": lambda row: str(row["recompute"]),
     "cp": lambda row: str(_cp(row)),
     "ways": lambda row: row["context"]["ways"] if "context" in row else "",
+    "ep": lambda row: str(row["experts"]["ep"]) if "experts" in row else "1",
+    "route": lambda row: row["experts"]["route"] if "experts" in row else "",
     "step (s)": lambda row: f"{row['step_time_s']:.4g}",
     "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
     "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
@@ -203,14 +229,14 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp")
+_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp", "ep", "route")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Several points of one machine and stack as a table, one line each, and what they stand on."""
     first = rows[0]
     capacity = "" if first["capacity_bytes"] is None else f", {first['capacity_bytes'] / GIB:g} GiB a rank"
-    left_out = () if any("context" in row for row in rows) else ("cp", "ways")
+    left_out = _left_out(rows)
     cells = [
         [heading, *(cell(row) for row in rows)]
         for heading, cell in _COLUMNS.items() if heading not in left_out
@@ -221,6 +247,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(
         [title, "", *_aligned(cells), "", *_best_ways(rows), *constant_lines(first["constants"])]
     )
+
+
+def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Columns of axes along which no ranks lie in any row."""
+    columns = {"context": ("cp", "ways"), "experts": ("ep", "route")}
+    return [name for key, names in columns.items() if not any(key in row for row in rows) for name in names]
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -239,7 +271,7 @@ def _cp(row: dict[str, Any]) -> int:
 def _best_ways(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The fastest way along context of each job that is predicted in several, of those that fit if any does,
     and by how much the next is slower; no lines if there are none."""
-    names = [name for name in _COLUMNS if name in _OF_A_JOB]
+    names = [name for name in _COLUMNS if name in _OF_A_JOB and name not in _left_out(rows)]
     jobs: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         jobs.setdefault(tuple(_COLUMNS[name](row) for name in names), []).append(row)

@@ -1,0 +1,99 @@
+"""What a block's passes wait for tokens on their way to experts of other ranks and back.
+
+Exchanges follow one another, and nothing is computed meanwhile: a row's seconds are, with crossings c of the
+way (cost/experts.py) over levels of a rate and a latency,
+
+    flat           base + sum over c of (messages(c) latency(c) + bytes(c) / rate(c))
+    hops, merged   sum over c of (base + messages(c) latency(c) + bytes(c) / rate(c))
+
+Of an uneven load the fullest rank decides, which receives rows, and sends them back: `Workload.load` times
+the mean. Over hops that is an upper bound, as of a group's ranks not every one need be as full. Copies of the
+most loaded experts are sent beside, and what they save is not predicted: rows are those of equally likely
+experts. The loads that balance experts are summed once a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from lowband.cost.collectives import Network
+from lowband.cost.context import passes
+from lowband.cost.experts import Part, load_by_hop, parts, sent_to_experts
+from lowband.cost.numbers import Num
+from lowband.predict.place import Place, places
+from lowband.predict.workload import Workload
+from lowband.spec.activations import EXPERTS_LOAD
+from lowband.spec.mesh import Levels
+from lowband.spec.records import mean
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds for which a block waits in a micro-batch, the recomputed forward's in backward. All are 0
+    without experts.
+
+    balance: for which a step waits, once
+    lane:    of each row in a step's passes, in all blocks of a rank
+    """
+
+    forward: Num = 0.0
+    backward: Num = 0.0
+    balance: Num = 0.0
+    lane: Mapping[str, Num] = field(default_factory=dict)
+
+
+def route_waits(job: Workload, place: Place, network: Network) -> Waits:
+    """network: of exchanges other than those of sharding"""
+    if job.model.experts is None:
+        return Waits()
+    rows: dict[str, list[Part]] = {}
+    for part in parts(job.model, job.levels_of_experts, job.axes.route, job.compute_dtype, job.axes.copies):
+        rows.setdefault(part.row.name, []).append(part)
+    again, lane = job.recompute == "full", dict[str, Num]()
+    waits: dict[str | None, Num] = {"forward": 0.0, "backward": 0.0}
+    for name, each in rows.items():
+        row, time = each[0].row, _row_s(job, network, each)
+        waits[row.during] = waits[row.during] + time
+        lane[name] = job.accumulation * place.blocks * passes(row, again) * time
+    balance: Num = 0.0
+    for levels in _token_axes(job):
+        for hop, sent in load_by_hop(job.model, place.blocks, levels):
+            balance = balance + network.hop_s(hop, float(sent))
+    lane[EXPERTS_LOAD.name] = balance
+    return Waits(waits["forward"], waits["backward"] + again * waits["forward"], balance, lane)
+
+
+def _row_s(job: Workload, network: Network, row: list[Part]) -> Num:
+    """Seconds of a row in one pass of a block."""
+    total: Num = network.base_s * (1 if job.axes.route == "flat" else len(row))
+    for part in row:
+        sent = float(part.of_token) * job.load * _tokens(job) + float(part.fixed)
+        total = total + float(part.messages) * network.latency_s(part.level) + sent / network.rate(part.level)
+    return total
+
+
+def _tokens(job: Workload) -> Num:
+    """Of a rank and micro-batch."""
+    return job.micro_batch * job.own_tokens / job.axes.outside
+
+
+def _token_axes(job: Workload) -> list[Levels]:
+    """Levels of the axes whose ranks have different tokens."""
+    cut = job.axes.tensor > 1 and job.axes.sequence_parallel
+    return [job.levels, *([job.mesh.levels("tensor")] if cut else [])]
+
+
+def experts_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
+    """Bytes that a rank sends to and from experts in a step, in the mean: (level, row, wire) -> bytes.
+
+    job: one point
+    """
+    axes = job.axes
+    blocks = [job.model.layers // axes.pipeline] * axes.pipeline
+    found = sent_to_experts(
+        job.model, job.levels_of_experts, axes.route, _token_axes(job),
+        [place.blocks for place in places(job)] if axes.is_uneven else blocks,
+        Fraction(int(job.micro_batch * job.own_tokens), axes.outside), int(job.accumulation),
+        job.recompute == "full", job.compute_dtype, axes.copies,
+    )  # fmt: skip
+    return {key: mean(sent.numerator, sent.denominator) for key, sent in found.items()}

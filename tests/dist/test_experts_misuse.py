@@ -1,0 +1,219 @@
+"""What a user tries with layers of experts beside training them: it is right, or refused on every rank."""
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_experts import EXPERTS, ONE, WIDTH, H, Layer, model_of
+from safetensors.torch import load_file
+from torch import nn
+
+import lowband
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+
+
+def _written(folder: Path) -> dict[str, torch.Tensor]:
+    """Sharded from nothing but an init, written, and read again into experts on other ranks."""
+
+    def init(name: str, parameter: torch.Tensor) -> None:
+        parameter.zero_() if name.endswith("router.bias") else parameter.normal_()
+
+    written: dict[str, torch.Tensor] = {}
+    for expert in (2, 1):
+        topology = lowband.Topology({}, lowband.Axes(expert=expert))
+        with torch.device("meta"):
+            model = lowband.spread_experts(model_of(), topology)
+        source = init if expert == 2 else lowband.Safetensors(folder)
+        lowband.shard(model, "zero3", topology, Layer, torch.float32, init=source, device="cpu")
+        whole = lowband.full_state_dict(model)
+        if expert == 2:
+            lowband.save_safetensors(model, folder)
+            written = whole
+        else:
+            assert all(torch.equal(value, written[name]) for name, value in whole.items())
+    return written
+
+
+def test_files_have_whole_layers_of_experts(tmp_path: Path) -> None:
+    expected = on_ranks(2, _written, tmp_path / "model")[0]
+    stored: dict[str, torch.Tensor] = {}
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        stored |= load_file(file)
+    assert stored["1.mixture.experts.up"].shape == (EXPERTS, WIDTH, H)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in stored.items())
+
+
+# ---- what is refused, on every rank, in a line
+
+
+def spread(model: nn.Module | None = None, inner: Any = None) -> tuple[nn.Module, lowband.Topology]:
+    topology = lowband.Topology(inner or {}, lowband.Axes(expert=2))
+    return lowband.spread_experts(model_of() if model is None else model, topology), topology
+
+
+def sharded(scheme: str = "zero3") -> nn.Module:
+    model, topology = spread()
+    return lowband.shard(model, scheme, topology, Layer, torch.float32)
+
+
+def twice() -> None:
+    model, topology = spread()
+    lowband.spread_experts(model, topology)
+
+
+def after_shard() -> None:
+    spread(sharded())
+
+
+def after_a_part_was_sharded() -> None:
+    model = model_of()
+    lowband.shard(model[1], "zero3", lowband.Topology({}), Layer)
+    spread(model)
+
+
+def without_experts() -> None:
+    spread(nn.Linear(H, H))
+
+
+def not_divided() -> None:
+    spread(model_of(lowband.Routing(3, 1)))
+
+
+def of_ones_own() -> None:
+    model = model_of()
+    model[1].mixture.experts = nn.ModuleList(nn.Linear(H, H) for _ in range(EXPERTS))
+    spread(model)
+
+
+def on_another_topology() -> None:
+    model, _ = spread()
+    lowband.shard(model, "zero3", lowband.Topology({}, lowband.Axes(expert=2)), Layer)
+
+
+def replaced() -> None:
+    with torch.device("meta"):
+        model = model_of()
+    model, topology = spread(model)
+    lowband.shard(model.to_empty(device="cpu"), "zero3", topology, Layer)
+
+
+def copied() -> None:
+    copy.deepcopy(spread()[0])
+
+
+def copied_sharded() -> None:
+    copy.deepcopy(sharded())
+
+
+def that_meet_seldom() -> None:
+    scheme = Config().scheme("local-sgd")
+    on_world = {"weights": "self", "grads": "self", "optim": "self"}
+    model, topology = spread()
+    seldom = scheme.model_copy(update={**on_world, "sync": scheme.sync.model_copy(update={"beyond": "self"})})
+    lowband.shard(model, seldom, topology, Layer)
+
+
+def as_matrices() -> None:
+    lowband.Matrices(sharded(), select=lambda name, shape: "experts" in name)
+
+
+def by_lamb() -> None:
+    model = sharded()
+    model(torch.randn(3, H)).sum().backward()
+    lowband.Lamb(model.parameters()).step()
+
+
+def from_a_peer() -> None:
+    lowband.load_peer_checkpoint("nowhere", sharded())
+
+
+def balanced_outside() -> None:
+    lowband.balance_experts(nn.Sequential(sharded()))
+
+
+REFUSED = {
+    twice: "'1.mixture': its experts are already spread (allowed: one spread_experts)",
+    after_shard: "already sharded (allowed: spread_experts before shard)",
+    after_a_part_was_sharded: "already sharded (allowed: spread_experts before shard)",
+    without_experts: "no layer of experts (allowed: MixtureOfExperts)",
+    not_divided: "'1.mixture': 3 experts cannot be divided over expert 2",
+    of_ones_own: "'1.mixture.experts.0.weight' has shape [8, 8] (allowed: [4, ...]",
+    on_another_topology: "over the axis of another Topology (allowed: one Topology",
+    replaced: "'1.mixture.experts.up' was replaced after lowband.spread_experts",
+    copied: "deepcopy before lowband.spread_experts",
+    copied_sharded: "copied",
+    that_meet_seldom: "(allowed: schemes without sync)",
+    as_matrices: "is cut over expert ranks, none of which has the whole matrix",
+    by_lamb: "is cut over expert ranks, whose parts are not summed",
+    from_a_peer: "experts are spread over ranks",
+    balanced_outside: "'0' in it is sharded, and not the module itself",
+}
+
+
+def _said() -> list[tuple[str, str]]:
+    found = []
+    for case in REFUSED:
+        try:
+            case()
+        except Exception as error:
+            found.append((type(error).__name__, str(error)))
+        else:
+            found.append(("", "nothing"))
+    return found
+
+
+@cache
+def said() -> list[list[tuple[str, str]]]:
+    return on_ranks(2, _said)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.__name__)
+def test_what_cannot_be_right_is_refused_on_every_rank(case: Any) -> None:
+    for of_rank in said():
+        kind, words = of_rank[list(REFUSED).index(case)]
+        assert kind == "UserError", words
+        assert REFUSED[case] in words and "\n" not in words
+
+
+# ---- what works
+
+
+def _copied_before() -> list[bool]:
+    """A copy of a whole module, and one that is given other experts, compute with their own."""
+    model = model_of()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other[1].mixture.experts.parameters():
+            parameter.zero_()
+    x = torch.randn(5, H)
+    is_apart = not torch.equal(model[1](x), x) and torch.equal(other[1](x), x)
+    model[1].mixture.experts = other[1].mixture.experts
+    return [is_apart, torch.equal(model[1](x), x)]
+
+
+def test_a_layer_computes_with_the_experts_that_it_has() -> None:
+    assert on_ranks(1, _copied_before) == [[True, True]]
+
+
+def _shared(ranks: int) -> dict[str, torch.Tensor]:
+    """Two layers with the same experts, and routers of their own; after a step."""
+    model = model_of(ONE)
+    model[2].mixture.experts, model[2].again = model[1].mixture.experts, False
+    topology = lowband.Topology({}, lowband.Axes(expert=ranks))
+    lowband.spread_experts(model, topology)
+    lowband.shard(model, "zero3", topology, Layer, torch.float32)
+    x = torch.randn(8, H, generator=torch.Generator().manual_seed(1)).chunk(ranks)
+    model(x[torch.distributed.get_rank()]).square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return lowband.full_state_dict(model)
+
+
+def test_layers_may_share_their_experts() -> None:
+    expected, found = (on_ranks(ranks, _shared, ranks)[0] for ranks in (1, 2))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
