@@ -32,6 +32,35 @@ def test_collectives_take_what_the_links_take(tmp_path: Path) -> None:
     assert over.between(0.7, 1.03 * WIRE_BYTES_PER_BYTE + 6_000 / rows.bytes, inclusive="neither").all(), rows
 
 
+@pytest.mark.wide
+def test_ways_to_experts_are_counted_on_shaped_links(tmp_path: Path) -> None:
+    """Rows over the slow links: of flat and hops as many as pairs, of merged a token once; and with copies of
+    popular experts fewer, on ranks that are more equally loaded."""
+    done = lowband(
+        "bench-routes",
+        "--ranks",
+        "16",
+        "--seconds",
+        "0.1",
+        "--repeats",
+        "1",
+        "--out",
+        str(tmp_path),
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = pd.read_csv(tmp_path / "routes.csv")
+    assert set(rows.route) == {"flat", "hops", "merged"}
+    alike = rows[(rows["skew"] == 0) & (rows.copies == 0)]
+    assert (alike.slow_rows - alike.expected_rows).abs().max() < 0.25 * alike.expected_rows.max()
+    routes = rows[rows.top_k == 8].set_index(["route", "row_bytes", "skew"]).slow_rows
+    assert (routes["flat"] == routes["hops"]).all()
+    assert (3 * routes["merged"] < routes["flat"]).all()
+    skewed = rows[rows["skew"] == 1.5].set_index("copies")
+    assert skewed.slow_rows[4] < skewed.slow_rows[0]
+    assert skewed.load[4] < skewed.load[0]
+
+
 def box_run(folder: Path, **changes) -> RunFolder:
     spec = next(spec for spec in Config(ROOT).runs(["links"]) if spec.scheme.name == "hier3")
     small = {"ranks": 4, "steps": 2, "warmup_steps": 1, "micro_batch": 4}

@@ -52,6 +52,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "run --cluster frontier-box -- true", "up", "down",
         "lengths --lengths lengths.txt --room 64 --out out"),
     "bench-comm": ("--cluster frontier-box --ranks 16 --seconds 0.1 --repeats 2 --out out",),
+    "bench-routes": ("--cluster frontier-box --ranks 16 --seconds 0.1 --repeats 2 --out out",),
     "import-log": (
         "train.log --format torchtitan --model gpt-200k --seq-len 64 --ranks 4 --recompute --out s.csv",
     ),
@@ -98,7 +99,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
     "bench-compile", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
-    "bench-experts", "bench-kernel", "bench-softmax", "bench-comm",
+    "bench-experts", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
     "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.
