@@ -10,6 +10,7 @@ from modules import inputs
 from side_losses import Block, Net, said_by, squared
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import lowband
 from lowband.run.on_ranks import on_ranks
@@ -47,6 +48,14 @@ class Caching(Block):
             self.views = self.up.weight.t(), self.down.weight.detach().t(), self.gate.weight.data[1:]
         up, down, gate = self.views
         return x + F.gelu(x @ up + self.up.bias) @ down + self.down(F.gelu(self.up(x))) + gate.sum()
+
+
+class Recomputed(Caching):
+    """Under activation checkpointing, whose second run finds the views there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.side = torch.zeros(())
+        return checkpoint(self.compute, x, use_reentrant=False)
 
 
 class Early(Block):
@@ -233,27 +242,46 @@ def test_each_ranks_own_changes_are_refused() -> None:
 
 # ---- views that are kept over steps
 
+CACHING = (Caching, Recomputed)
 KEPT = ("ddp", "zero1", "zero2", "zero3", "hsdp", "hpz")
 INNER = {"package": 1, "node": 2}
 
 
-def cached() -> dict[str, torch.Tensor]:
-    found = {}
-    for scheme in KEPT:
-        model = sharded(Caching, scheme, INNER)
-        found[scheme] = trained(model, squared)
-        with torch.no_grad():
-            found[scheme] = torch.cat([found[scheme], squared(model, inputs(3, 0)).view(1)])
-    return found
+def losses_of(model: nn.Module) -> torch.Tensor:
+    """Of three steps and of an evaluation after them."""
+    losses = trained(model, squared)
+    with torch.no_grad():
+        return torch.cat([losses, squared(model, inputs(3, 0)).view(1)])
+
+
+def cached() -> dict[tuple[type[Block], str], torch.Tensor]:
+    return {(block, s): losses_of(sharded(block, s, INNER)) for block in CACHING for s in KEPT}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_kept_views_show_new_values(ranks: int) -> None:
-    model = Net(Caching)
-    expected = torch.cat([trained(model, squared), squared(model, inputs(3, 0)).detach().view(1)])
+    expected = {block: losses_of(Net(block)) for block in CACHING}
     for found in on_ranks(ranks, cached):
-        for scheme, losses in found.items():
-            torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0, msg=scheme)
+        for (block, scheme), losses in found.items():
+            torch.testing.assert_close(losses, expected[block], rtol=1e-6, atol=0, msg=f"{block} {scheme}")
+
+
+def used_before_its_unit() -> str:
+    """A view that is kept from the step before is used ahead of its unit's forward."""
+    model = sharded(Caching, "zero3")
+    trained(model, squared)
+    loss = model.blocks[0].views[0].square().mean()
+    try:
+        (loss + squared(model, inputs(0, 0))).backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_old_values_of_kept_views_are_refused_by_torch() -> None:
+    for said in on_ranks(2, used_before_its_unit):
+        assert "has been modified by an inplace operation" in said
+        assert "\n" not in said
 
 
 OF_OLD = "of a view of a parameter from before lowband.shard, which has kept its old values"

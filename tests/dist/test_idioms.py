@@ -366,6 +366,11 @@ def data_of_another_shape(model: nn.Module) -> None:
     model.layers[0][0].weight.data = torch.zeros(3, 7)
 
 
+def tied_through_data(model: nn.Module) -> None:
+    first, second = (model.layers[i][0].weight for i in range(2))
+    second.data = first.data
+
+
 def order_of_values_through_numpy(model: nn.Module) -> None:
     for p in trained(model).parameters():
         values = p.detach().numpy()
@@ -439,7 +444,8 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     fused_scaler: "of a shard's gradient covers this rank's part only",
     one_value_through_data: "scale: __getitem__ of a shard covers this rank's part only",
     one_value_of_a_gradient: "scale: __getitem__ of a shard's gradient covers this rank's part only",
-    data_of_another_shape: "layers.0.0.weight: .data of shape [",
+    data_of_another_shape: "layers.0.0.weight: .data of a shard was set to a tensor of shape [3, 7]",
+    tied_through_data: "layers.1.0.weight: .data of a shard was set to a view (allowed: p.data.copy_(values)",
     order_of_values_through_numpy: "were written through NumPy or from C++",
     hook_on_a_shard: "first.weight: a hook on a shard would never run",
     step_in_the_backward: "first.weight: a hook on a shard would never run",

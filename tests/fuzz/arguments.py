@@ -49,7 +49,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "verify": ("--root .", "--write --root ."),
     "status": ("--results local --suite mine --root .",),
     "box": ("status", *(() if missing() else ("jobs results/local/runs --out jobs.csv",)),
-        "run --cluster frontier-box -- true", "up", "down"),
+        "run --cluster frontier-box -- true", "up", "down",
+        "lengths --lengths lengths.txt --room 64 --out out"),
     "bench-comm": ("--cluster frontier-box --ranks 16 --seconds 0.1 --repeats 2 --out out",),
     "import-log": (
         "train.log --format torchtitan --model gpt-200k --seq-len 64 --ranks 4 --recompute --out s.csv",
@@ -60,7 +61,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "predict": (
         f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full",
         f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
-        "--cluster frontier --model mixtral-8x7b --scheme ddp --gpus 8 --ep 1 4 --route hops --imbalance 9",
+        "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops "
+        "--imbalance 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
     ),
     "plan": (

@@ -528,7 +528,7 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
     wires = ("native", "native", "native", "native")
-    best = ("world", None, "world", "world", *wires, 2, "none", 1, 1, "ring", 1, "1f1b", 1)
+    best = ("world", None, "world", "world", *wires, 2, "none", 1, 1, "ring", "auto", 1, "flat", 1, "1f1b", 1)
 
     def with_(place: int, value: object) -> tuple[object, ...]:
         return (*best[:place], value, *best[place + 1 :])
@@ -537,7 +537,7 @@ def test_what_other_choices_cost() -> None:
         candidate(best, 1.0),
         candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
         candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(9, "full")[:15], 2), 0.1),  # differs in two
+        candidate((*with_(9, "full")[:18], 2), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
@@ -545,7 +545,7 @@ def test_what_other_choices_cost() -> None:
     assert lines[9] == "recompute none: no other value was possible here"
     assert lines[11] == "cp 1: no other value was possible here"
     assert lines[13] == "schedule 1f1b: no other value was possible here"
-    assert len(lines) == len(best) - 1  # one rank along context has no way
+    assert len(lines) == len(best) - 4  # no way and states on one rank along context, and no experts
 
 
 def test_what_another_degree_of_context_costs() -> None:
@@ -553,7 +553,24 @@ def test_what_another_degree_of_context_costs() -> None:
     wires = ("native", "native", "native", "native")
 
     def along(context: int, way: str) -> tuple[object, ...]:
-        return ("world", None, "world", "world", *wires, 2, "none", 1, context, way, 1, "1f1b", 1)
+        return (
+            "world",
+            None,
+            "world",
+            "world",
+            *wires,
+            2,
+            "none",
+            1,
+            context,
+            way,
+            "auto",
+            1,
+            "flat",
+            1,
+            "1f1b",
+            1,
+        )
 
     times = {(4, "heads"): 1.0, (4, "ring"): 1.5, (4, "gather"): 1.25, (2, "ring"): 1.1, (1, "ring"): 2.0}
     points = [candidate(along(*key), seconds) for key, seconds in times.items()]

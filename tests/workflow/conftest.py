@@ -19,8 +19,12 @@ def warm(request: pytest.FixtureRequest) -> Iterator[Warm | None]:
         yield None
         return
     with Warm() as program:
-        program.serve("plain", *PLAIN)
-        trees.PYTHON = str(program.path)
+
+        def python() -> str:
+            program.serve("plain", *PLAIN)
+            return str(program.path)
+
+        trees.python = python
         yield program
 
 

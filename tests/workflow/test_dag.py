@@ -311,7 +311,7 @@ def test_what_the_planner_writes_can_be_run(tree: Path) -> None:
     ]
     tracked = (tree / "config" / "schemes.yaml").read_text()
     done = subprocess.run(
-        [trees.PYTHON, "-m", "lowband", "plan", *job, "--write", "found"],
+        [trees.python(), "-m", "lowband", "plan", *job, "--write", "found"],
         cwd=tree, env={**os.environ, "PYTHONPATH": str(tree / "src")}, capture_output=True,
         text=True, timeout=600,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def put(path: Path, verb: str, text: str) -> None:
 def run(command: str, tree: Path) -> None:
     program, *arguments = shlex.split(command)
     result = subprocess.run(
-        [trees.PYTHON, "-m", program, *arguments],
+        [trees.python(), "-m", program, *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree / "src")},
         capture_output=True,

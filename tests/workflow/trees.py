@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What runs commands of the workflow (conftest.py).
-PYTHON = sys.executable
 PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "CITATION.cff", "LICENSE")
+
+
+def python() -> str:
+    """What runs commands of the workflow; conftest.py has another."""
+    return sys.executable
 
 
 def copy_tree(to: Path) -> Path:
@@ -30,7 +33,7 @@ def snakemake(
 ) -> subprocess.CompletedProcess[str]:
     """Run it in the tree; `path` goes before the tree's own code on PYTHONPATH."""
     return subprocess.run(
-        [PYTHON, "-m", "snakemake", "--cores", "2", *arguments],
+        [python(), "-m", "snakemake", "--cores", "2", *arguments],
         cwd=cwd or tree,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(tree / "src")]))},
         capture_output=True,

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowband.engine.units.changes import mark_leaf
@@ -34,6 +35,7 @@ class Leaves:
 
     flat:   the buffer, 1D
     leaves: one per parameter
+    kept:   earlier buffers of which others keep views, see [Note: kept views]
     """
 
     def __init__(
@@ -52,7 +54,8 @@ class Leaves:
             leaf.place = unit
         self._seen_as = [seen_as(original) for original in originals]
         self._without_memory = flat, values
-        self._kept: list[tuple[StorageWeakRef, int]] = []  # buffers with views that others keep, and versions
+        # By storage, whose place in memory nothing else gets before the reference is gone; with versions.
+        self.kept: dict[int, tuple[StorageWeakRef, int]] = {}
         self._version = 0  # of the weights in the buffer
         self.forget_changes()
 
@@ -60,7 +63,7 @@ class Leaves:
         """Let the leaves be views into a gathered buffer. version: of its weights"""
         with outside_of_modes():
             self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
-            if self._kept:
+            if self.kept:
                 self._fill_kept(flat, version)
         self._version = version
 
@@ -73,18 +76,20 @@ class Leaves:
             mark_dropped(leaf, self._unit)
         # Two refer to the storage of a tensor that nobody else has: the tensor, and who asks.
         if torch._C._storage_Use_Count(flat.untyped_storage()._cdata) > 2:
-            self._kept.append((StorageWeakRef(flat.untyped_storage()), self._version))
+            reference = StorageWeakRef(flat.untyped_storage())
+            self.kept[reference.cdata] = reference, self._version
 
     def _fill_kept(self, flat: torch.Tensor, version: int) -> None:
         """See [Note: kept views]."""
-        kept, self._kept = self._kept, []
-        for reference, before in kept:
-            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+        for place, (reference, before) in list(self.kept.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(place)
             if storage is None:
-                continue
-            if before != version:
+                del self.kept[place]
+            elif before != version:
                 flat.new_empty(0).set_(storage, 0, flat.shape).copy_(flat)
-            self._kept.append((reference, version))
+                self.kept[place] = reference, version
+                increment_version(self.leaves)  # and their views': torch refuses graphs over the old values
+        self.forget_changes()
 
     def are_changed(self) -> bool:
         """Whether they were changed in place since they were filled."""

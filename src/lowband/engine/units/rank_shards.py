@@ -20,7 +20,7 @@ from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.shard_of import ShardOf
-from lowband.engine.units.shard_parameter import ShardParameter
+from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
@@ -53,6 +53,7 @@ class RankShards:
         self._levels, self._rank = collectives.axis.levels, collectives.axis.rank
         scheme, levels, compute_dtype = self._scheme, self._levels, collectives.options.compute_dtype
         self.master = self._zeros("optim", scheme.optim, torch.float32)
+        note_master(self.master, self)
         self.parameters = self._parameters(originals, names)
         self.partial_ranges = self._partial_ranges(originals)
         self.is_whole = not levels.hops(SELF, scheme.weights)

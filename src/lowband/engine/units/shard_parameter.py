@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -15,6 +16,8 @@ from lowband.engine.units.shard_grad import ShardValues, on_part
 from lowband.engine.units.shard_init import NotDrawn
 from lowband.errors import UserError
 
+# What holds all shards of a unit, by their storage.
+_masters: WeakValueDictionary[int, object] = WeakValueDictionary()
 _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
@@ -52,20 +55,32 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
     collectives: Collectives
 
     def set_data(self, values: torch.Tensor) -> None:
-        """Take over the values, as running averages swap them in and out.
+        """Copy the values, as running averages swap them in and out.
 
-        Of another type or place they take the shard out of its unit, whose next forward refuses it.
+        Of another type or device they take the shard out of its unit, whose next forward refuses it. Raises
+        UserError for another shape, or for a view, because later changes of what it is a view of would be
+        the shard's in a plain module.
         """
         if values.shape != self.shape:
             raise UserError(
-                f".data of shape {list(self.shape)} was set to a tensor of shape {list(values.shape)}",
+                f".data of a shard was set to a tensor of shape {list(values.shape)}",
                 where=self.shard_of.name,
                 allowed="values of this rank's part; whole ones before lowband.shard, or by its init=",
             )
-        if values.dtype == self.dtype and values.device == self.device:
-            self.detach().copy_(values.detach())
-        else:
+        if values.dtype != self.dtype or values.device != self.device:
             super().set_data(values)
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            mine, theirs = self.untyped_storage(), values.untyped_storage()
+            if (mine._cdata, self.storage_offset()) == (theirs._cdata, values.storage_offset()):
+                return
+            if theirs.nbytes() > values.nbytes or theirs._cdata in _masters:
+                raise UserError(
+                    ".data of a shard was set to a view",
+                    where=self.shard_of.name,
+                    allowed="p.data.copy_(values); a clone of them",
+                )
+            torch.Tensor.detach(self).copy_(values.detach())
 
     @classmethod
     def __torch_function__(
@@ -126,6 +141,11 @@ class Leaf(CountedParameter):
             where=self.place,
             allowed="what is computed from the weight; parameters changed outside of a forward",
         )
+
+
+def note_master(master: torch.Tensor, holder: object) -> None:
+    """Know the memory of a unit's shards, for as long as there is who holds it."""
+    _masters[master.untyped_storage()._cdata] = holder
 
 
 # Without this torch's optimizers would loop over such parameters on a GPU, where they group plain ones.

@@ -107,12 +107,14 @@ class Unit:
 
     def _compute_with(self, gathered: torch.Tensor | None) -> None:
         """Let the leaves be views into a gathered buffer, or have no memory."""
-        self._unit_of.pop(self.flat.untyped_storage()._cdata, None)
+        for storage in (self.flat.untyped_storage()._cdata, *self._computed.kept):
+            self._unit_of.pop(storage, None)
         if gathered is None:
             self._computed.empty()
         else:
             self._computed.fill(gathered, self.gathered_version)
-        self._unit_of[self.flat.untyped_storage()._cdata] = self
+        for storage in (self.flat.untyped_storage()._cdata, *self._computed.kept):
+            self._unit_of[storage] = self
 
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See units.rank_shards, [Note: shards]."""

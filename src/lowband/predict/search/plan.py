@@ -89,7 +89,7 @@ class Plan:
         lines = []
         for i, knob in enumerate(KNOBS):
             along = knob in ("context_attention", "context_states")
-            if along and (best.job.axes.context == 1 or best.knobs[i] == "auto"):
+            if along and (best.knobs[KNOBS.index("context")] == 1 or best.knobs[i] == "auto"):
                 continue
             is_routed = knob in ("expert", "route")
             if is_routed and (best.job.model.experts is None or (knob, best.job.axes.expert) == ("route", 1)):
