@@ -217,6 +217,7 @@ def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:
         )
     degrees = axes.degrees(ranks)
     axes.check(model)
+    axes.check_experts(model)
     check_numbers(axes.row, axes.pipeline, 1, axes.chunks)
     try:
         return Mesh.fit(machine.sizes, degrees)

@@ -180,7 +180,6 @@ class InStages(Axes):
     def check(self, model: ModelSpec) -> None:
         """Raises UserError if the model cannot be divided so."""
         self.blocks(model)
-        self.check_experts(model)
         if model.heads % self.tensor:
             what = f"{model.heads} heads cannot be divided over tensor {self.tensor}"
             raise UserError(what, where=f"model '{model.name}'")
