@@ -27,11 +27,12 @@ from lowband.engine.parallel.experts import spread_experts
 from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.slice_of import SliceOf, is_partial, slice_of
 from lowband.model.gpt import Attention, Block
-from lowband.spec.axes import AXES, Axes, Route
+from lowband.spec.axes import AXES, Axes
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, lists
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Route
 from lowband.spec.tensor import Column, Plan, Row, Split, Tokens, Vocabulary, Whole
 from tests.pairwise import Case
 

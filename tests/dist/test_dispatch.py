@@ -12,7 +12,8 @@ from lowband.engine.parallel.dispatch import Dispatch
 from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.axes import Axes, Route
+from lowband.spec.axes import Axes
+from lowband.spec.step import Route
 
 H, WIDTH, TWO = 16, 24, {"node": 2}
 THREE = {"package": 2, "node": 4}

@@ -12,10 +12,10 @@ from lowband.cost.states import sent_by_level
 from lowband.engine.parallel.linear import linear_attention, normalized, reference
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.axes import States
 from lowband.spec.context import ways_of
 from lowband.spec.mesh import Levels
 from lowband.spec.model import CHUNK
+from lowband.spec.step import States
 
 B, H, D, E = 1, 3, 7, 5  # a state has 105 values, which no group divides
 STATES: tuple[States, ...] = ("pass", "gather", "scan")

@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lowband.cost.bytes import unit_numels
 from lowband.cost.contents import step_bytes
-from lowband.cost.memory import state_bytes
-from lowband.cost.stages import stages_states
-from lowband.spec.axes import Axes
+from lowband.cost.held import held_bytes
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
@@ -65,14 +62,7 @@ def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> P
 
 
 def ok_outcome(spec: RunSpec) -> Outcome:
-    levels, units = spec.levels, unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor))
-    sent = step_bytes(spec)
-    states = state_bytes(
-        units, spec.scheme, levels, spec.compute_dtype, spec.reduce_dtype, spec.accumulation, "gloo",
-        spec.collectives,
-    )  # fmt: skip
-    if spec.is_in_stages:
-        states = stages_states(spec)
+    sent, states = step_bytes(spec), held_bytes(spec, "gloo")
     return Outcome(
         status="ok",
         steps=spec.steps,

@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from lowband.cost.experts import crossings, hit
-from lowband.spec.axes import Route
 from lowband.spec.mesh import Levels
+from lowband.spec.step import Route
 
 CASES = [
     (Levels.fit({}, 4), 8, 2),

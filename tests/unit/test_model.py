@@ -26,8 +26,12 @@ def test_named_models_count_exactly(name: str) -> None:
         module = GPT(spec.model_copy(update={"layers": 1}))
     one_layer = spec.model_copy(update={"layers": 1})
     assert sum(p.numel() for p in module.parameters()) == one_layer.parameters
-    h = spec.hidden
-    assert spec.parameters - one_layer.parameters == (spec.layers - 1) * (12 * h * h + 13 * h)
+    h, e = spec.hidden, spec.experts
+    block = 12 * h * h + 13 * h
+    if e is not None:  # and a router, in place of the MLP; shared experts have biases
+        width, shared = spec.expert_width, spec.shared_experts * spec.expert_width
+        block += e * h + e * 2 * h * width + 2 * h * shared + shared + h * bool(shared) - (8 * h * h + 5 * h)
+    assert spec.parameters - one_layer.parameters == (spec.layers - 1) * block
 
 
 def test_paper_sizes_are_what_they_are_called() -> None:

@@ -16,13 +16,14 @@ from lowband.predict.place import alike
 from lowband.predict.prediction import predict
 from lowband.predict.search.plan import KNOBS, axes_to_try, left_out, plan, schemes
 from lowband.predict.workload import Workload
-from lowband.spec.axes import Route, Ways
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.mesh import WORLD
 from lowband.spec.model import ModelSpec
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
+from lowband.spec.step import Route
 
 CONFIG = Config(Path(__file__).parents[2])
 RANKS, EXPERTS, TOP_K, WIDTH = 8, 16, 2, 128

@@ -15,8 +15,8 @@ from lowband.cost.compute import Computer, work
 from lowband.cost.contents import step_bytes
 from lowband.cost.experts import hit
 from lowband.cost.flops import block_matmul_flops_per_token, expert_elements, uncut_flops_per_token
+from lowband.cost.held import held_bytes
 from lowband.errors import UserError
-from lowband.evidence.tables.collect import _closed_states
 from lowband.evidence.validation.scale_model import box_step_s
 from lowband.predict.experts import experts_sent, route_waits
 from lowband.predict.footprint import memory_items
@@ -93,7 +93,7 @@ def test_bytes_and_states_are_those_of_a_run(scheme: str, expert: int, route: st
                 )
             )  # fmt: skip
     assert {key: n for key, n in sent.items() if n} == pytest.approx(step_bytes(spec))
-    found, closed = memory_items(one), _closed_states(spec, "nccl", with_start=True)
+    found, closed = memory_items(one), held_bytes(spec, "nccl", with_start=True)
     assert {kind: found[kind] for kind in closed} == closed
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
 from lowband.errors import UserError
-from lowband.spec.axes import Route, States
-from lowband.spec.step import Schedule
+from lowband.spec.step import Route, Schedule, States
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config

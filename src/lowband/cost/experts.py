@@ -38,12 +38,11 @@ from lowband.spec.activations import (
     ROUTE_WEIGHTS,
     ROUTE_WEIGHTS_GRAD,
 )
-from lowband.spec.axes import Route
 from lowband.spec.mesh import SELF, WORLD, Hop, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import round_up
 from lowband.spec.run import RunSpec
-from lowband.spec.step import Collective
+from lowband.spec.step import Collective, Route
 from lowband.spec.wire import DTYPE_BYTES
 
 INDEX_BYTES, COUNT_BYTES, LOAD_BYTES = 4, 8, 8  # int32, int64, fp64

@@ -22,12 +22,12 @@ from math import prod
 from lowband.cost.context import by_level
 from lowband.cost.memory import MASTER_BYTES
 from lowband.spec.activations import CONTEXT_STATE_GATHER, CONTEXT_STATES
-from lowband.spec.axes import States
 from lowband.spec.context import Layout
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import mean
 from lowband.spec.run import RunSpec
+from lowband.spec.step import States
 
 
 def state_elements(model: ModelSpec, micro_batch: int, tensor: int = 1) -> int:

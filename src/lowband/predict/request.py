@@ -11,12 +11,13 @@ from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.show.render import record
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways
-from lowband.spec.axes import ONLY_DATA, States, Ways
+from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import Stack
+from lowband.spec.step import States
 
 
 def setting(config: Config, cluster: str, stack: str | None) -> tuple[Machine, Stack]:

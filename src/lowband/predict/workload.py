@@ -11,7 +11,7 @@ from lowband.cost.activations import Attention, Recompute
 from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
-from lowband.spec.axes import ONLY_DATA, Axes, States, StatesOption, Ways
+from lowband.spec.axes import ONLY_DATA, Axes, Ways
 from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
@@ -21,7 +21,7 @@ from lowband.spec.schedules import check_numbers
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
-from lowband.spec.step import Order, Pattern, Schedule, passes
+from lowband.spec.step import Order, Pattern, Schedule, States, StatesOption, passes
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.run.launch import RankFailure, TimeLimit
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.axes import Axes, States, StatesOption
+from lowband.spec.axes import Axes
 from lowband.spec.context import WrongLayers
+from lowband.spec.step import States, StatesOption
 
 INPUTS = "the inputs"
 LIMIT_S = 300.0

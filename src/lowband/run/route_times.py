@@ -25,8 +25,9 @@ from lowband.engine.parallel.dispatch import Dispatch
 from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.axes import Axes, Route
+from lowband.spec.axes import Axes
 from lowband.spec.machine import Machine
+from lowband.spec.step import Route
 
 EXPERTS, WIDTH = 64, 4  # width: of an expert's two matrices, over hidden
 _START_S, _SLOWEST = 120, 8  # for starting ranks; how many times the target a forward may take

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lowband.spec.axes import States
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective
+from lowband.spec.step import Collective, States
 
 # Between all ranks along the axis, in the dtype that the activations have.
 ALONG: Final = Scheme(name="activations", weights=WORLD, grads=WORLD, optim=WORLD)

@@ -11,18 +11,11 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stages import blocks_of
-from lowband.spec.step import Schedule
+from lowband.spec.step import Route, Schedule, StatesOption
 from lowband.spec.yaml_model import Strict
 
 # expert: ranks that have different experts; alike: those that have the same ones.
 AxisName = Literal["tensor", "context", "expert", "alike", "data", "pipeline"]
-
-# How tokens travel to experts, see cost/experts.py.
-Route = Literal["flat", "hops", "merged"]
-
-# How states of linear layers travel between ranks along context, see spec/context.py.
-States = Literal["pass", "gather", "scan"]
-StatesOption = Literal["auto", States]
 
 # What the predictor's options and columns call these; Ways.of_options reads them.
 SHORT: Final = {"tensor": "tp", "pipeline": "pp", "data": "dp", "chunks": "interleave"}

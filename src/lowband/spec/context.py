@@ -22,10 +22,11 @@ from math import lcm, prod
 from typing import Final, Literal, get_args
 
 from lowband.errors import UserError
-from lowband.spec.axes import Axes, States, StatesOption
+from lowband.spec.axes import Axes
 from lowband.spec.mesh import SELF, WORLD, Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import States, StatesOption
 
 Way = Literal["heads", "gather", "ring", "state"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)  # in the order in which they may lie, inner to outer

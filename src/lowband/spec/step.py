@@ -27,6 +27,13 @@ Kind = Literal["gather", "reduce", "all_reduce", "swap", "all_to_all", "scan"]
 # How collectives run: a hop per level, one ring over all their ranks, or one exchange between all of them.
 Pattern = Literal["hops", "flat", "joined"]
 
+# How tokens travel to experts, see cost/experts.py.
+Route = Literal["flat", "hops", "merged"]
+
+# How states of linear layers travel between ranks along context, see spec/context.py.
+States = Literal["pass", "gather", "scan"]
+StatesOption = Literal["auto", States]
+
 
 @dataclass(frozen=True)
 class Collective:

@@ -18,10 +18,9 @@ from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work, outside_of_modes
 from lowband.errors import UserError
 from lowband.spec.activations import ROUTE_COUNTS
-from lowband.spec.axes import Route
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective
+from lowband.spec.step import Collective, Route
 
 
 class ExpertAxis(Along):

@@ -28,9 +28,8 @@ from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work, outside_of_modes
 from lowband.engine.transport.messages import Messages
 from lowband.spec.activations import CONTEXT_STATES
-from lowband.spec.axes import States
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.step import Collective
+from lowband.spec.step import Collective, States
 
 NAME = "states"
 Travels = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]  # see transport.lane.Work

@@ -23,9 +23,9 @@ from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
-from lowband.spec.axes import StatesOption
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.model import AttentionKernel
+from lowband.spec.step import StatesOption
 
 WHERE = "Context.attention"
 # What walks over tokens in order, or over neighbours, and so needs all of them.

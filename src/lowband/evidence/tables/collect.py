@@ -21,16 +21,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lowband.cost.bytes import cut_shapes, expert_numels, experts_apart, unit_numels
 from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
-from lowband.cost.memory import start_bytes, state_bytes
+from lowband.cost.held import held_bytes
 from lowband.cost.peers import peer_sent_bytes
-from lowband.cost.stages import stages_states
 from lowband.errors import UserError
 from lowband.evidence.tables.points import NO_CONDITION, POINT, identity
 from lowband.evidence.validation.scale_model import box_step_s
-from lowband.spec.axes import Axes
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import writing_whole
 from lowband.spec.mesh import SELF, WORLD
@@ -82,7 +79,7 @@ def collect(runs: list[Path], out: Path) -> None:
                 if point not in closed:
                     closed[point] = _closed_bytes(spec)
                 if states_of not in closed:
-                    closed[states_of] = _closed_states(spec, *states_of[1:])
+                    closed[states_of] = held_bytes(spec, *states_of[1:])
                 found["bytes"] = _bytes(spec, outcome, closed[point])
                 found["states"] = _states(held, closed[states_of])
             for name, rows in found.items():  # tuples, which take a fifth of a dictionary's memory
@@ -238,49 +235,6 @@ def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]
 def _outside(outcome: Outcome) -> Iterator[Row]:
     for sent in outcome.outside:
         yield {**sent.model_dump(exclude={"bytes"}), "outside_bytes": sent.bytes}
-
-
-def _closed_states(spec: RunSpec, backend: str, with_start: bool) -> dict[str, int]:
-    """State -> bytes of a rank. with_start: runs of earlier versions did not record it"""
-    if spec.is_in_stages:
-        return stages_states(spec)
-    axes, apart = Axes(tensor=spec.tensor, expert=spec.expert), experts_apart(spec.model, spec.expert)
-    of_units = [(unit_numels(spec.model, spec.levels, axes), spec.levels)]
-    if apart:
-        of_units.append((expert_numels(spec.model, spec.levels_alike, spec.expert), spec.levels_alike))
-    of_both = [
-        state_bytes(
-            numels,
-            spec.scheme,
-            levels,
-            spec.compute_dtype,
-            spec.reduce_dtype,
-            spec.accumulation,
-            backend,
-            spec.collectives,
-            spec.order,
-        )
-        for numels, levels in of_units
-    ]
-    # Messages of both are not held at once.
-    closed = {
-        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
-    }
-    if with_start:
-        closed["start"] = _closed_start(spec, apart)
-    return closed
-
-
-def _closed_start(spec: RunSpec, apart: Mapping[str, tuple[int, ...]]) -> int:
-    """apart: shapes of a block's experts on a rank, where ranks divide them"""
-    rank = 0 if spec.device == "fake" else None
-    of_start = spec.scheme, spec.levels, spec.compute_dtype, rank
-    peak = start_bytes(spec.model.unit_shapes(apart), *of_start, cut_shapes(spec.model, spec.tensor, apart))
-    if not apart:
-        return peak
-    wholes = [[shape for name, shape in spec.model.expert_shapes().items() if name in apart]]
-    of_start = spec.scheme, spec.levels_alike, spec.compute_dtype, rank
-    return max(peak, start_bytes(wholes, *of_start, [[*apart.values()]]))
 
 
 def _states(measured: Mapping[str, int], closed: Mapping[str, int]) -> Iterator[Row]:

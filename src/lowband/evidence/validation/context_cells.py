@@ -24,8 +24,9 @@ import yaml
 from lowband.errors import UserError
 from lowband.evidence.validation.scale_model import box_step_s
 from lowband.predict.workload import ALL_WAYS, in_ways
-from lowband.spec.axes import States, Ways
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
+from lowband.spec.step import States
 from lowband.spec.suites import Suite, expand
 
 SUITE, CLUSTER, RANKS, CELLS, SEED = "box-context", "context-box", 8, 10, 36

@@ -36,7 +36,7 @@ from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
-from lowband.spec.axes import SHORT_ALL, Route, States, Ways, to_experts
+from lowband.spec.axes import SHORT_ALL, Ways, to_experts
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
@@ -44,7 +44,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import STEP, Schedule
+from lowband.spec.step import STEP, Route, Schedule, States
 from lowband.spec.wire import Wire
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
