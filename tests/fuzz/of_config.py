@@ -70,7 +70,8 @@ def _experiments(root: Path) -> None:
 
 def _with_experiments(root: Path) -> None:
     small(root)
-    put(root, "config/suites/frontier.yaml", sound("config/suites/frontier.yaml"))
+    for suite in ("frontier", "box-context"):
+        put(root, f"config/suites/{suite}.yaml", sound(f"config/suites/{suite}.yaml"))
     put(root, "config/experiments.yaml", sound("config/experiments.yaml"))
     shutil.copytree(ROOT / "results" / "reference" / "local", root / "results" / "reference" / "local")
 
