@@ -28,6 +28,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "convergence/": (_ENGINE,),
     "decentralised/": (_ENGINE,),
     "delay/": (_ENGINE,),
+    "experts/": (_ENGINE,),
     "faults/": (_ENGINE, "src/lowband/run"),
     "fuzz/": ("src/lowband/spec", f"{_EVIDENCE}/importers", "src/lowband/commands"),
     "h100/": (_ENGINE,),
