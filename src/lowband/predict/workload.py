@@ -36,6 +36,7 @@ class Workload:
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
+    loss_chunks, fused_adamw: as a run's
     """
 
     machine: Machine
@@ -55,6 +56,8 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
+    loss_chunks: int = 1
+    fused_adamw: bool = False
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
@@ -244,4 +247,5 @@ def workload_of(spec: RunSpec) -> Workload:
             schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        loss_chunks=spec.loss_chunks, fused_adamw=spec.fused_adamw,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
+from lowband.cost.memory import averages_exactly
 from lowband.engine.collectives.wire import name_of
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
@@ -168,12 +169,18 @@ class Bucket:
         part = yield from self._collectives.reduce(call, moving.pop(), last, average)
         call.release(part)
         if not is_fp32:
-            part = part.float()
+            part = part if self._hands_over_reduced else part.float()
             self._average(part)
         if self._boundary is None:
             self._boundary = meter.hold("grads", part)
         else:  # a second reduction in one backward: see Backward.end
-            self._boundary += part
+            meter.release("grads", self._boundary.nbytes)
+            self._boundary = meter.hold("grads", self._boundary.float().add_(part))
+
+    @property
+    def _hands_over_reduced(self) -> bool:
+        """Whether gradients keep the reduce dtype, of which the optimizer takes them."""
+        return self.units[0].grads.takes_reduced and averages_exactly(self._ranks)
 
     def _average(self, summed: torch.Tensor) -> None:
         if self._ranks > 1:
