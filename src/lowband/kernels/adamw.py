@@ -75,11 +75,14 @@ def reference(
     factor: torch.Tensor | None = None,
     copy: torch.Tensor | None = None,
 ) -> None:
-    """The same in torch, whose bits are the definition. No operation here does two of them."""
+    """The same in torch, whose bits are the definition. No operation here does two of them.
+
+    Roots are taken in fp64: torch's of fp32 on a CPU are not all rounded to nearest.
+    """
     g = grad.float() if factor is None else grad.float() * factor
     first.mul_(scalars.keep_first).add_(g * scalars.new_first)
     second.mul_(scalars.keep_second).add_((g * g).mul_(scalars.new_second))
-    below = second.sqrt().mul_(scalars.root).add_(scalars.eps)
+    below = second.double().sqrt().float().mul_(scalars.root).add_(scalars.eps)
     master.mul_(scalars.decay).sub_((first * scalars.step).div_(below))
     if copy is not None:
         copy.copy_(master)
