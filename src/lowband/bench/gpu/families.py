@@ -30,8 +30,11 @@ class Family(NamedTuple):
 FAMILIES = {
     "ceilings": Family(50, 2, (*_MEASURE, f"{_BENCH}/ceilings.py")),
     "attention": Family(6, 2, (*_MEASURE, *_FLASH, f"{_BENCH}/attention.py")),
-    "tests": Family(500, 80, (*_ENGINE, *_QUANT, *_FLASH, f"{_KERNELS}/softmax*.py", "tests/gpu/*.py")),
+    "tests": Family(500, 80, (*_ENGINE, f"{_KERNELS}/*.py", "tests/gpu/*.py")),
     "steps": Family(480, 60, (*_ENGINE, "src/lowband/bench/compile.py")),
+    "mfu": Family(
+        700, 120, (*_ENGINE, f"{_KERNELS}/adamw*.py", "src/lowband/bench/mfu.py", "src/lowband/bench/compile.py")
+    ),
     "overhead": Family(280, 40, (*_ENGINE, "tests/gpu/overhead.py")),
     "block_quant": Family(6, 1, (*_MEASURE, *_QUANT, f"{_BENCH}/block_quant.py")),
     "training": Family(50, 10, (*_MEASURE, *_FLASH, "src/lowband/model/*.py", f"{_BENCH}/training.py")),
