@@ -38,6 +38,9 @@ FAMILIES = {
     "overhead": Family(280, 40, (*_ENGINE, "tests/gpu/overhead.py")),
     "block_quant": Family(6, 1, (*_MEASURE, *_QUANT, f"{_BENCH}/block_quant.py")),
     "training": Family(50, 10, (*_MEASURE, *_FLASH, "src/lowband/model/*.py", f"{_BENCH}/training.py")),
+    "experts": Family(
+        20, 8, (*_MEASURE, "src/lowband/engine/parallel/expert_products.py", f"{_BENCH}/experts.py")
+    ),
     "one-gpu": Family(60, 25, (*_ENGINE, "src/lowband/trainers/*.py", "config/suites/one-gpu.yaml")),
     "softmax": Family(2, 1, (*_MEASURE, f"{_KERNELS}/softmax*.py", f"{_BENCH}/softmax.py")),
     "products": Family(0.2, 0.5, (*_MEASURE, f"{_BENCH}/products.py")),
