@@ -98,7 +98,9 @@ def backward(model: torch.nn.Module, case: Case, step: int) -> None:
             (model(tokens, tokens) / passes).backward()
 
 
-def train(case: Case, is_fused: bool) -> tuple[list[float], dict[str, torch.Tensor], set[Any], dict[str, int]]:
+def train(
+    case: Case, is_fused: bool
+) -> tuple[list[float], dict[str, torch.Tensor], set[Any], dict[str, int]]:
     """Norms, final weights, dtypes of gradients, peak bytes of states."""
     model = sharded(case)
     optimizer = lowband.AdamW(model, LR, BETAS, EPS, DECAY) if is_fused else Plain(model)

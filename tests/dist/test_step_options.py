@@ -1,4 +1,4 @@
-"""Ways of a step that change no value but by rounding: compiled blocks, and the loss in pieces of the tokens."""
+"""Ways of a step that change values by rounding alone: compiled blocks, and the loss in pieces."""
 
 import weakref
 from functools import partialmethod
@@ -80,7 +80,9 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        given = {
+            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
+        }
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
@@ -112,9 +114,7 @@ def test_what_pieces_hold_is_the_closed_form() -> None:
     for pieces, peak in on_ranks(1, held_by_pieces)[0].items():
         closed = loss_bytes(model, 1024, pieces)
         assert 0.6 * closed <= peak <= closed, (pieces, peak, closed)
-    whole, pieces = (
-        float(memory_items(workload_of(spec_with(loss_chunks=n)))["logits"]) for n in (1, 8)
-    )
+    whole, pieces = (float(memory_items(workload_of(spec_with(loss_chunks=n)))["logits"]) for n in (1, 8))
     assert pieces < whole
 
 
@@ -150,7 +150,9 @@ WAYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.wide)])
 def test_losses_and_norms_of_runs(engine: str, dtype: str) -> None:
     ways = [way for way in WAYS if way.get("engine", engine) == engine]
-    specs = [spec_with(**{"engine": engine, "compute_dtype": dtype, "reduce_dtype": dtype, **way}) for way in ways]
+    specs = [
+        spec_with(**{"engine": engine, "compute_dtype": dtype, "reduce_dtype": dtype, **way}) for way in ways
+    ]
     plain, *others = on_ranks(2, train_all, specs, time_limit_s=LIMIT_S)[0]
     for way, found in zip(ways[1:], others, strict=True):
         assert found == pytest.approx(plain, rel=1e-5 if dtype == "fp32" else 2e-2), way
@@ -165,13 +167,22 @@ def test_defaults_leave_the_spec_as_it_was() -> None:
     [
         ({"compile": True, "engine": "ddp"}, "compile: engine ddp"),
         ({"loss_chunks": 2, "device": "fake"}, "loss_chunks: engine lowband, device fake"),
-        ({"loss_chunks": 2, "tensor": 2}, "loss_chunks: engine lowband, device auto (allowed: engine lowband or"),
+        (
+            {"loss_chunks": 2, "tensor": 2},
+            "loss_chunks: engine lowband, device auto (allowed: engine lowband or",
+        ),
         ({"fused_adamw": True, "engine": "fsdp2"}, "fused_adamw: engine fsdp2"),
         ({"loss_chunks": 10**6}, "loss_chunks: 1000000 pieces"),
-        ({"compile": True, "model": CONFIG.model("gpt-200k-experts").model_dump()}, "compile: each token chooses"),
-        ({"fused_adamw": True, "scheme": CONFIG.scheme("local-sgd").model_dump(), "steps": 16}, "fused_adamw: scheme"),
+        (
+            {"compile": True, "model": CONFIG.model("gpt-200k-experts").model_dump()},
+            "compile: each token chooses",
+        ),
+        (
+            {"fused_adamw": True, "scheme": CONFIG.scheme("local-sgd").model_dump(), "steps": 16},
+            "fused_adamw: scheme",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_they_cannot_go_with(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError) as refused:
         spec_with(**options)

@@ -38,8 +38,6 @@ HALF = 2  # bytes of a 16-bit value
 LOGIT_BYTES = 2 + 4 + 4 + 4
 
 
-
-
 def loss_bytes(model: ModelSpec, tokens: Num, chunks: int = 1, logit: float = LOGIT_BYTES) -> Num:
     """At the loss, of logits and what follows from them; in several pieces of one, and of gradients that the
     forward makes: the weight's, summed in fp32, a piece's of it, and the head input's (model/loss.py).

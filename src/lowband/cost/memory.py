@@ -19,8 +19,8 @@
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
                and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
-N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks in one group of the
-level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
+N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
+in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
 over its own level.
 """
 

@@ -20,7 +20,7 @@ from lowband.kernels.device import runs_triton
 
 
 class Scalars(NamedTuple):
-    """The step's factors, each an fp32 number: decay 1 - lr wd, step lr / (1 - b1^t), root 1 / sqrt(1 - b2^t)"""
+    """The step's factors, fp32 numbers: decay 1 - lr wd, step lr / (1 - b1^t), root 1 / sqrt(1 - b2^t)"""
 
     decay: float
     keep_first: float

@@ -42,7 +42,7 @@ def variants(_device: str) -> Iterator[Variant]:
         more = {"factor": "*fp32", "copy": "*bf16"} if has_both else {}
         none = {} if has_both else {"factor": None, "copy": None}
         yield Variant(
-            "adamw.step", f"{kind} gradient{', factor, bf16 copy' if has_both else ''}", _step,
+            "adamw.step", f"{kind} gradient{' clipped bf16 copy' if has_both else ''}", _step,
             {**states, "grad": f"*{kind}", **more},
             {"TILE": TILE, "HAS_FACTOR": has_both, "HAS_COPY": has_both, **none},
             {"num_warps": 4, "enable_fp_fusion": False}, floats=Scalars._fields, aligned=("n",),

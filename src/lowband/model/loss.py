@@ -8,7 +8,7 @@ by the loss's gradient.
 Losses and the weight's gradient are summed over pieces in fp32 (fp64 for fp64), in the order of the tokens:
 results are those of the whole up to the order of these sums, and the same bits for as many pieces.
 
-Source: Liger Kernel's fused linear cross-entropy (arXiv 2410.10989, section 3.2).
+Source: Liger Kernel's fused linear cross-entropy (arXiv 2410.10989).
 Shape letters: T tokens, P tokens of a piece, H hidden, V vocabulary.
 """
 

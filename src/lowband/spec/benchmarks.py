@@ -122,7 +122,7 @@ BENCHMARKS = {
     ),
     "mfu": Benchmark(
         help="time steps of a whole GPT, and the share of a GPU's peak",
-        more="The bare module, ours and FSDP2's, each alone on the device, twice. Takes two minutes on a GPU.",
+        more="The bare module, ours and FSDP2's, each alone, twice. Takes two minutes.",
         parts=(Part(("mfu",), "bench.mfu:bench"),),
         shows={
             "mfu": Medians(

@@ -33,7 +33,9 @@ FAMILIES = {
     "tests": Family(500, 80, (*_ENGINE, f"{_KERNELS}/*.py", "tests/gpu/*.py")),
     "steps": Family(480, 60, (*_ENGINE, "src/lowband/bench/compile.py")),
     "mfu": Family(
-        700, 120, (*_ENGINE, f"{_KERNELS}/adamw*.py", "src/lowband/bench/mfu.py", "src/lowband/bench/compile.py")
+        700,
+        120,
+        (*_ENGINE, f"{_KERNELS}/adamw*.py", "src/lowband/bench/mfu.py", "src/lowband/bench/compile.py"),
     ),
     "overhead": Family(280, 40, (*_ENGINE, "tests/gpu/overhead.py")),
     "block_quant": Family(6, 1, (*_MEASURE, *_QUANT, f"{_BENCH}/block_quant.py")),

@@ -20,7 +20,11 @@ from lowband.bench.gpu.queue import Item
 LOG = "log.txt"
 SUITE = "one-gpu"
 # Races between streams first, because all else rests on them; cases of kernels are compiled in parallel.
-TESTS = {"engine": "engine or streams", "kernels": "adamw or block_quant or softmax", "attention": "flash_attention"}
+TESTS = {
+    "engine": "engine or streams",
+    "kernels": "adamw or block_quant or softmax",
+    "attention": "flash_attention",
+}
 _PYTHON = (sys.executable, "-m")
 
 

@@ -45,7 +45,11 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
     ) -> None:
         self._engine = engine_of(module)
-        if self._engine.other_ranks > 1 or self._engine.experts is not None or self._engine.replicas is not None:
+        if (
+            self._engine.other_ranks > 1
+            or self._engine.experts is not None
+            or self._engine.replicas is not None
+        ):
             what = "the module is cut along another axis, or its replicas meet seldom"
             raise UserError(what, where="lowband.AdamW", allowed="data as the only axis; torch.optim.AdamW")
         if not hasattr(torch.Tensor, "grad_dtype"):
@@ -102,7 +106,7 @@ class AdamW(torch.optim.Optimizer):
             )  # fmt: skip
 
     def _begin(self, shards: Sequence[nn.Parameter]) -> None:
-        """Make the states of some shards of a unit, one behind the other, so that they are stepped at once."""
+        """Make the states of some of a unit's shards, one behind the other, so that they are stepped at once."""
         sizes = [shard.numel() for shard in shards]
         moments = [torch.zeros(sum(sizes), device=shards[0].device).split(sizes) for _ in range(2)]
         for shard, first, second in zip(shards, *moments, strict=True):
