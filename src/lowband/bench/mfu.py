@@ -9,6 +9,7 @@ bare module computes under autocast, as plain torch does.
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from lowband.spec.scheme import Scheme
 ROUNDS, WARMUP, STEPS = 2, 2, 8
 CLIP, LEARNING_RATE = 1.0, 1e-4
 MACHINE = "cuda"  # whose peak a share is of
-LIMIT_S = 110  # nothing is built that would end after this
+LIMIT_S = 100  # nothing is built that would end after this
 JOB_LIMIT_S = 600
 
 
@@ -70,7 +71,9 @@ WAYS = (
 
 
 class Step(NamedTuple):
-    """mfu: of a GPU, model FLOPs (cost.flops) over its peak's; outcome: ok | oom, without a time"""
+    """mfu:  of a GPU, model FLOPs (cost.flops) over its peak's
+    outcome: ok | oom | the error, of these without a time
+    """
 
     device: str
     model: str
@@ -97,16 +100,15 @@ def bench(root: Path) -> list[Step]:
     flops = model_flops_per_token(spec, setup.seq_len) * tokens
     [found] = on_ranks(1, _measured, device, config.scheme(SCHEME), spec, time_limit_s=JOB_LIMIT_S)
     rows = []
-    for turn, way, seconds, peak_bytes in found:
+    for turn, way, seconds, outcome, peak_bytes in found:
         for step, each in enumerate(seconds or [None], 1):
             mfu = flops / each / peak if each and device == "cuda" else None
-            outcome = "oom" if each is None else "ok"
             rows.append(Step(device, spec.name, tokens, *way, turn, step, each, mfu, peak_bytes, outcome))
     return rows
 
 
-def _measured(device: str, scheme: Scheme, spec: ModelSpec) -> list[tuple[int, Way, list[float], int]]:
-    """By round and way, seconds of its steps and peak bytes."""
+def _measured(device: str, scheme: Scheme, spec: ModelSpec) -> list[tuple[int, Way, list[float], str, int]]:
+    """By round and way, seconds of its steps, the outcome and peak bytes."""
     if device == "cuda":
         use_nccl()
     begun, longest, found = time.monotonic(), 0.0, []
@@ -115,21 +117,27 @@ def _measured(device: str, scheme: Scheme, spec: ModelSpec) -> list[tuple[int, W
             before = time.monotonic()
             if before - begun + longest > LIMIT_S:
                 return found
-            seconds = _seconds(way, torch.device(device), scheme, spec)
-            found.append((turn, way, seconds, peak_memory_bytes(torch.device(device))))
+            seconds, outcome = _seconds(way, torch.device(device), scheme, spec)
+            found.append((turn, way, seconds, outcome, peak_memory_bytes(torch.device(device))))
             longest = max(longest, time.monotonic() - before)
     return found
 
 
-def _seconds(way: Way, device: torch.device, scheme: Scheme, spec: ModelSpec) -> list[float]:
-    """Of the steps after the warm-up; none if memory is short. What was built before is freed first."""
+def _seconds(way: Way, device: torch.device, scheme: Scheme, spec: ModelSpec) -> tuple[list[float], str]:
+    """Of the steps after the warm-up, and the outcome: a way that fails does not end the others.
+
+    What was built before is freed first.
+    """
     gc.collect()  # models are reference cycles
     torch.compiler.reset()
     reset_peak_memory(device)
     try:
-        return list(_steps(way, device, scheme, spec))
+        return list(_steps(way, device, scheme, spec)), "ok"
     except torch.OutOfMemoryError:
-        return []
+        return [], "oom"
+    except Exception as error:
+        traceback.print_exc()
+        return [], f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _steps(way: Way, device: torch.device, scheme: Scheme, spec: ModelSpec) -> Iterator[float]:

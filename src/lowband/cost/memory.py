@@ -20,8 +20,8 @@
                and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
 N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
-in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
-over its own level.
+in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with
+each state sharded over its own level.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ A value with a 16-bit gradient and a 16-bit copy moves 2 + 12 bytes to the chip 
 scale the gradient, widen it, step and cast the weights takes 28 + 8 + 6 + 6.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ class Scalars(NamedTuple):
     eps: float
 
     @classmethod
+    @lru_cache(maxsize=8)  # asked for each parameter
     def of(
         cls, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, steps: int
     ) -> "Scalars":

@@ -14,7 +14,7 @@ Sources: MegaBlocks (arXiv 2211.15841), which pads and drops nothing; ScatterMoE
 """
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -169,10 +169,16 @@ class _Layer:
 
     def padded(self, capacity: float) -> Forward:
         of, room, kept = self.shape, self._room(capacity), self.is_kept(capacity)
-        slots = (self._routes[0] * room + self._place_in_expert)[kept].to(self.device)
-        tokens, pairs = self._routes[1][kept].to(self.device), kept.nonzero().flatten().to(self.device)
+        rows = self._routes[0] * room + self._place_in_expert
+
+        @cache
+        def on_device() -> list[torch.Tensor]:
+            """Of each pair that is kept its row, its token and its place among all pairs."""
+            own = rows[kept], self._routes[1][kept], kept.nonzero().flatten()
+            return [each.to(self.device) for each in own]
 
         def forward(given: Inputs) -> torch.Tensor:
+            slots, tokens, pairs = on_device()
             empty = given["x"].new_zeros(of.experts * room, of.hidden)
             rows = empty.index_copy(0, slots, given["x"][tokens]).view(of.experts, room, of.hidden)
             y = _mlp(rows, given["up"], given["gate"], given["down"]).view(-1, of.hidden)[slots]

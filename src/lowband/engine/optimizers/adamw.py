@@ -106,7 +106,7 @@ class AdamW(torch.optim.Optimizer):
             )  # fmt: skip
 
     def _begin(self, shards: Sequence[nn.Parameter]) -> None:
-        """Make the states of some of a unit's shards, one behind the other, so that they are stepped at once."""
+        """Make states of some of a unit's shards, one behind the other, so that they are stepped at once."""
         sizes = [shard.numel() for shard in shards]
         moments = [torch.zeros(sum(sizes), device=shards[0].device).split(sizes) for _ in range(2)]
         for shard, first, second in zip(shards, *moments, strict=True):
