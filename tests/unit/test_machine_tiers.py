@@ -20,10 +20,8 @@ NAMES = sorted(path.parent.name for path in CONFIG.root.glob("slurm/*/machine.ya
 
 
 def machine(tiers: object) -> Machine:
-    values = {
-        "name": "m", "description": "d", "device": {"name": "d", "source": "s"}, "levels": [{"name": "world"}],
-        "tiers": tiers,
-    }  # fmt: skip
+    device, levels = {"name": "d", "source": "s"}, [{"name": "world"}]
+    values = {"name": "m", "description": "d", "device": device, "levels": levels, "tiers": tiers}
     return Machine.parse(values, Path("m/machine.yaml"))
 
 

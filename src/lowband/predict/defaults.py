@@ -95,7 +95,6 @@ def _level(level: Level) -> Level:
 
 
 def constants(machine: Machine, stack: Stack) -> dict[str, Fact]:
-    """The constants that decide a prediction, by their paths; those of storage and tiers are no part of it."""
-    return {
-        path: fact for path, fact in (machine.facts | stack.facts).items() if not path.startswith(("storage.", "tiers."))
-    }
+    """The constants that decide a prediction, by their paths; storage and tiers are no part of it."""
+    found, apart = machine.facts | stack.facts, ("storage.", "tiers.")
+    return {path: fact for path, fact in found.items() if not path.startswith(apart)}
