@@ -16,6 +16,7 @@ from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.published_context import published_context, published_lengths
 from lowband.evidence.validation.published_experts import published_experts
 from lowband.evidence.validation.strong_scaling import strong_scaling
+from lowband.evidence.validation.tier_efficiency import tier_efficiency
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
@@ -26,7 +27,7 @@ from lowband.spec.sourced import Fact
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
     "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
-    "longest_context", "strong_scaling", "wan_steps", "constants",
+    "longest_context", "strong_scaling", "tier_efficiency", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -49,6 +50,7 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(published_experts(config), out / "published_experts.csv")
     write_csv(longest(config), out / "longest_context.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
+    write_csv(tier_efficiency(config), out / "tier_efficiency.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
 
