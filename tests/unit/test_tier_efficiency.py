@@ -39,11 +39,14 @@ def test_ranks_of_a_node_share_what_it_can() -> None:
     tier = Tier.model_validate(
         {
             "capacity_gib": 1, "source": "made up",
-            "fetch_gigabytes_per_s": rate | {"value": 12, "low": 8}, "stash_gigabytes_per_s": rate | {"value": 5},
-            "node_fetch_gigabytes_per_s": rate | {"value": 48}, "update_gigabytes_per_s": rate | {"value": 64},
+            "fetch_gigabytes_per_s": rate | {"value": 12, "low": 8},
+            "stash_gigabytes_per_s": rate | {"value": 5},
+            "node_fetch_gigabytes_per_s": rate | {"value": 48},
+            "update_gigabytes_per_s": rate | {"value": 40},
+            "node_update_gigabytes_per_s": rate | {"value": 64},
         }
     )  # fmt: skip
-    assert Rates.of(tier, 1) == Rates(12, 5, 64)
+    assert Rates.of(tier, 1) == Rates(12, 5, 40)
     assert Rates.of(tier, 4) == Rates(12, 5, 16)
     assert Rates.of(tier, 16) == Rates(3, 5, 4)
     assert Rates.of(tier, 4, "low").fetch == 8

@@ -65,8 +65,9 @@ class Rates:
             return rate if together is None else min(rate, together.at(bound) / ranks)
 
         update = tier.update_gigabytes_per_s
+        updated = 0.0 if update is None else shared(update, tier.node_update_gigabytes_per_s)
         return Rates(
             shared(tier.fetch_gigabytes_per_s, tier.node_fetch_gigabytes_per_s),
             shared(tier.stash_gigabytes_per_s, tier.node_stash_gigabytes_per_s),
-            0.0 if update is None else update.at(bound) / ranks,
+            updated,
         )

@@ -110,13 +110,16 @@ class Tier(Strict):
     node_stash_gigabytes_per_s: Fact | None = Field(default=None, description="likewise away from the device")
     update_gigabytes_per_s: Fact | None = Field(
         default=None,
-        description="at which the node's cores update parameters where they lie, counted as Adam's 28 bytes "
-        "each; none: a default of the host's, and no update on the disk",
+        description="at which one rank's cores update parameters where they lie, counted as Adam's 28 bytes "
+        "each; none: a default in the host's memory, and no update on a disk",
+    )
+    node_update_gigabytes_per_s: Fact | None = Field(
+        default=None, description="of all ranks of a node together"
     )
 
     _divide = field_validator(
         "fetch_gigabytes_per_s", "stash_gigabytes_per_s", "node_fetch_gigabytes_per_s",
-        "node_stash_gigabytes_per_s", "update_gigabytes_per_s",
+        "node_stash_gigabytes_per_s", "update_gigabytes_per_s", "node_update_gigabytes_per_s",
     )(divides)  # fmt: skip
 
 

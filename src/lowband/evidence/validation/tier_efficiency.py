@@ -1,9 +1,9 @@
 """Which state may live where: what each tier's rate leaves of a device's speed, state by state.
 
-ZeRO-Infinity's form (cost/tiers.py) for the tiers that machine files state. Weights and the optimizer's states
-are sharded over all ranks: each fetches its part, and gathers the others' over the links, so a rank gets
-weights at what its node's tier gives to all, and at no more than its slowest link; what it updates it has from
-its own part of the tier. Rates and peak as the files state them, with what products reach of the peak.
+ZeRO-Infinity's form (cost/tiers.py) for the tiers that machine files state. Weights and the optimizer's
+states are sharded over all ranks: each fetches its part, and gathers the others' over the links, so a rank
+gets weights at what tiers give to all ranks, and at no more than its slowest link; what it updates it has
+from its own part of the tier. Rates and peak as the files state them, with what products reach of the peak.
 """
 
 import pandas as pd
