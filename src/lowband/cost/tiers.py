@@ -13,18 +13,27 @@ time at i FLOPs a byte.
 Copies (bytes a second of a rank): alone a rank has its link; ranks of a node that copy at once share what the
 node can, in equal parts.
 
-Adam's update reads weights, gradients and both moments, and writes all but gradients: 28 bytes a parameter in
-fp32, at the rate of the host's memory that its cores reach. A part of the parameters may be updated on the
-device instead: of a share `share` beyond the device every `stride`-th subgroup (Twin-Flow; Deep Optimizer
-States, arXiv 2410.21316), for which 12 bytes come and 12 go.
+Adam's update reads weights, gradients and both moments, and writes all but gradients: 28 bytes a parameter
+in fp32, at the rate U of the host's memory that its cores reach. Of the share r of parameters whose states
+lie beyond the device (Twin-Flow) every k-th subgroup may be updated on the device (Deep Optimizer States,
+arXiv 2410.21316), for which 12 bytes come and 12 go through the same memory. Of n parameters of a rank
+
+    r n max((28 (1 - 1/k) + 24 / k) / U, 12 / (k F))
+
+seconds, at F bytes a second of the slower way. As 24 is less than 28, the shortest stride that the way keeps
+up with is the best one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
 from lowband.cost.numbers import Num
-from lowband.spec.machine import Tier
+from lowband.errors import UserError
+from lowband.spec.machine import Tier, TierName
 from lowband.spec.sourced import Bound, Fact
 
 State = Literal["weights", "optimizer", "activations"]
@@ -71,3 +80,61 @@ class Rates:
             shared(tier.stash_gigabytes_per_s, tier.node_stash_gigabytes_per_s),
             updated,
         )
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Which states lie beyond the device, and in which tier.
+
+    optim:   master weights and moments, with the gradients of their update; the update runs on the host
+    weights: the copy used for compute
+    share:   of the parameters, those whose optimizer states lie there
+    stride:  every how-many-th of their subgroups is updated on the device; 0: none
+    """
+
+    optim: TierName | None = None
+    weights: TierName | None = None
+    share: float = 1.0
+    stride: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UserError(f"share {self.share}", allowed="more than 0, at most 1")
+        if self.stride < 0 or self.stride == 1:
+            raise UserError(f"stride {self.stride}", allowed="0, or 2 or more")
+
+    @staticmethod
+    def of(places: Sequence[str], share: float = 1.0, stride: int = 0) -> "Beyond | None":
+        """Of words such as `optim@host`; None of none. Raises UserError for another state or tier."""
+        found: dict[str, Any] = {}
+        for word in places:
+            state, _, tier = word.partition("@")
+            if state not in ("optim", "weights") or tier not in get_args(TierName):
+                allowed = "optim@host, optim@disk, weights@host, weights@disk"
+                raise UserError(f"no place '{word}'", where="--tiers", allowed=allowed)
+            found[state] = tier
+        if not found:
+            return None
+        return Beyond(found.get("optim"), found.get("weights"), share, stride)
+
+    @property
+    def tiers(self) -> list[TierName]:
+        """Those that something lies in or passes, the host's memory first."""
+        used = {tier for tier in (self.optim, self.weights) if tier is not None}
+        return [tier for tier in get_args(TierName) if tier in used or (tier == "host" and used)]
+
+
+def update_s(parameters: Num, rates: Rates, stride: int = 0) -> Num:
+    """Seconds in which a rank's parameters beyond the device are updated; rates: of the host's memory."""
+    on_device = 1 / stride if stride else 0.0
+    memory = (UPDATE_BYTES * (1 - on_device) + 2 * MOVED_BYTES * on_device) / rates.update
+    way = MOVED_BYTES * on_device / np.minimum(rates.fetch, rates.stash)
+    return parameters * np.maximum(memory, way) / GIGA
+
+
+def best_stride(rates: Rates, most: int = 10) -> int:
+    """The stride with the shortest update, 0 or 2 to `most`; the longer one of equals."""
+    strides = [0, *range(most, 1, -1)]
+    times = {stride: float(update_s(1.0, rates, stride)) for stride in strides}
+    best: int = min(times, key=times.__getitem__)
+    return best

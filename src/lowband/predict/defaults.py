@@ -5,7 +5,7 @@ prediction that rests on defaults has a wide one. A constant that is left out on
 as fast as products, gathers in one piece, nothing hidden of tensor parallelism.
 """
 
-from lowband.spec.machine import Level, Machine
+from lowband.spec.machine import Level, Machine, Tier, TierName
 from lowband.spec.mesh import WORLD
 from lowband.spec.sourced import DEFAULT, Fact
 from lowband.spec.stack import Stack
@@ -57,6 +57,18 @@ STACK = {
 }  # fmt: skip
 
 
+# The host's memory, as Adam goes through it: nodes of 4 A100, and of 4 devices about twice as fast.
+UPDATE = {
+    "update_gigabytes_per_s": _default(
+        56, 18, 170, "one rank alone on a node of Polaris (13_deep_optimizer_states.csv); from one core of "
+        "a server to what all ranks of a faster node reach there"
+    ),
+    "node_update_gigabytes_per_s": _default(
+        87, 56, 170, "a node of Polaris (13_deep_optimizer_states.csv); the fastest node there updates at 160"
+    ),
+}  # fmt: skip
+
+
 def with_defaults(machine: Machine, stack: Stack) -> tuple[Machine, Stack]:
     """Both with a default in place of each constant that the prediction needs and neither file states."""
     device = machine.device
@@ -77,9 +89,20 @@ def with_defaults(machine: Machine, stack: Stack) -> tuple[Machine, Stack]:
     levels = tuple(_level(level) for level in machine.levels)
     software = {key: fact for key, fact in STACK.items() if getattr(stack, key) is None}
     return (
-        machine.model_copy(update={"device": device.model_copy(update=missing), "levels": levels}),
+        machine.model_copy(
+            update={
+                "device": device.model_copy(update=missing),
+                "levels": levels,
+                "tiers": {name: _tier(name, tier) for name, tier in machine.tiers.items()},
+            }
+        ),
         stack.model_copy(update=software),
     )
+
+
+def _tier(name: TierName, tier: Tier) -> Tier:
+    missing = {key: fact for key, fact in UPDATE.items() if getattr(tier, key) is None}
+    return tier.model_copy(update=missing if name == "host" else {})
 
 
 def _level(level: Level) -> Level:
