@@ -57,14 +57,15 @@ STACK = {
 }  # fmt: skip
 
 
-# The host's memory, as Adam goes through it: nodes of 4 A100, and of 4 devices about twice as fast.
+# The host's memory, as Adam goes through it.
 UPDATE = {
     "update_gigabytes_per_s": _default(
-        56, 18, 170, "one rank alone on a node of Polaris (13_deep_optimizer_states.csv); from one core of "
-        "a server to what all ranks of a faster node reach there"
+        61, 18, 250, "one rank alone on a node of Polaris; from one core of a server to what all ranks of a "
+        "node of four faster devices reach (offload_constants.csv)"
     ),
     "node_update_gigabytes_per_s": _default(
-        87, 56, 170, "a node of Polaris (13_deep_optimizer_states.csv); the fastest node there updates at 160"
+        127, 61, 250, "the middle one of three nodes of four devices (offload_constants.csv); from one rank "
+        "alone to the fastest of them"
     ),
 }  # fmt: skip
 

@@ -144,6 +144,21 @@ TABLES: dict[str, Table] = {
         add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity"),
         of={"rows": "size", "median_off": "median distance", "max_off": "max distance"},
     )),
+    # Raw logs of Deep Optimizer States beside predictions. signs: where the gain has the logs' sign
+    "offload_errors": Table(("offload_logs",), view=View(
+        add={
+            "distance": "off_percent.abs()",
+            "with_it": "(published_gain_percent > 0) == (predicted_gain_percent > 0)",
+            "with_async": "(published_gain_over_async_percent > 0) == (predicted_gain_over_async_percent > 0)",
+            "wrong": "~(with_it & with_async)",
+            "near": "distance <= 10",
+        },
+        by=("provenance", "setting", "model", "use"),
+        of={
+            "rows": "size", "median_off": "median distance", "max_off": "max distance",
+            "within_10": "sum near", "wrong_signs": "sum wrong",
+        },
+    )),
     "context_ways": Table(("runs",)),
     "softmax": Table(
         ("softmax_times", "softmax_setup", "reported/04_two_pass_softmax_2001.04438"), "softmax"
