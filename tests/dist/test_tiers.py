@@ -1,0 +1,112 @@
+"""The optimizer's states in another tier: the same bits as without, bytes and memory as in closed form.
+
+torch's fused AdamW on both sides. `--wide`: the whole product.
+"""
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_parity import SPEC
+
+import lowband
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.memory import state_bytes
+from lowband.engine.passes.engine import engine_of
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import TIERS, at
+from tests.pairwise import covering
+
+Case = tuple[int, str, int, float, str]  # ranks, scheme, accumulation, norm to clip to, compute dtype
+STEPS, NAN_STEP = 4, 1
+VECTOR = 16  # values: fused AdamW computes a shorter rest one by one, and rounds otherwise
+DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# By ranks, the levels inside the world.
+INNER: dict[int, dict[str, int]] = {
+    1: {"package": 2, "node": 4}, 2: {"package": 1, "node": 2}, 3: {}, 4: {"package": 2, "node": 4},
+    5: {}, 6: {"package": 2}, 7: {}, 8: {"package": 2, "node": 4},
+}  # fmt: skip
+
+
+def placed(name: str, tier: str) -> Scheme:
+    """A named scheme with its optimizer's states in a tier."""
+    scheme = Config().scheme(name)
+    return scheme if tier == "device" else scheme.model_copy(update={"optim_tier": tier})
+
+
+def adamw(module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.nbytes for state in optimizer.state.values() for value in state.values() if value.ndim > 0
+    )
+
+
+def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple[float, float]:
+    """This rank's loss and the norm; a step whose gradients are not finite is left out."""
+    total = 0.0
+    for micro in range(accumulation):
+        engine_of(model).sync = micro == accumulation - 1
+        drawn = torch.Generator().manual_seed((number * accumulation + micro) * 100 + dist.get_rank())
+        loss = model(*torch.randint(SPEC.vocab, (2, 1, SPEC.seq_len), generator=drawn))
+        (loss / accumulation * (math.nan if number == NAN_STEP else 1)).backward()
+        total += loss.item() / accumulation
+    norm = float(lowband.clip_grad_norm_(model, clip))
+    if math.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad()
+    return total, norm
+
+
+def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
+    """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
+    topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier)
+    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype])
+    engine, optimizer = engine_of(model), adamw(model)
+    assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())
+    seen = []
+    for number in range(STEPS):
+        engine.ledger.take()
+        seen.append(step(model, optimizer, number, accumulation, clip))
+    sent = {(one.level, one.collective, one.wire): one.bytes for one in engine.ledger.take()}
+    held = dict(engine.meter.peak)
+    held[at("optim", scheme.optim_tier)] += optimizer_bytes(optimizer)
+    of_scheme = unit_numels(SPEC, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
+    states = state_bytes(*of_scheme, "gloo")
+    closed = sent_bytes(*of_scheme, True), states
+    return seen, (sent, {kind: held.get(kind, 0) for kind in states}), closed, lowband.full_state_dict(model)
+
+
+def both(cases: list[Case]) -> list[list[Any]]:
+    """By case: without tiers, and in each."""
+    return [[train(tier, *case) for tier in ("device", *TIERS)] for case in cases]
+
+
+CASES: list[Case] = [
+    (ranks, *rest)
+    for ranks, *rest in product(INNER, ("zero1", "zero3", "hier3"), (1, 2, 4), (0.05, math.inf), DTYPE)
+    if Config().scheme(rest[0]).machine_levels <= {*INNER[ranks]}
+]
+FEW = covering(CASES)
+
+
+@pytest.mark.parametrize("ranks", INNER)
+@pytest.mark.parametrize("some", ["pairs", pytest.param("all", marks=pytest.mark.wide)])
+def test_bits_bytes_and_memory(ranks: int, some: str) -> None:
+    cases = [case for case in CASES if case[0] == ranks and (some == "all" or case in FEW)]
+    for of_rank in on_ranks(ranks, both, cases, time_limit_s=600):
+        for case, ((seen, _, _, weights), *in_tiers) in zip(cases, of_rank, strict=True):
+            assert math.isnan(seen[NAN_STEP][1]) and all(math.isfinite(norm) for _, norm in seen[2:]), case
+            assert case[3] == math.inf or seen[0][1] > case[3], "no step was clipped"
+            for tier, (also, counted, closed, others) in zip(TIERS, in_tiers, strict=True):
+                assert str(also) == str(seen), (case, tier)  # NaN included
+                assert counted == closed, (case, tier)
+                assert all(torch.equal(weights[key], others[key]) for key in weights), (case, tier)
