@@ -55,11 +55,10 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
         wires["update_gather"] = "native"
     scheme = Scheme(
         name="drawn",
-        optim_tier=tier,
         sync=sync,
         weights=names[weights],
         grads=names[grads],
-        optim=names[optim],
+        optim=at(names[optim], tier),
         secondary=None if secondary is None else names[secondary],
         block_size=draw(st.integers(1, 600)),
         **wires,

@@ -37,7 +37,7 @@ INNER: dict[int, dict[str, int]] = {
 def placed(name: str, tier: str) -> Scheme:
     """A named scheme with its optimizer's states in a tier."""
     scheme = Config().scheme(name)
-    return scheme if tier == "device" else scheme.model_copy(update={"optim_tier": tier})
+    return Scheme.parse({**scheme.model_dump(), "optim": at(scheme.optim, tier)}, "test")
 
 
 def adamw(module) -> torch.optim.Optimizer:

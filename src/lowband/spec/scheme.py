@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import (
     Field,
+    ModelWrapValidatorHandler,
     PositiveInt,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     create_model,
     model_serializer,
@@ -17,7 +19,7 @@ from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, TIERED, TIERS, Tier, at
+from lowband.spec.tiers import DEVICE, TIERS, Tier, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -37,10 +39,10 @@ class Placement(Strict):
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
     optim: str = Field(description="level of fp32 master weights and Adam moments; @host: in host memory")
-    optim_tier: Tier = Field(default=DEVICE, exclude=True)  # written behind the level
     sync: Sync | None = Field(
         default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
     )
+    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level
 
 
 if TYPE_CHECKING:
@@ -60,24 +62,29 @@ class Scheme(_WithWires):
     block_size: PositiveInt = Field(default=ALIGN, description="values per scale of int8 and int4 wires")
     known_as: str = ""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _level_and_tier(cls, values: Any) -> Any:
+    def _with_tier(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
         """Take `world@host` apart."""
-        if not isinstance(values, dict):
-            return values
-        for key in TIERED:
-            level, at, tier = str(values.get(key)).partition("@")
-            if at and tier not in TIERS:
-                raise ValueError(f"{key}: no tier '{tier}' (allowed: {', '.join(TIERS)})")
-            if at:
-                values = {**values, key: level, f"{key}_tier": tier}
-        return values
+        optim = values.get("optim") if isinstance(values, dict) else None
+        if not isinstance(optim, str) or "@" not in optim:
+            return handler(values)
+        level, _, tier = optim.partition("@")
+        if tier not in TIERS:
+            raise ValueError(f"optim: no tier '{tier}' (allowed: {', '.join(TIERS)})")
+        made = handler({**values, "optim": level})
+        made._optim_tier = tier
+        return made
+
+    @property
+    def optim_tier(self) -> Tier:
+        """The tier of the optimizer's shards: of fp32 master weights, gradients and Adam moments."""
+        return self._optim_tier
 
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the wires of exchanges that it has not, or without `sync`, so that checksums stay."""
-        values: dict[str, Any] = {**handler(self), "optim": self.placed("optim")}
+        values: dict[str, Any] = {**handler(self), "optim": at(self.optim, self.optim_tier)}
         absent = [row.name for row in STEP if row not in self.rows]
         for key in absent if self.sync is not None else ("sync", *absent):
             values.pop(key, None)
@@ -157,14 +164,10 @@ class Scheme(_WithWires):
             )
         if self.sync is not None:
             raise UserError(
-                f"optim {self.placed('optim')}: replicas that meet seldom exchange weights on the device",
+                f"optim {at(self.optim, self.optim_tier)}: replicas that meet seldom exchange on the device",
                 where=where,
                 allowed=f"optim {self.optim}, or no sync",
             )
-
-    def placed(self, state: str) -> str:
-        """Where a state lies, as a file says it: its level and, behind an @, its tier."""
-        return at(getattr(self, state), getattr(self, f"{state}_tier", DEVICE))
 
     def on(self, inner: Sequence[str]) -> "Scheme":
         """The scheme on a machine: `package` and `node` are matched by position where it has other names.

@@ -7,10 +7,9 @@ from typing import Final, Literal
 
 Tier = Literal["device", "host", "disk"]
 DEVICE: Final = "device"
-TIERS: Final = ("host",)  # those that a scheme may name, each with a lane of its own
-TIERED: Final = ("optim",)  # the states that may lie there
+TIERS: Final[tuple[Tier, ...]] = ("host",)  # those that a scheme may name, each with a lane of its own
 
 
-def at(kind: str, tier: Tier) -> str:
-    """The name of a kind of memory in a tier: `optim@host`; on the device, of the kind itself."""
-    return kind if tier == DEVICE else f"{kind}@{tier}"
+def at(name: str, tier: Tier) -> str:
+    """A level, or a kind of memory, with its tier behind: `world@host`; on the device the name itself."""
+    return name if tier == DEVICE else f"{name}@{tier}"

@@ -87,4 +87,4 @@ def _keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
         inner = [a for a in (annotation, *getattr(annotation, "__args__", ())) if isinstance(a, type)]
         models = [a for a in inner if issubclass(a, BaseModel)]
         model = models[0] if models else model
-    return sorted(name for name, field in model.model_fields.items() if not field.exclude)
+    return sorted(model.model_fields)

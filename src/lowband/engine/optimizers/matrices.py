@@ -270,7 +270,7 @@ def _cut(flat: torch.Tensor, matrices: list[Matrix], rank: int) -> Iterator[torc
 def _level(unit: Unit, over: str | None) -> str:
     """The level that a unit's matrices are dealt out over."""
     if unit.scheme.optim_tier != DEVICE:
-        what = f"optim {unit.scheme.placed('optim')} of '{unit.name}': owners update matrices on the device"
+        what = f"optim in {unit.scheme.optim_tier} of '{unit.name}': owners update matrices on the device"
         raise UserError(what, where="Matrices", allowed=f"optim {unit.scheme.optim}")
     optim, names = unit.scheme.optim, unit.levels.names
     allowed = names[unit.levels.index(optim) :]

@@ -159,7 +159,6 @@ def keys(_tables: Path, _root: Path) -> list[str]:
     for what, model in _FILES.items():
         from_place = {"id"} if model in (Level, Device) else {"id", "name"}  # a file's or an entry's own name
         given = {name: field for name, field in model.model_fields.items() if name not in from_place}
-        given = {name: field for name, field in given.items() if not field.exclude}
         must = [f"`{name}`" for name, field in given.items() if field.is_required()]
         may = [f"`{name}`" for name, field in given.items() if not field.is_required()]
         rows.append({"": what, "must have": ", ".join(must), "may have": ", ".join(may)})
