@@ -95,7 +95,8 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
         if numels
     ]  # fmt: skip
     return {
-        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
+        kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
+        for kind in of_both[0]
     }
 
 
