@@ -135,6 +135,20 @@ def _copies(
     yield outermost.level, sent * (outermost.count - 1), Fraction(outermost.count - 1)
 
 
+def copied_bytes(model: ModelSpec, levels: Levels, route: Route, compute_dtype: str, copies: int) -> int:
+    """What a layer keeps from forward to backward where some of its experts have copies: weights of a rank's
+    own experts and of all copies that it may have, together; 0 without copies.
+
+    levels: as ranks with different experts see them
+    """
+    hops = levels.hops(SELF, WORLD)
+    if not copies or not hops:
+        return 0
+    groups, per = levels.world if route == "flat" else hops[-1].count, (model.experts or 0) // levels.world
+    an_expert = sum(prod(shape[1:]) for shape in experts_apart(model, levels.world).values())
+    return DTYPE_BYTES[compute_dtype] * an_expert * (per + min(copies, (groups - 1) * per))
+
+
 def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
     """(level, collective, wire) -> bytes that a rank sends in an optimizer step, in the mean; of a pipeline,
     over its ranks, too."""
