@@ -113,7 +113,7 @@ def test_copies_are_kept_beside(route: Route) -> None:
     copied experts stay in their group."""
     hot = (0, 1, 4)  # of ranks 0 and 2, whose places in their nodes are the same
     found, before = (on_ranks(4, kept, 4, TWO, route, *copied) for copied in ((hot,), ()))
-    weights, per, others = 3 * HIDDEN * WIDTH * 2, EXPERTS // 4, (3 if route == "flat" else 1)
+    weights, others = 3 * HIDDEN * WIDTH * 2, (3 if route == "flat" else 1)
     more = [mine.fixed - theirs.fixed for mine, theirs in zip(found, before, strict=True)]
     assert sum(more) == weights * (EXPERTS + len(hot) * others)
     assert max(more) <= copied_bytes(MODEL, Levels.fit(TWO, 4), route, "bf16", len(hot))

@@ -98,8 +98,8 @@ def kept_bytes_per_token(
 def _on_the_way(model: ModelSpec, axes: Ways, load: float, levels: Levels) -> float:
     """Bytes per token that ways to experts and back keep (engine.parallel.dispatch), with k of E experts.
 
-    flat, hops  of a pair 2h of its output, its weight and three places; where it comes, 2h of its row; in each
-                further hop and at its expert two places
+    flat, hops  of a pair 2h of its output, its weight and three places; where it comes, 2h of its row; in
+                each further hop and at its expert two places
     merged      of a hop a place of each pair and row; at the end 2h of a row, and of a pair a weight and four
                 places
     """

@@ -69,9 +69,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     of_it = place, tokens, kept
     items["activations"] = _apart(*of_it) if place.actions else _alike(job, *of_it)
     if axes.copies:
-        of_layer = copied_bytes(
-            job.model, job.levels_of_experts, axes.route, job.compute_dtype, axes.copies
-        )
+        of_layer = copied_bytes(job.model, job.levels_of_experts, axes.route, job.compute_dtype, axes.copies)
         items["copies"] = of_layer * (1 if job.recompute == "full" else place.blocks)
     items["logits"] = (
         place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
