@@ -184,6 +184,7 @@ _TESTS = {
     "predict/states": [f"{UNIT}predict_linear.py"],
     "predict/search/lengths_tasks": _dist("by_length"),
     "cost/held": [f"{UNIT}predict_experts.py", f"{UNIT}report_collect.py"],
+    "cost/popular": [f"{UNIT}cost_popular.py"],
     "cost/experts": [f"{UNIT}cost_experts.py", *_dist("experts_gpt")],
     "spec/activations": _dist("tensor", "tensor_shard"),
     "spec/routing": [f"{UNIT}routing.py", f"{UNIT}routing_peers.py"],
