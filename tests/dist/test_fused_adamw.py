@@ -186,4 +186,4 @@ def test_what_it_refuses() -> None:
         return told
 
     plain, synced = on_ranks(2, made)[0]
-    assert "not sharded" in plain and "data as the only axis" in synced
+    assert "not sharded" in plain and "replicas that meet seldom" in synced

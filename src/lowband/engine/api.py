@@ -141,13 +141,14 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. A
     pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
     scales of their own.
-    Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
+    Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
     norm, grads = grad_norm(engine_of(module))
-    if grads:
-        # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
-        torch._foreach_mul_(grads, factor_of(norm, max_norm))
+    # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
+    factor = factor_of(norm, max_norm)
+    for device, held in grads.items():
+        torch._foreach_mul_(held, factor.to(device))
     return norm
 
 

@@ -15,6 +15,7 @@ from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import DEVICE
 
 
 class RunSpec(RunOptions):
@@ -166,9 +167,9 @@ class RunSpec(RunOptions):
             raise UserError(
                 "each token chooses its experts", where="compile", allowed="models without experts"
             )
-        if self.fused_adamw and self.scheme.sync is not None:
-            what = f"scheme '{self.scheme.name}': replicas that meet seldom"
-            raise UserError(what, where="fused_adamw", allowed="schemes without sync")
+        if self.fused_adamw and (self.scheme.sync is not None or self.scheme.optim_tier != DEVICE):
+            what = f"scheme '{self.scheme.name}': replicas that meet seldom, or states off the device"
+            raise UserError(what, where="fused_adamw", allowed="schemes without both")
         if self.loss_chunks > self.micro_batch * self.seq_len:
             tokens = self.micro_batch * self.seq_len
             raise UserError(

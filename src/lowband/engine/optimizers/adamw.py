@@ -18,6 +18,7 @@ from lowband.engine.units.shard_sums import part_of, step_begun
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.kernels.adamw import Scalars, adamw
+from lowband.spec.tiers import DEVICE
 
 
 class AdamW(torch.optim.Optimizer):
@@ -28,12 +29,12 @@ class AdamW(torch.optim.Optimizer):
         loss.backward(); norm = optimizer.clip_grad_norm_(1.0)
         optimizer.step(); optimizer.zero_grad()
 
-    module: whose only axis is data, under a scheme without sync. From now on its gradients have the reduce
+    module: whose only axis is data, under schemes without sync and with states on the device. From now on its gradients have the reduce
             dtype, `p.grad` of 16 bits beside fp32 parameters, where the ranks over which they are averaged
             are a power of two (else the average is taken in fp32)
 
-    States are sharded as the parameters are; `lowband.Checkpointer` saves them. Raises UserError for a module
-    on other axes or with sync, and for a torch without gradients of another dtype.
+    States are sharded as the parameters are; `lowband.Checkpointer` saves them. Raises UserError for other
+    modules, and for a torch without gradients of another dtype.
     """
 
     def __init__(
@@ -45,13 +46,16 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
     ) -> None:
         self._engine = engine_of(module)
+        engine = self._engine
+        is_elsewhere = any(unit.scheme.optim_tier != DEVICE for unit in engine.units)
         if (
-            self._engine.other_ranks > 1
-            or self._engine.experts is not None
-            or self._engine.replicas is not None
+            engine.other_ranks > 1
+            or engine.experts is not None
+            or engine.replicas is not None
+            or is_elsewhere
         ):
-            what = "the module is cut along another axis, or its replicas meet seldom"
-            raise UserError(what, where="lowband.AdamW", allowed="data as the only axis; torch.optim.AdamW")
+            what = "the module has another axis than data, replicas that meet seldom or states off the device"
+            raise UserError(what, where="lowband.AdamW", allowed="none of them; torch.optim.AdamW")
         if not hasattr(torch.Tensor, "grad_dtype"):
             what = f"torch {torch.__version__} has no gradients of another dtype than their parameter's"
             raise UserError(what, where="lowband.AdamW", allowed="a newer torch; torch.optim.AdamW")
