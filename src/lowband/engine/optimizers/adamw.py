@@ -29,9 +29,9 @@ class AdamW(torch.optim.Optimizer):
         loss.backward(); norm = optimizer.clip_grad_norm_(1.0)
         optimizer.step(); optimizer.zero_grad()
 
-    module: whose only axis is data, under schemes without sync and with states on the device. From now on its gradients have the reduce
-            dtype, `p.grad` of 16 bits beside fp32 parameters, where the ranks over which they are averaged
-            are a power of two (else the average is taken in fp32)
+    module: whose only axis is data, under schemes without sync and with states on the device. From now on
+            its gradients have the reduce dtype, `p.grad` of 16 bits beside fp32 parameters, where the ranks
+            over which they are averaged are a power of two (else the average is taken in fp32)
 
     States are sharded as the parameters are; `lowband.Checkpointer` saves them. Raises UserError for other
     modules, and for a torch without gradients of another dtype.
