@@ -157,6 +157,15 @@ BENCHMARKS = {
             "loads": Medians(("way", "layer"), ("max_over_mean",)),
         },
     ),
+    "padding": Benchmark(
+        help="count and time what padding of experts' rows wastes",
+        more="Grouped products, a loop, and padded ones by capacity and skew, in turns. Takes two minutes.",
+        parts=(Part(("rows", "times"), "run.padded_experts:measure", ()),),
+        shows={
+            "rows": Medians(("experts", "skew", "way"), ("rows", "padding", "dropped")),
+            "times": Medians(("experts", "skew", "way")),
+        },
+    ),
 }  # fmt: skip
 RULES = {name: benchmark.rule for name, benchmark in BENCHMARKS.items() if benchmark.rule is not None}
 
