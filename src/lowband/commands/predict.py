@@ -43,6 +43,17 @@ def add(commands: Any) -> None:
     _add_context(predict, [], "default: ring; state")
     _add_experts(predict, ["merged"], "default: merged", "0")
     predict.add_argument(
+        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
+        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
+    )  # fmt: skip
+    predict.add_argument(
+        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
+    )
+    predict.add_argument(
+        "--tier-stride", type=int, default=0, metavar="K",
+        help="every K-th of their subgroups is updated on the device (default: none)",
+    )  # fmt: skip
+    predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
@@ -83,6 +94,10 @@ def add(commands: Any) -> None:
     plan.add_argument(
         "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
     )
+    plan.add_argument(
+        "--largest", metavar="SCHEME", nargs="?", const="zero3",
+        help="the largest model of this one's family that fits, its states on device, host, disk",
+    )  # fmt: skip
     form = plan.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
     form.add_argument("--csv", action="store_true", help="the same rows")
@@ -160,6 +175,7 @@ def _predict(options: argparse.Namespace) -> int:
     import json
     from itertools import product
 
+    from lowband.cost.tiers import Beyond
     from lowband.predict.request import Grid
     from lowband.predict.show.render import flat, table, text
     from lowband.spec.axes import Ways, to_experts
@@ -172,7 +188,8 @@ def _predict(options: argparse.Namespace) -> int:
         Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
         for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
-    values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
     records = Grid(**values).records()
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
@@ -212,6 +229,9 @@ def _plan(options: argparse.Namespace) -> None:
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
+    if options.largest is not None:
+        _plan_largest(options, config, machine, stack, model)
+        return
     copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
     of_experts = options.ep, options.route, copies
     axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, *of_experts)
@@ -228,6 +248,34 @@ def _plan(options: argparse.Namespace) -> None:
         _print_csv(plan_files.records(found))
     else:
         print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
+
+
+def _plan_largest(
+    options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.request import sequence
+    from lowband.predict.search.largest import largest
+    from lowband.predict.show import largest as show
+    from lowband.predict.workload import Workload
+
+    scheme = config.given_scheme(options.largest).on(list(machine.sizes))
+    micro_batch, *more = options.micro_batch or [1]
+    if more or options.write:
+        raise UserError("--largest is without --write, and with one --micro-batch")
+    batch = options.global_batch or micro_batch * options.gpus
+    job = Workload(
+        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
+        max(1, batch // (micro_batch * options.gpus)),
+    )  # fmt: skip
+    rows = [show.record(one) for one in largest(job)]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        print(show.text(job, rows))
 
 
 def _plan_lengths(

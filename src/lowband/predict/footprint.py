@@ -14,6 +14,7 @@ from lowband.cost.experts import copied_bytes
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, places
+from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, Levels
@@ -37,6 +38,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
         linear       of linear layers: what attention of the block in backward holds (cost.linear)
         framework    memory of the machine's runtime itself
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
+        ..@<tier>    of states beyond the device (tiers.py)
 
     With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
     keeps activations of all micro-batches (breadth-first), or of as many as its schedule has in flight at
@@ -84,7 +86,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
         job.model, job.scheme, levels, job.levels_alike, job.compute_dtype, axes, *units
     )
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
-    return items
+    return moved(job, place, items)
 
 
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
@@ -98,7 +100,8 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
         if numels
     ]  # fmt: skip
     return {
-        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
+        kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
+        for kind in of_both[0]
     }
 
 

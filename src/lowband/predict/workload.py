@@ -13,6 +13,7 @@ from lowband.cost.experts import groups_of
 from lowband.cost.numbers import Num
 from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
 from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
@@ -39,6 +40,7 @@ class Workload:
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
+    beyond:       the device, where states lie there; None: all on it
     """
 
     machine: Machine
@@ -58,6 +60,7 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
+    beyond: Beyond | None = None
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
@@ -67,6 +70,8 @@ class Workload:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if not self.imbalance >= 1:
             raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
+        for tier in self.beyond.tiers if self.beyond else ():
+            self.machine.tier(tier)
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():

@@ -144,6 +144,21 @@ TABLES: dict[str, Table] = {
         add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity", "use"),
         of={"rows": "size", "median_off": "median distance", "max_off": "max distance"},
     )),
+    # Raw logs of Deep Optimizer States beside predictions. signs: where the gain has the logs' sign
+    "offload_errors": Table(("offload_logs",), view=View(
+        add={
+            "distance": "off_percent.abs()",
+            "with_it": "(published_gain_percent > 0) == (predicted_gain_percent > 0)",
+            "with_async": "(published_gain_over_async_percent > 0) == (predicted_gain_over_async_percent > 0)",
+            "wrong": "~(with_it & with_async)",
+            "near": "distance <= 10",
+        },
+        by=("provenance", "setting", "model", "use"),
+        of={
+            "rows": "size", "median_off": "median distance", "max_off": "max distance",
+            "within_10": "sum near", "wrong_signs": "sum wrong",
+        },
+    )),
     # Forwards of a layer of experts with and without copies of the four most popular (`bench-routes`).
     "expert_copies": Table((f"{SHIPPED}routes",), view=View(
         add=_MEASURED, where="top_k == 2", by=("provenance", "cluster", "ranks", "skew"), across="copies",
