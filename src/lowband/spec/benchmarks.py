@@ -154,7 +154,7 @@ BENCHMARKS = {
         parts=(Part(("losses", "loads", "ends"), "run.expert_losses:measure", ("steps",)),),
         shows={
             "ends": Medians(("way",), ("flops_per_token", "parameters", "validation_loss"), "%.4f"),
-            "loads": Medians(("way", "layer"), ("max_over_mean",)),
+            "loads": Medians(("way", "layer"), ("max_over_mean", "of_window")),
         },
     ),
     "padding": Benchmark(
