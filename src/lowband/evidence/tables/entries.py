@@ -149,7 +149,8 @@ TABLES: dict[str, Table] = {
         add={
             "distance": "off_percent.abs()",
             "with_it": "(published_gain_percent > 0) == (predicted_gain_percent > 0)",
-            "with_async": "(published_gain_over_async_percent > 0) == (predicted_gain_over_async_percent > 0)",
+            "with_async": "(published_gain_over_async_percent > 0)"
+            " == (predicted_gain_over_async_percent > 0)",
             "wrong": "~(with_it & with_async)",
             "near": "distance <= 10",
         },
