@@ -111,7 +111,7 @@ def _next_uses(order: Sequence[Access]) -> list[int]:
 
 
 def optimum(order: Sequence[Access], sizes: Mapping[str, int], capacity: int) -> int:
-    """The least bytes that a step can move, from an empty memory, all that is dirty written back at its end."""
+    """The least bytes that a step can move, from an empty memory, with all that is dirty written back."""
     before: dict[int, int] = {}  # access -> the one before it to the same chunk
     seen: dict[str, int] = {}
     for i, access in enumerate(order):
