@@ -144,6 +144,12 @@ TABLES: dict[str, Table] = {
         add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity"),
         of={"rows": "size", "median_off": "median distance", "max_off": "max distance"},
     )),
+    # What papers on states beyond the device print beside what is predicted. off: in % of what was printed
+    "published_tiers_errors": Table(("published_tiers",), view=View(
+        add={"distance": "off_percent.abs()", "near": "distance <= 15"},
+        by=("provenance", "source", "quantity", "use"),
+        of={"rows": "size", "median_off": "median distance", "max_off": "max distance", "within_15": "sum near"},
+    )),
     # Raw logs of Deep Optimizer States beside predictions. signs: where the gain has the logs' sign
     "offload_errors": Table(("offload_logs",), view=View(
         add={
