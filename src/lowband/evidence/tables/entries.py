@@ -148,7 +148,10 @@ TABLES: dict[str, Table] = {
     "published_tiers_errors": Table(("published_tiers",), view=View(
         add={"distance": "off_percent.abs()", "near": "distance <= 15"},
         by=("provenance", "source", "quantity", "use"),
-        of={"rows": "size", "median_off": "median distance", "max_off": "max distance", "within_15": "sum near"},
+        of={
+            "rows": "size", "median_off": "median distance", "max_off": "max distance",
+            "within_15": "sum near",
+        },
     )),
     # Raw logs of Deep Optimizer States beside predictions. signs: where the gain has the logs' sign
     "offload_errors": Table(("offload_logs",), view=View(

@@ -6,8 +6,9 @@ the printed number is a lower bound, and only a smaller prediction is off.
 
 Throughput of ZeRO-Offload and ZeRO-Infinity's tier of host memory on DGX-2 (DeepSpeed's figures): printed
 without a batch; predicted with the largest that fits, and with the least tensor degree at which any does, so
-what was printed need not be near. TFLOP/s count recomputation, as of ZeRO++. The shapes of 10B, 20B and 1T are
-those of config/models.yaml, 2T is wider. Checkpoints of activations stay on the device, not so in the paper.
+what was printed need not be near. TFLOP/s count recomputation, as of ZeRO++. The shapes of 10B, 20B and 1T
+are those of config/models.yaml, 2T is wider. Checkpoints of activations stay on the device, unlike the
+paper's.
 
 MLP-Offload: steps of 40 to 120 billion parameters on four GPUs with states on NVMe. Disks decide, so a step
 is its bytes over a rate: 12 of each parameter read, 12 written. One rate for DeepSpeed and one for
