@@ -31,8 +31,8 @@ PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
     "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
     "longest_context", "strong_scaling", "tier_efficiency", "largest_by_tier", "published_tiers",
-    "offload_logs", "offload_constants", "offload_strides", "eviction_gaps", "eviction_steps", "eviction_swaps",
-    "wan_steps", "constants",
+    "offload_logs", "offload_constants", "offload_strides", "eviction_gaps", "eviction_steps",
+    "eviction_swaps", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
