@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, positive
+from lowband.commands import add_verb, at_least_one, at_least_zero, positive
 from lowband.errors import UserError
 from lowband.spec.step import Route, Schedule, States
 
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     _add_context(predict, [], "default: ring; state")
-    _add_experts(predict, ["merged"], "default: merged")
+    _add_experts(predict, ["merged"], "default: merged", "0")
     predict.add_argument(
         "--tiers", nargs="+", default=[], metavar="STATE@TIER",
         help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
@@ -81,7 +81,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     _add_context(plan, ["all"], "default: all")
-    _add_experts(plan, list(get_args(Route)), "default: all")
+    _add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -131,8 +131,8 @@ def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str)
     )  # fmt: skip
 
 
-def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str) -> None:
-    """Add the options of ranks with different experts. routes: the default"""
+def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str, copies: str) -> None:
+    """Add the options of ranks with different experts. routes: the default; copies: theirs"""
     parser.add_argument(
         "--ep", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks that divide experts"
     )
@@ -145,6 +145,9 @@ def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: st
         default=1.0,
         metavar="X",
         help="of theirs: most rows to mean (default: 1)",
+    )
+    parser.add_argument(
+        "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular ones (default: {copies})"
     )
 
 
@@ -183,7 +186,7 @@ def _predict(options: argparse.Namespace) -> int:
     of_stages = options.interleave, options.schedule, options.layers
     axes = [
         Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
-        for cp, along in product(options.cp, to_experts(options.ep, options.route))
+        for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
     beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
@@ -209,7 +212,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
-    from lowband.predict.search.plan import axes_to_try, plan
+    from lowband.predict.search.plan import COPIES, axes_to_try, plan
     from lowband.predict.show import plan_files
     from lowband.spec.config import Config
 
@@ -229,7 +232,9 @@ def _plan(options: argparse.Namespace) -> None:
     if options.largest is not None:
         _plan_largest(options, config, machine, stack, model)
         return
-    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, options.ep, options.route)
+    copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
+    of_experts = options.ep, options.route, copies
+    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, *of_experts)
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
         options.global_batch or 4 * options.gpus, axes,

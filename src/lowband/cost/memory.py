@@ -5,6 +5,8 @@
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
                                      grads level
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
+    ..@host    of kinds in another tier than the device (spec.tiers): optim, the optimizer's gradients
+               4 N / |optim|, and buffers; of grads those at the grads level stay on the device
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
@@ -26,12 +28,13 @@ over its own level.
 from collections.abc import Sequence
 from math import prod
 
-from lowband.cost.buffers import buffer_bytes
+from lowband.cost.buffers import buffer_bytes, copy_bytes
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern, passes
 from lowband.spec.sync import Sync
+from lowband.spec.tiers import DEVICE, at
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -45,7 +48,7 @@ def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -
     Not if weights and optimizer shards coincide and either their dtypes do too (the master is the weights) or
     the weights are gathered anyway (the master is cast as it enters the gather).
     """
-    if levels.hops(scheme.weights, scheme.optim):
+    if levels.hops(scheme.weights, scheme.optim) or scheme.optim_tier != DEVICE:
         return True
     is_sharded = bool(levels.hops(SELF, scheme.weights))
     return not (computes_in_fp32 or is_sharded)
@@ -83,15 +86,22 @@ def state_bytes(
     blocks = sorted(unit_numels[1:])
     is_gathered = bool(levels.hops(SELF, scheme.weights))
     keeps_grads = passes(accumulation, order) > 1
-    grads = GRAD_BYTES * numel // levels.size(scheme.grads if keeps_grads else scheme.optim)
+    at_optim = GRAD_BYTES * numel // levels.size(scheme.optim)
+    at_grads = GRAD_BYTES * numel // levels.size(scheme.grads) if keeps_grads else 0
+    optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
+    tier, on_device = scheme.optim_tier, scheme.optim_tier == DEVICE
+    elsewhere = {} if on_device else {at("optim", tier): optim, at("grads", tier): at_optim}
+    copied = copy_bytes(unit_numels, scheme, levels, compute_dtype)
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
         "secondary": secondary,
-        "grads": grads,
-        "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
+        "grads": max(at_grads, at_optim if on_device else 0),
+        "optim": optim if on_device else 0,
+        **elsewhere,
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
+        **copied,
         **({"sums": GRAD_BYTES * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),

@@ -143,13 +143,14 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. A
     pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
     scales of their own.
-    Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
+    Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
     engine = engine_of(module)
     engine.put_shards()
     check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
-    copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
+    # Gradients by how many of the replica's ranks hold each, and the device on which they lie.
+    copied: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
             levels = unit.levels
@@ -159,24 +160,21 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
                     of = p.shard_of.slice_of
                     on_tensor = engine.tensor_ranks if of is None or of.axis == "expert" else 1
                     on_stages = 1 if unit.tied is None else len(unit.tied.places)
-                    copied.setdefault(copies * on_tensor * on_stages, []).append(
-                        p.grad.as_subclass(torch.Tensor)
-                    )
+                    held = copies * on_tensor * on_stages, p.grad.device
+                    copied.setdefault(held, []).append(p.grad.as_subclass(torch.Tensor))
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
-    for copies, part in copied.items():
-        if part:
-            squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
-            mine += squares / copies
+    for (copies, _), part in copied.items():
+        squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
+        mine += squares / copies
     squares = sum_over_replica(engine.collectives, mine)
     for along, row in ((engine.tensor, TENSOR_NORM), (engine.pipeline, STAGES_NORM)):
         if along is not None:
             squares = along.gathered(squares.view(1), row, 0, "norm").sum()
     norm = squares.sqrt()
-    grads = [grad for part in copied.values() for grad in part]
-    if grads:
-        # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
-        factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
-        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
+    factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
+    for (_, device), grads in copied.items():
+        torch._foreach_mul_(grads, factor.to(device, grads[0].dtype))
     return norm
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 
 from lowband.cost.activations import Attention, Recompute
+from lowband.cost.experts import groups_of
 from lowband.cost.numbers import Num
+from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
@@ -118,7 +121,21 @@ class Workload:
     @property
     def load(self) -> float:
         """Of experts: rows of the fullest rank's as a multiple of the mean; of one rank all."""
-        return min(self.imbalance, self.axes.expert)
+        return self._behind_copies[0]
+
+    @property
+    def crossing(self) -> Fraction:
+        """The part of tokens that copies of popular experts leave to other groups of ranks."""
+        return Fraction(self._behind_copies[1])
+
+    @cached_property
+    def _behind_copies(self) -> tuple[float, float]:
+        axes, model = self.axes, self.model
+        load = min(self.imbalance, axes.expert)
+        if not axes.copies or model.experts is None:
+            return load, 1.0
+        groups = groups_of(self.levels_of_experts, axes.route)
+        return with_copies(model.experts, model.top_k, axes.expert, groups, axes.copies, load)
 
     @cached_property
     def layout(self) -> Layout:

@@ -8,6 +8,7 @@ from lowband.errors import UserError
 from lowband.spec.mesh import MOST_RANKS, SELF, WORLD
 from lowband.spec.sourced import LEAST, Fact, Magnitude, divides, facts_of
 from lowband.spec.stack import OURS
+from lowband.spec.tiers import TIERS
 from lowband.spec.yaml_model import Strict
 
 # A GPU of 2025 has some 15,000 in 4 bits, a whole wafer 125,000 (Cerebras WSE-3): more is a typing error.
@@ -155,8 +156,8 @@ class Machine(Strict):
         names = [level.name for level in levels]
         if names[-1] != WORLD or levels[-1].size is not None:
             raise ValueError("the last level is 'world', without a size")
-        if len(set(names)) < len(names) or SELF in names:
-            raise ValueError("level names are unique and none is 'self'")
+        if len(set(names)) < len(names) or {SELF, *TIERS} & set(names):
+            raise ValueError(f"level names are unique and none is {' or '.join((SELF, *TIERS))}")
         if any(level.size is None for level in levels[:-1]):
             raise ValueError("every level but world has a size")
         return levels

@@ -25,6 +25,7 @@ from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
+from lowband.spec.tiers import at
 from lowband.trainers.trainer import Batch, Trainer, adamw, fingerprint_of
 
 
@@ -89,7 +90,7 @@ class Lowband(Trainer):
     def state_peaks(self) -> dict[str, int]:
         """The engine's, plus the optimizer's moments under `optim`."""
         peaks = dict(self._engine.meter.peak)
-        peaks["optim"] += sum(
+        peaks[at("optim", self._engine.collectives.scheme.optim_tier)] += sum(
             value.numel() * value.element_size()
             for state in self.optimizer.state.values()
             for value in state.values()

@@ -26,7 +26,7 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
     exchanges = [] if replicas is None or replicas.is_new else replicas.exchanges
     exchange_of = {each.unit: each for each in exchanges}
     for unit in engine.units:
-        whole = unit.master.new_empty(unit.layout.numel)
+        whole = torch.empty(unit.layout.numel, dtype=torch.float32, device=unit.collectives.device)
         messages = unit.collectives
         held, level = unit.master, unit.scheme.optim
         if unit in exchange_of:

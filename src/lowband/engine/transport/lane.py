@@ -1,4 +1,5 @@
-"""Lanes run collectives behind the computation; there is one lane for the links of each level.
+"""Lanes run collectives behind the computation; there is one lane for the links of each level, and one for
+each other memory that a rank's own shards are copied to and from (spec.tiers).
 
 [Note: order] A collective is a generator. Its first part runs in the lane of its first level; at each
 `yield level, tensors` it moves on to that level's lane. A lane runs parts in the order in which their
@@ -51,7 +52,7 @@ class Lanes:
     """The lanes of one topology, a thread each. Every engine on the topology submits to them."""
 
     def __init__(self, levels: Sequence[str]) -> None:
-        """levels: the topology's levels, including `self`, where collectives without a hop run"""
+        """levels: the topology's levels, including `self`, where collectives without a hop run; and tiers"""
         threads = torch.get_num_threads()  # a new thread would start with the library's default
         self._threads = {
             level: ThreadPoolExecutor(

@@ -9,7 +9,8 @@ import torch
 class MemoryMeter:
     """Counts tensors from the line that makes them to the line that frees them.
 
-    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), sums (of whole units'
+    Kinds, those in another tier than the device with its name behind (`optim@host`, spec.tiers): weights,
+    secondary, grads, optim (states), gathered (whole units in use), sums (of whole units'
     gradients over micro-batches, breadth-first), buffers (gradients being reduced; send and receive buffers;
     the peak is the largest of one submission, because timing decides how many submissions overlap). Not
     counted: activations and the leaves' gradients, which belong to autograd, and the temporaries of encoding

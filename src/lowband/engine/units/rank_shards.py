@@ -16,6 +16,7 @@ from torch import nn
 
 from lowband.cost.memory import keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.collectives.copies import HOST, fetch
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.initial import Initial
@@ -25,12 +26,13 @@ from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
+from lowband.spec.tiers import DEVICE, at
 
 
 class RankShards:
     """A rank's shards of one unit.
 
-    master:         1D, fp32, over `optim`
+    master:         1D, fp32, over `optim`, in the optimizer's tier
     parameters:     the optimizer's, views into it
     weights:        1D, in the compute dtype, over `weights`; None where `master` serves
     secondary:      1D, in the compute dtype, over the backward's level; None without one
@@ -52,17 +54,21 @@ class RankShards:
         self._layout, self._collectives, self._scheme = layout, collectives, collectives.scheme
         self._levels, self._rank = collectives.axis.levels, collectives.axis.rank
         scheme, levels, compute_dtype = self._scheme, self._levels, collectives.options.compute_dtype
-        self.master = self._zeros("optim", scheme.optim, torch.float32)
+        tier = scheme.optim_tier
+        where = collectives.device if tier == DEVICE else HOST
+        self.master = self._zeros(at("optim", tier), scheme.optim, torch.float32, where)
         note_master(self.master, self)
         self.parameters = self._parameters(originals, names)
         self.partial_ranges = self._partial_ranges(originals)
         self.is_whole = not levels.hops(SELF, scheme.weights)
         self.weights: torch.Tensor | None = None
         if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
-            self.weights = self._zeros("weights", scheme.weights, compute_dtype)
+            self.weights = self._zeros("weights", scheme.weights, compute_dtype, collectives.device)
         self.secondary: torch.Tensor | None = None
         if keeps_secondary(scheme, levels):
-            self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype)
+            self.secondary = self._zeros(
+                "secondary", scheme.backward_level, compute_dtype, collectives.device
+            )
         self._take_values(originals, names, initial)
 
     def range_of(self, level: str) -> tuple[int, int]:
@@ -71,10 +77,10 @@ class RankShards:
 
     # ---- made once
 
-    def _zeros(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
+    def _zeros(self, kind: str, level: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zeros for this rank's shard over `level`, 1D."""
         start, stop = self.range_of(level)
-        zeros = torch.zeros(stop - start, dtype=dtype, device=self._collectives.device)
+        zeros = torch.zeros(stop - start, dtype=dtype, device=device)
         return self._collectives.meter.hold(kind, zeros)
 
     def _parameters(self, originals: Sequence[nn.Parameter], names: Sequence[str]) -> list[nn.Parameter]:
@@ -136,14 +142,24 @@ class RankShards:
     def levels_of_refresh(self) -> list[str]:
         """The levels of the hops that `refresh` makes, in order."""
         scheme = self._scheme
-        return [] if self.weights is None else self._collectives.inwards(scheme.weights, scheme.optim)
+        if self.weights is None:
+            return []
+        fetched = [] if scheme.optim_tier == DEVICE else [scheme.optim_tier]
+        return [*fetched, *self._collectives.inwards(scheme.weights, scheme.optim)]
 
     def refresh(self, call: Call) -> Work:
-        """Gather the master weights from the optimizer's level to the weights' level. [Note: stale]"""
-        if self.weights is not None:
-            weights, optim = self._scheme.weights, self._scheme.optim
-            row = UPDATE_GATHER.name
-            yield from self._collectives.gather(call, self.master, self.weights, weights, optim, row)
+        """Fetch the master weights to the device and gather them from the optimizer's level to the weights'
+        level. [Note: stale]"""
+        if self.weights is None:
+            return
+        scheme, collectives, new = self._scheme, self._collectives, self.master
+        if (tier := scheme.optim_tier) != DEVICE:
+            new = yield from fetch(call, self.master, self.weights.dtype, collectives.device, tier)
+        yield from collectives.gather(
+            call, new, self.weights, scheme.weights, scheme.optim, UPDATE_GATHER.name
+        )
+        if tier != DEVICE:
+            call.release(new)
 
     def keep_secondary(self, whole: torch.Tensor) -> None:
         """Copy this rank's part of the gathered unit into the secondary shard, if there is one."""

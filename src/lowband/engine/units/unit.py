@@ -96,7 +96,7 @@ class Unit:
         if self.is_whole:
             flat = self.master if self.weights is None else self.weights
         else:
-            flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
+            flat = torch.empty(self.layout.numel, dtype=self.compute_dtype, device=self.collectives.device)
         leaves = Leaves(self.name, originals, self.layout, flat)
         self._unit_of[flat.untyped_storage()._cdata] = self
         if not self.is_whole:

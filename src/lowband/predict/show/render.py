@@ -99,6 +99,8 @@ def _experts(job: Workload) -> dict[str, Any]:
     if job.axes.expert == 1:
         return {}
     of = {"ep": job.axes.expert, "route": job.axes.route, "imbalance": job.imbalance}
+    if job.axes.copies:
+        of |= {"copies": job.axes.copies, "load": job.load}
     return {"experts": of | _by_level(experts_sent(job))}
 
 
@@ -219,6 +221,8 @@ def _along_context(of: dict[str, Any]) -> str:
 
 def _to_experts(of: dict[str, Any]) -> str:
     load = "" if of["imbalance"] == 1 else f", the fullest rank {of['imbalance']:g} times the mean"
+    if "copies" in of:
+        load += f", {of['load']:.3g} times with copies of {of['copies']}"
     return f"ep {of['ep']}, {of['route']}{load}: a rank sends {_sends(of)} a step"
 
 
@@ -248,6 +252,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ways": lambda row: row["context"]["ways"] if "context" in row else "",
     "ep": lambda row: str(row["experts"]["ep"]) if "experts" in row else "1",
     "route": lambda row: row["experts"]["route"] if "experts" in row else "",
+    "copies": lambda row: str(row["experts"].get("copies", 0)) if "experts" in row else "",
     "step (s)": lambda row: f"{row['step_time_s']:.4g}",
     "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
     "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
@@ -257,7 +262,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp", "ep", "route")
+_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp", "ep", "route", "copies")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -278,7 +283,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Columns of axes along which no ranks lie in any row."""
     columns = {"context": ("cp", "ways"), "experts": ("ep", "route")}
-    return [name for key, names in columns.items() if not any(key in row for row in rows) for name in names]
+    left_out = [
+        name for key, names in columns.items() if not any(key in row for row in rows) for name in names
+    ]
+    return left_out if any("copies" in row.get("experts", {}) for row in rows) else [*left_out, "copies"]
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
