@@ -7,10 +7,8 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
     linear layer neither, but what cost/linear.py counts: bytes are of the mean block
     experts, in place of an MLP: 4h + 12 E of a router; shared experts as an MLP; for each pair of a token and
-    an expert 2I of each of up (and gate), 2h of the output in order; and, as torch keeps what is added up, in
-    fp32, 8h for each pair, of weighted outputs and not. On other ranks' experts also 2h for each row that
-    comes there, and merged only 4h for each pair and 4h for each row; else another 2h for each pair. (Of a
-    route over several levels this counts one exchange, not one each.)
+    an expert 2I of each of up (and gate), and what `_on_the_way` counts: 2h of each row that comes to a rank,
+    and of each output whose weight is known only behind it; places and weights
     dropout masks: h + h
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
@@ -27,11 +25,13 @@ from typing import Literal
 from lowband.cost.experts import hit
 from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 
 Recompute = Literal["none", "selective", "op", "full"]
 Attention = Literal["flash", "plain"]
 HALF = 2  # bytes of a 16-bit value
+PLACE, WEIGHT = 8, 4  # of a row among others, int64; of a pair of a token and an expert, fp32
 
 # Per logit at the loss: 16-bit logits, their fp32 copy, log-softmax's output and the fp32 gradient (PyTorch's
 # cross entropy on a 16-bit head's output, not compiled).
@@ -56,6 +56,7 @@ def kept_bytes_per_token(
     gathered: float = 0,
     context: Num = 0,
     load: float = 1.0,
+    of_experts: Levels | None = None,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
@@ -63,6 +64,7 @@ def kept_bytes_per_token(
     context:  bytes that attention between ranks along context keeps besides (cost/context_load.py), and
               linear attention (cost/linear.py)
     load:     of experts, rows of the fullest rank's as a multiple of the mean
+    of_experts: levels as ranks with different experts see them; None: one
     """
     h, k, heads = model.hidden, model.kv_hidden, model.heads
     f = model.mlp_width if model.experts is None else 0
@@ -76,7 +78,8 @@ def kept_bytes_per_token(
         width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
         replicated += rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
         replicated += HALF * (4 if model.gated else 2) * width * model.shared_experts
-        replicated += h * _summed(model, axes, load)
+        replicated -= HALF * h if axes.expert > 1 and not model.shared_experts else 0
+        replicated += _on_the_way(model, axes, load, of_experts or Levels.fit({}, axes.expert))
         outputs += HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
@@ -92,12 +95,23 @@ def kept_bytes_per_token(
     return Kept(block, everything - block)
 
 
-def _summed(model: ModelSpec, axes: Ways, load: float) -> float:
-    """Bytes of rows that come to experts and of sums of what returns, for a token and value of hidden."""
-    pairs, experts = model.top_k, model.experts or 1
-    if axes.expert == 1:
-        return (HALF + 8) * pairs
-    if axes.route != "merged":
-        return (2 * HALF * load + HALF + 8) * pairs
-    rows = axes.expert * float(hit(experts, pairs, axes.expert))
-    return load * (HALF * rows + (HALF + 4) * pairs) + 4 * rows
+def _on_the_way(model: ModelSpec, axes: Ways, load: float, levels: Levels) -> float:
+    """Bytes per token that ways to experts and back keep (engine.parallel.dispatch), with k of E experts.
+
+    flat, hops  of a pair 2h of its output, its weight and three places; where it comes, 2h of its row; in
+                each further hop and at its expert two places
+    merged      of a hop a place of each pair and row; at the end 2h of a row, and of a pair a weight and four
+                places
+    """
+    pairs, experts, half_row = model.top_k, model.experts or 1, HALF * model.hidden
+    hops = [hop.count for hop in levels.hops(SELF, WORLD)[::-1]]
+    if axes.route != "merged" or not hops:
+        of_hops = min(len(hops), 1) if axes.route == "flat" else len(hops)
+        arrived = load * of_hops * 2 * PLACE + (load * half_row if hops else 0)
+        return pairs * (half_row + WEIGHT + 3 * PLACE + arrived)
+    total, groups, rows = 0.0, 1, 0.0
+    for i, count in enumerate(hops):
+        groups *= count
+        rows = groups * float(hit(experts, pairs, groups))
+        total += (load if i else 1) * PLACE * (pairs + rows)
+    return total + load * (rows * half_row + pairs * (WEIGHT + 4 * PLACE))

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 
 from lowband.cost.activations import Attention, Recompute
+from lowband.cost.experts import groups_of
 from lowband.cost.numbers import Num
+from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
 from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
@@ -36,6 +40,7 @@ class Workload:
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
+    beyond:       the device, where states lie there; None: all on it
     """
 
     machine: Machine
@@ -55,6 +60,7 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
+    beyond: Beyond | None = None
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
@@ -64,6 +70,8 @@ class Workload:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if not self.imbalance >= 1:
             raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
+        for tier in self.beyond.tiers if self.beyond else ():
+            self.machine.tier(tier)
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
@@ -113,7 +121,21 @@ class Workload:
     @property
     def load(self) -> float:
         """Of experts: rows of the fullest rank's as a multiple of the mean; of one rank all."""
-        return min(self.imbalance, self.axes.expert)
+        return self._behind_copies[0]
+
+    @property
+    def crossing(self) -> Fraction:
+        """The part of tokens that copies of popular experts leave to other groups of ranks."""
+        return Fraction(self._behind_copies[1])
+
+    @cached_property
+    def _behind_copies(self) -> tuple[float, float]:
+        axes, model = self.axes, self.model
+        load = min(self.imbalance, axes.expert)
+        if not axes.copies or model.experts is None:
+            return load, 1.0
+        groups = groups_of(self.levels_of_experts, axes.route)
+        return with_copies(model.experts, model.top_k, axes.expert, groups, axes.copies, load)
 
     @cached_property
     def layout(self) -> Layout:

@@ -12,10 +12,12 @@ from lowband.evidence.validation.frontier_pareto import pareto
 from lowband.evidence.validation.frontier_readings import reading_costs, readings
 from lowband.evidence.validation.longest import longest
 from lowband.evidence.validation.low_communication import low_communication
+from lowband.evidence.validation.offload_logs import offload_constants, offload_logs, offload_strides
 from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.published_context import published_context, published_lengths
 from lowband.evidence.validation.published_experts import published_experts
 from lowband.evidence.validation.strong_scaling import strong_scaling
+from lowband.evidence.validation.tier_efficiency import tier_efficiency
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
@@ -26,7 +28,8 @@ from lowband.spec.sourced import Fact
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
     "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
-    "longest_context", "strong_scaling", "wan_steps", "constants",
+    "longest_context", "strong_scaling", "tier_efficiency", "offload_logs", "offload_constants",
+    "offload_strides", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -49,6 +52,10 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(published_experts(config), out / "published_experts.csv")
     write_csv(longest(config), out / "longest_context.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
+    write_csv(tier_efficiency(config), out / "tier_efficiency.csv")
+    write_csv(offload_logs(config), out / "offload_logs.csv")
+    write_csv(offload_constants(config), out / "offload_constants.csv")
+    write_csv(offload_strides(config), out / "offload_strides.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
 
