@@ -86,6 +86,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-optimizers": ("--out out --root .",),
     "bench-orders": ("--out out --root .",),
     "bench-compile": ("--out out --root .",),
+    "bench-mfu": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
     "bench-pipeline": ("--out out",),
     "bench-experts": ("--steps 1 --out out",),
@@ -101,7 +102,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
-    "bench-compile", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
+    "bench-compile", "bench-mfu", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
     "bench-experts", "bench-padding", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
     "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
