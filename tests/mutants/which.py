@@ -266,6 +266,7 @@ _TESTS = {
     "cost/checkpoint": [f"{UNIT}checkpoint_time.py"],
     "cost/memory": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_collect.py", *_COUNTED],
     "cost/peers": [f"{UNIT}report_collect.py", f"{UNIT}report_points.py", f"{DIST}peers.py"],
+    "cost/eviction": [f"{UNIT}eviction.py"],
     "cost/tiers": [f"{UNIT}tier_efficiency.py", f"{UNIT}predict_tiers.py", f"{UNIT}offload_logs.py"],
     "cost/seldom": [f"{UNIT}low_communication.py", f"{UNIT}wan.py"],
     "cost/player": [f"{UNIT}slow_sends.py"],

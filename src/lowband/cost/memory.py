@@ -6,8 +6,11 @@
                                      grads level; b_r N / |optim| for an optimizer that takes them in the
                                      reduce dtype (`averages_exactly`)
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
-    ..@host    of kinds in another tier than the device (spec.tiers): optim, the optimizer's gradients
-               4 N / |optim|, and buffers; of grads those at the grads level stay on the device
+    optim@host, optim@disk    the same in another tier than the device (spec.tiers). Then there are, too,
+    grads@host                4 N / |optim| averaged gradients; those at the grads level stay on the device
+    buffers@host              a unit's new weights, b_c N / |optim|; of a disk the states of two units, of
+                              which one is updated while the other is read or written
+    weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
@@ -27,15 +30,16 @@ each state sharded over its own level.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
-from lowband.cost.buffers import buffer_bytes, copy_bytes
+from lowband.cost.buffers import buffer_bytes
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern, passes
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -99,23 +103,33 @@ def state_bytes(
     at_optim = grad_bytes * numel // levels.size(scheme.optim)
     at_grads = GRAD_BYTES * numel // levels.size(scheme.grads) if keeps_grads else 0
     optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
-    tier, on_device = scheme.optim_tier, scheme.optim_tier == DEVICE
-    elsewhere = {} if on_device else {at("optim", tier): optim, at("grads", tier): at_optim}
-    copied = copy_bytes(unit_numels, scheme, levels, compute_dtype)
+    on_device = scheme.optim_tier == DEVICE
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
         "secondary": secondary,
         "grads": max(at_grads, at_optim if on_device else 0),
         "optim": optim if on_device else 0,
-        **elsewhere,
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
-        **copied,
+        **({} if on_device else beyond_bytes(unit_numels, scheme, levels, b_c)),
         **({"sums": GRAD_BYTES * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
     }
+
+
+def beyond_bytes(
+    unit_numels: Sequence[int], scheme: Scheme, levels: Levels, compute_bytes: int
+) -> dict[str, int]:
+    """What lies in other tiers than the device, by kind. compute_bytes: of the compute dtype"""
+    tier, ranks, state = scheme.optim_tier, levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
+    numel, most = sum(unit_numels), compute_bytes * max(unit_numels)
+    held = {at("optim", tier): state * numel // ranks, at("grads", HOST): GRAD_BYTES * numel // ranks}
+    if tier == DISK:
+        held[at("weights", HOST)] = compute_bytes * numel // ranks
+        most = max(most, state * max(map(sum, pairwise([*unit_numels, 0]))))
+    return {**held, at("buffers", HOST): most // ranks}
 
 
 def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:

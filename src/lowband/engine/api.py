@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TypeVar, get_args
 
 import torch
@@ -15,6 +16,7 @@ from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.disk import Disk
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
@@ -42,6 +44,7 @@ def shard(
     seed: int = 0,
     device: torch.device | str | None = None,
     collectives: Pattern = "hops",
+    disk: str | Path | None = None,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -63,6 +66,7 @@ def shard(
                    torch.distributed uses NCCL or RCCL, else the CPU
     collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with;
                    joined: one exchange between all ranks, for a machine whose links are all equal
+    disk:          folder for states that the scheme places there (`optim: world@disk`), of this job alone
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
@@ -92,7 +96,8 @@ def shard(
         raise UserError(
             what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
         )
-    options = Options(compute_dtype, reduce_dtype, overlap, collectives)
+    files = None if disk is None else Disk(Path(disk), topology.rank)
+    options = Options(compute_dtype, reduce_dtype, overlap, collectives, files)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
     module._lowband = engine  # type: ignore[assignment]

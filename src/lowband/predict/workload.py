@@ -26,6 +26,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, Schedule, States, StatesOption, passes
+from lowband.spec.tiers import DEVICE
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Workload:
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
     loss_chunks, fused_adamw: as a run's
-    beyond:       the device, where states lie there; None: all on it
+    beyond:       the device, where states lie there beside those that the scheme places there; None: none
     """
 
     machine: Machine
@@ -96,6 +97,14 @@ class Workload:
             what = f"stages in which not every {every}-th layer is one of softmax are not predicted"
             allowed = f"stages of multiples of {every} layers"
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
+
+    @cached_property
+    def placed(self) -> Beyond | None:
+        """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
+        tier = self.scheme.optim_tier
+        if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
+            return self.beyond
+        return replace(self.beyond or Beyond(), optim=tier)
 
     @cached_property
     def mesh(self) -> Mesh:

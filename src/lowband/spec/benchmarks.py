@@ -165,7 +165,16 @@ BENCHMARKS = {
         parts=(Part(("losses", "loads", "ends"), "run.expert_losses:measure", ("steps",)),),
         shows={
             "ends": Medians(("way",), ("flops_per_token", "parameters", "validation_loss"), "%.4f"),
-            "loads": Medians(("way", "layer"), ("max_over_mean",)),
+            "loads": Medians(("way", "layer"), ("max_over_mean", "of_window")),
+        },
+    ),
+    "padding": Benchmark(
+        help="count and time what padding of experts' rows wastes",
+        more="Grouped products, a loop, and padded ones by capacity and skew, in turns. Takes two minutes.",
+        parts=(Part(("rows", "times"), "run.padded_experts:measure", ()),),
+        shows={
+            "rows": Medians(("experts", "skew", "way"), ("rows", "padding", "dropped")),
+            "times": Medians(("experts", "skew", "way")),
         },
     ),
 }  # fmt: skip

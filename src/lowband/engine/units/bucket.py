@@ -43,7 +43,7 @@ class Bucket:
         ends = list(accumulate((unit.layout.numel for unit in units), initial=0))
         self._ranges, self._numel = dict(zip(units, pairwise(ends), strict=True)), ends[-1]
         self._ranks = first.levels.size(first.scheme.level("replica")) * first.expert_ranks
-        self.tier = first.scheme.optim_tier
+        self.tier = first.scheme.update_tier
         self._handed = at("grads", self.tier)  # of the gradients that the optimizer's parameters have
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
@@ -179,7 +179,7 @@ class Bucket:
             part = part if self._hands_over_reduced else part.float()
             self._average(part)
         if self.tier != DEVICE:
-            part = yield from stash(call, call.hold(part), self.tier)
+            part = yield from stash(call, call.hold(part))
         self._take_boundary(part)
 
     def _take_boundary(self, part: torch.Tensor) -> None:

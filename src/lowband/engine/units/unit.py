@@ -54,13 +54,13 @@ class Unit:
         # Its gradients are sums over these ranks already: tokens of all of them came here.
         self.expert_ranks = of.ranks if of is not None and of.axis == "expert" else 1
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
-        self.held = RankShards(self.layout, collectives, originals, names, initial)
+        self.held = RankShards(self.layout, collectives, originals, names, initial, name)
         self.master, self.shards, self.is_whole = self.held.master, self.held.parameters, self.held.is_whole
         self.weights, self.secondary = self.held.weights, self.held.secondary
         self.partial_ranges = self.held.partial_ranges
-        self.changes = Changes(name, self.master, self.shards)
+        self.changes = Changes(name, self.master, self.shards, self.held.disk)
         self.gathered_version = self.changes.version  # of the weights that were gathered last
-        if self.weights is not None:
+        if self.weights is not None and self.held.disk is None:
             self.changes.take_sample()
         self._unit_of = unit_of
         self._computed = self._new_leaves(originals)
@@ -256,7 +256,7 @@ class Unit:
 
     def _check_copy(self, stale: bool) -> None:
         """Before the copy of the weights is used, check for changes that no version counter shows."""
-        if self.weights is None:
+        if self.weights is None or self.held.disk is not None:
             return
         if stale:
             self.changes.take_sample()
