@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
 from lowband.engine.units.on_disk import OnDisk
-from lowband.engine.units.turns import check_turns, step_in_turns
+from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
 from lowband.engine.units.waiting import check_reduced, discard
 from lowband.errors import UserError
@@ -248,6 +248,7 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
             setattr(optimizer, _BY_ELEMENT, True)
         if any(changes.disk is not None for changes in _by_unit(optimizer)):
             setattr(optimizer, _ON_DISK, True)
+            refuse_states(optimizer)
         _step_on_shards(type(optimizer))
 
 

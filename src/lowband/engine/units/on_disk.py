@@ -39,6 +39,7 @@ class OnDisk:
         self._tensors = [master]
         self._sizes = [master.nbytes]
         self._held = 0  # bytes of them in memory
+        self._is_counted = True
         self._moving: Handle | None = None
         self._is_in_memory = True
         self._count()
@@ -48,6 +49,7 @@ class OnDisk:
     def start_read(self, is_counted: bool = True) -> None:
         """Begin to fill the tensors. is_counted: as a part of a step"""
         self.wait()
+        self._is_counted = is_counted
         if not self._is_in_memory:
             self._submit(self._read, FETCH, is_counted)
 
@@ -71,11 +73,13 @@ class OnDisk:
 
     @contextmanager
     def in_memory(self) -> Iterator[None]:
-        """To read the tensors, unless they are there; not counted."""
+        """Read the tensors for a while, in which they do not change; not counted."""
         self.start_read(is_counted=False)
         self.wait()
-        yield
-        self.forget()
+        try:
+            yield
+        finally:
+            self.forget()
 
     def forget(self) -> None:
         """Free the tensors, which have not changed since they were read."""
@@ -112,9 +116,30 @@ class OnDisk:
         self._held = 0
 
     def _count(self) -> None:
-        now = sum(self._sizes)
+        now = sum(self._sizes) if self._is_counted else 0
         self._meter.add(at("buffers", HOST), now - self._held)
         self._held = now
+
+
+@contextmanager
+def all_in_memory(
+    disks: Sequence[tuple[OnDisk, Sequence[nn.Parameter]]], optimizer: Optimizer, writes: bool
+) -> Iterator[None]:
+    """Read the states of all these units at once, with their shards; not counted. writes: they may change"""
+    for disk, _ in disks:
+        disk.start_read(is_counted=False)
+    is_changed = False
+    try:
+        for disk, _ in disks:
+            disk.wait()
+        yield
+        is_changed = writes
+    finally:
+        for disk, shards in disks:
+            if is_changed:
+                disk.start_write(optimizer, shards, is_counted=False)
+            else:
+                disk.forget()
 
 
 def states_of(optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> list[torch.Tensor]:

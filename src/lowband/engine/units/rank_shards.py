@@ -115,6 +115,7 @@ class RankShards:
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self._collectives
+            shard.on_disk = self._scheme.optim_tier == DISK
             made.append(shard)
         return made
 

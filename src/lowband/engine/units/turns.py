@@ -51,6 +51,20 @@ def _step_some(
     step(optimizer)
 
 
+def refuse_states(optimizer: Optimizer) -> None:
+    """Have its `state_dict` and `load_state_dict` raise UserError: states have no memory between steps."""
+
+    def refuse(*_: object) -> None:
+        raise UserError(
+            "its states are on a disk between steps",
+            where=type(optimizer).__name__,
+            allowed="lowband.Checkpointer",
+        )
+
+    optimizer.register_state_dict_pre_hook(refuse)
+    optimizer.register_load_state_dict_pre_hook(refuse)
+
+
 def check_turns(optimizer: Optimizer, is_known: bool, has_more: bool) -> None:
     """Raises UserError for an optimizer that cannot step unit by unit. has_more: than a plain step"""
     if not is_known or has_more:
