@@ -120,6 +120,17 @@ BENCHMARKS = {
         "compile", "time steps: blocks as they are, and compiled by torch",
         "Uses the GPU if there is one. Takes three minutes.", "ranks", "engine", "blocks",
     ),
+    "mfu": Benchmark(
+        help="time steps of a whole GPT, and the share of a GPU's peak",
+        more="The bare module, ours and FSDP2's, each alone, twice. Takes two minutes.",
+        parts=(Part(("mfu",), "bench.mfu:bench"),),
+        shows={
+            "mfu": Medians(
+                ("engine", "blocks", "loss_chunks", "optimizer", "reshard", "round"),
+                ("step_s", "mfu", "peak_bytes"), "%.4g",
+            )
+        },
+    ),
     "joined": _in_turns(
         "joined", "time steps: hops, joined hops, DDP and FSDP2, in turns", "Takes two minutes.",
         "ranks", "scheme", "engine",
