@@ -14,9 +14,11 @@ from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.largest import PLACES, largest, of_width
+from lowband.predict.search.plan import plan
 from lowband.predict.show import largest as show
 from lowband.predict.show.render import record, text
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
 
@@ -133,7 +135,9 @@ def test_a_full_host_does_not_fit_though_the_device_does() -> None:
     full = replace(small, machine=small.machine.model_copy(update={"tiers": tiers}))
     p = predict(full)
     assert p.peak_memory_bytes < 40 * GIB and not p.fits and predict(small).fits
-    assert "of 100 GiB: does not fit" in text(record(full, p))
+    said = text(record(full, p))
+    assert said.startswith("does not fit beyond the device: host 150.2 of 100 GiB: does not fit")
+    assert "short" not in said
 
 
 @pytest.mark.parametrize(
@@ -150,6 +154,22 @@ def test_a_full_host_does_not_fit_though_the_device_does() -> None:
 def test_what_cannot_be_is_refused(places: list[str], more: dict[str, float], says: str) -> None:
     with pytest.raises(UserError, match=says):
         job(Beyond.of(places, **more))  # type: ignore[arg-type]
+
+
+def test_the_planner_places_states_beyond_the_device_of_every_candidate() -> None:
+    machine, stack = setting(CONFIG, "polaris", "ours")
+    model, search = CONFIG.model("gpt-20b"), {"axes": [Ways()], "micro_batches": [1], "exact": True}
+    with pytest.raises(UserError, match="does not fit 4 x 40 GiB"):
+        plan(machine, stack, model, 4, 2048, 4, **search)  # type: ignore[arg-type]
+    found = plan(machine, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
+    assert found.ranked
+    for one in found.ranked[:5]:
+        alone = predict(one.job, interval=False)
+        assert alone.fits and float(alone.step_time_s) == pytest.approx(one.step_time_s, rel=1e-12)
+    small = {"host": machine.tier("host").model_copy(update={"capacity_gib": 200})}
+    with pytest.raises(UserError, match="GiB short"):
+        less = machine.model_copy(update={"tiers": small})
+        plan(less, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
 
 
 def test_the_largest_model_is_the_last_that_fits() -> None:

@@ -27,6 +27,7 @@ from lowband.spec.machine import TierName
 from lowband.spec.sourced import Bound
 from lowband.spec.wire import DTYPE_BYTES
 
+GIB = 2**30
 ENDS: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
 
 
@@ -120,3 +121,11 @@ def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:
         tier: ranks * sum((size for kind, size in items.items() if kind.endswith(f"@{tier}")), start=0.0)
         for tier in job.placed.tiers
     }
+
+
+def short_by(job: Workload, items: Mapping[str, Num]) -> Num:
+    """Bytes per rank by which a node's tiers are too small, that of the fullest one; 0 if they suffice."""
+    ranks, short = min(job.machine.node_size, job.ranks), np.float64(0)
+    for tier, size in held(job, items).items():
+        short = np.maximum(short, (size - job.machine.tier(tier).capacity_gib * GIB) / ranks)
+    return short
