@@ -73,9 +73,8 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
     items = memory_items(job)
     peak = peak_bytes(items, job.keeps_grads)
     memory_gib = job.machine.device.memory_gib
-    fits = (
-        None if memory_gib is None else np.asarray((peak <= memory_gib * GIB) & (short_by(job, items) == 0))
-    )
+    in_tiers = np.asarray(short_by(job, items) == 0)
+    fits = None if memory_gib is None else in_tiers & (peak <= memory_gib * GIB)
     return Prediction(
         **vars(_speed(job, step.total)),
         step_time_slow_s=slow,

@@ -125,7 +125,8 @@ def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:
 
 def short_by(job: Workload, items: Mapping[str, Num]) -> Num:
     """Bytes per rank by which a node's tiers are too small, that of the fullest one; 0 if they suffice."""
-    ranks, short = min(job.machine.node_size, job.ranks), np.float64(0)
+    ranks = min(job.machine.node_size, job.ranks)
+    short: Num = 0.0
     for tier, size in held(job, items).items():
         short = np.maximum(short, (size - job.machine.tier(tier).capacity_gib * GIB) / ranks)
     return short
