@@ -21,6 +21,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
+from lowband.spec.sourced import Fact
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -74,12 +75,36 @@ def test_a_step_waits_for_the_host_and_for_what_does_not_hide() -> None:
     assert all(before[name] == 0 for name in ("stash", "host_update", "fetch"))
     strided = predict(job(Beyond("host", stride=2))).time_s
     assert strided["optimizer"] == pytest.approx(before["optimizer"] / 2, rel=1e-9)
-    sure = job(Beyond("host"))
-    open_ = sure.stack.model_copy(update={"overlap": sure.stack.overlap.model_copy(update={"value": 0.0})})  # type: ignore[union-attr]
-    bare = predict(replace(sure, stack=open_)).time_s
-    assert bare["stash"] == pytest.approx(2 * parameters / rates.stash / 1e9, rel=1e-9)  # bf16, unhidden
+    bare = predict(unhidden(job(Beyond("host")))).time_s
+    assert bare["stash"] == pytest.approx(2 * parameters / rates.stash / 1e9, rel=1e-9)  # bf16
     assert bare["fetch"] == pytest.approx(2 * parameters / rates.fetch / 1e9, rel=1e-9)
     assert items["stash"] < bare["stash"]
+
+
+def test_weights_come_before_each_gather() -> None:
+    """Of 3 passes, forward and backward each, on their way through the host where they lie on a disk."""
+    for words, passes in ((["weights@host"], 3), (["weights@disk"], 1)):
+        one = unhidden(job(Beyond.of(words), "dgx-h100", 8, accumulation=passes))
+        tier = Rates.of(one.machine.tier(words[0].partition("@")[2]), 8)  # type: ignore[arg-type]
+        p = predict(one)
+        copied = passes * float(p.memory_bytes[words[0]]) / min(tier.fetch, 50) / 1e9
+        assert p.time_s["fetch"] == pytest.approx(copied, rel=1e-9)
+        assert p.time_s["stash"] == pytest.approx(copied, rel=1e-9)
+        assert p.time_s["host_update"] == 0 and p.time_s["optimizer"] > 0
+
+
+def test_a_disk_is_read_and_written_beside_the_update() -> None:
+    one = unhidden(job(Beyond.of(["optim@disk"]), "dgx-h100", 8))
+    host, disk = (Rates.of(one.machine.tier(tier), 8) for tier in ("host", "disk"))
+    states = float(predict(one).memory_bytes["optim@disk"])
+    took = states / 12 * 28 / host.update + states / disk.fetch + states / disk.stash
+    assert predict(one).time_s["host_update"] == pytest.approx(took / 1e9, rel=1e-9)
+
+
+def unhidden(one: Workload) -> Workload:
+    """The job on a stack that hides nothing."""
+    none = Fact(value=0.0, source="made up")
+    return replace(one, stack=one.stack.model_copy(update={"overlap": none}))
 
 
 def test_a_disk_is_slower_than_the_host_and_items_add_up() -> None:
