@@ -5,6 +5,7 @@ torch's fused AdamW on both sides. `--wide`: the whole product.
 
 import math
 import re
+import tempfile
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def placed(name: str, tier: str) -> Scheme:
     return Scheme.parse({**scheme.model_dump(), "optim": at(scheme.optim, tier)}, "test")
 
 
+def folder_of(scheme: Scheme) -> str | None:
+    """A new folder for what lies on disk; of this rank alone."""
+    return tempfile.mkdtemp() if scheme.optim_tier == "disk" else None
+
+
 def adamw(module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
 
@@ -79,7 +85,7 @@ def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple
 def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
     """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
     topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier)
-    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype])
+    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
     engine, optimizer = engine_of(model), adamw(model)
     assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())
     seen = []
@@ -124,7 +130,9 @@ def test_bits_bytes_and_memory(ranks: int, some: str) -> None:
 
 def built(tier: str, seed: int) -> tuple[Any, torch.optim.Optimizer]:
     scheme, topology = placed("zero3", tier), lowband.Topology({})
-    model = lowband.shard(GPT(SPEC, seed=seed), scheme, topology, Block, DTYPE["fp32"])
+    model = lowband.shard(
+        GPT(SPEC, seed=seed), scheme, topology, Block, DTYPE["fp32"], disk=folder_of(scheme)
+    )
     return model, adamw(model)
 
 
@@ -166,6 +174,7 @@ def mixed() -> bool:
         model = lowband.shard(
             GPT(SPEC, seed=7), placed("zero3", "device"), lowband.Topology({}), Block, DTYPE["bf16"],
             placement_of=lambda name, _: placed("zero3", of_block) if name == of_unit else None,
+            disk=tempfile.mkdtemp(),
         )  # fmt: skip
         of = adamw(model)
         return [step(model, of, number, 2, 0.05) for number in (2, 3, 4)], lowband.full_state_dict(model)
@@ -205,8 +214,8 @@ SELF_EACH = {"weights": "self", "grads": "self"}
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"optim": "world@attic"}, "optim: no tier 'attic' (allowed: host)"),
-        ({"optim": "world@host", "update_gather": "int8"}, "update_gather int8: weights come from host"),
+        ({"optim": "world@attic"}, "optim: no tier 'attic' (allowed: host, disk)"),
+        ({"optim": "world@host", "update_gather": "int8"}, "update_gather int8: weights come from the host"),
         (
             {
                 "grads": "self",

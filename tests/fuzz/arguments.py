@@ -87,9 +87,11 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-optimizers": ("--out out --root .",),
     "bench-orders": ("--out out --root .",),
     "bench-compile": ("--out out --root .",),
+    "bench-mfu": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
     "bench-pipeline": ("--out out",),
     "bench-experts": ("--steps 1 --out out",),
+    "bench-padding": ("--out out",),
     "check-context": ("context.py --ranks 2 --tolerance 1e-9",),
     "bench-schedules": ("--forward 0.1 --send 0.5 --out out",),
     "bench-products": ("--out out --root .",),
@@ -101,8 +103,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
-    "bench-compile", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
-    "bench-experts", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
+    "bench-compile", "bench-mfu", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
+    "bench-experts", "bench-padding", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
     "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.

@@ -69,6 +69,7 @@ _ENGINE = {
     "jobs/state": _dist("quorum"),
     "jobs/store": _dist("quorum_rounds", "one_byte"),
     "optimizers/adafactor": _dist("optimizers"),
+    "optimizers/adamw": _dist("fused_adamw"),
     "optimizers/lamb": _dist("optimizers"),
     "optimizers/matrices": _dist("matrices"),
     "optimizers/matrix_owners": _dist("matrices"),
@@ -103,6 +104,7 @@ _ENGINE = {
     "passes/coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
     "passes/engine": [*_dist("library_steps", "library"), *EVERY_STEP],
     "passes/forward_pass": [*_dist("library_steps", "breadth_modules"), *EVERY_STEP],
+    "passes/grad_norm": EVERY_STEP,
     "passes/hooks": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
     "passes/nested": _dist("side_losses", "breadth_modules"),
     "passes/passes": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
@@ -227,6 +229,7 @@ _TESTS = {
     "spec/run_folder": [
         f"{UNIT}{of}.py" for of in ("records", "report_status", "report_collect")
     ],
+    "spec/run_options": [*_dist("step_options"), f"{UNIT}report_points.py", f"{UNIT}suites.py"],
     "spec/run": [f"{UNIT}{of}.py" for of in ("suites", "report_points", "report_collect", "job")],
     "spec/scheme": [
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")

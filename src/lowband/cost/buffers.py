@@ -11,8 +11,8 @@ A reduction starts with the bucket's whole gradient. At a hop among n partners
                sent and received, of equal size; then those received and 1/n of the input, summed in fp32
                and cast to the reduce dtype
 
-Of a tier, a fetch holds this rank's shard of the weights on the device, while it is gathered, and in the
-tier; a stash the gradients on the device.
+Of a tier, a fetch holds this rank's shard of the weights on the device while it is gathered; a stash the
+gradients. In host memory: cost/memory.py.
 
 A swap holds what it sends and what it receives, and what is encoded besides. A gather on an encoded wire
 holds its own message and all it receives; on a plain wire it has no buffer.
@@ -30,7 +30,6 @@ from lowband.spec.mesh import Levels
 from lowband.spec.partition import pieces
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import UPDATE_GATHER, Collective, Pattern, pattern_of
-from lowband.spec.tiers import at
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -63,25 +62,11 @@ def buffer_bytes(
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
             back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0
             if scheme.copies and row is UPDATE_GATHER:
-                gathered += _fetched(numel, scheme, levels, compute_dtype)
+                gathered += DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.optim)
             peak = max(peak, gathered, back)
     if scheme.copies:
         peak = max(peak, SUM_BYTES * max(bucket_numels) // levels.size(scheme.optim))
     return peak
-
-
-def copy_bytes(
-    unit_numels: Sequence[int], scheme: Scheme, levels: Levels, compute_dtype: str
-) -> dict[str, int]:
-    """Peak bytes of buffers in another tier than the device, by kind; none without one."""
-    if not scheme.copies:
-        return {}
-    return {at("buffers", scheme.optim_tier): _fetched(max(unit_numels), scheme, levels, compute_dtype)}
-
-
-def _fetched(numel: int, scheme: Scheme, levels: Levels, compute_dtype: str) -> int:
-    """Of a unit: this rank's new weights."""
-    return DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.optim)
 
 
 def by_bucket(

@@ -41,6 +41,7 @@ class Workload:
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
+    loss_chunks, fused_adamw: as a run's
     beyond:       the device, where states lie there beside those that the scheme places there; None: none
     """
 
@@ -61,6 +62,8 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
+    loss_chunks: int = 1
+    fused_adamw: bool = False
     beyond: Beyond | None = None
 
     def __post_init__(self) -> None:
@@ -275,4 +278,5 @@ def workload_of(spec: RunSpec) -> Workload:
             schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        loss_chunks=spec.loss_chunks, fused_adamw=spec.fused_adamw,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, TIERS, Tier, at
+from lowband.spec.tiers import DEVICE, HOST, TIERS, Tier, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -78,8 +78,13 @@ class Scheme(_WithWires):
 
     @property
     def optim_tier(self) -> Tier:
-        """The tier of the optimizer's shards: of fp32 master weights, gradients and Adam moments."""
+        """The tier of the optimizer's shards: of fp32 master weights and Adam moments."""
         return self._optim_tier
+
+    @property
+    def update_tier(self) -> Tier:
+        """The tier in which the optimizer updates them, from gradients that lie there."""
+        return DEVICE if self._optim_tier == DEVICE else HOST
 
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -158,7 +163,7 @@ class Scheme(_WithWires):
         where, update = f"scheme '{self.name}'", self.wire(UPDATE_GATHER.name)
         if update != "native":
             raise UserError(
-                f"update_gather {update}: weights come from {self.optim_tier} in the compute dtype",
+                f"update_gather {update}: weights come from the host in the compute dtype",
                 where=where,
                 allowed="update_gather native",
             )

@@ -7,7 +7,9 @@ from typing import Final, Literal
 
 Tier = Literal["device", "host", "disk"]
 DEVICE: Final = "device"
-TIERS: Final[tuple[Tier, ...]] = ("host",)  # those that a scheme may name, each with a lane of its own
+HOST: Final = "host"
+DISK: Final = "disk"
+TIERS: Final[tuple[Tier, ...]] = (HOST, DISK)  # those that a scheme may name, each with a lane of its own
 
 
 def at(name: str, tier: Tier) -> str:

@@ -10,37 +10,37 @@ import torch
 
 from lowband.engine.transport.call import Call
 from lowband.spec.step import FETCH, STASH
-from lowband.spec.tiers import Tier
+from lowband.spec.tiers import HOST
 
 Copy = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
-HOST = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
-def stash(call: Call, gradients: torch.Tensor, tier: Tier) -> Copy:
-    """This rank's gradients in the tier. gradients: 1D, fp32, on the device, counted as a buffer
+def stash(call: Call, gradients: torch.Tensor) -> Copy:
+    """This rank's gradients in host memory. gradients: 1D, fp32, on the device, counted as a buffer
 
     Read what it returns after `settle`.
     """
-    yield tier, [gradients]
+    yield HOST, [gradients]
     there = _room(gradients.numel(), gradients.dtype, gradients.device)
     there.copy_(gradients, non_blocking=True)
-    call.ledger.add(tier, STASH.name, "native", gradients.nbytes)
+    call.ledger.add(HOST, STASH.name, "native", gradients.nbytes)
     call.release(gradients)
     return there
 
 
-def fetch(call: Call, master: torch.Tensor, dtype: torch.dtype, device: torch.device, tier: Tier) -> Copy:
+def fetch(call: Call, new: torch.Tensor, dtype: torch.dtype, device: torch.device) -> Copy:
     """This rank's new weights on the device, 1D, in the compute dtype, counted as a buffer.
 
-    master: 1D, fp32, in the tier; it may change as soon as the lane has passed
+    new: 1D, in host memory; it may change as soon as the lane has passed
     """
-    yield tier, [master]
-    rounded = call.hold(_room(master.numel(), dtype, device), tier)
-    rounded.copy_(master)
-    fetched = call.hold(torch.empty(master.numel(), dtype=dtype, device=device))
+    yield HOST, [new]
+    rounded = call.hold(_room(new.numel(), dtype, device), HOST)
+    rounded.copy_(new)
+    fetched = call.hold(torch.empty(new.numel(), dtype=dtype, device=device))
     fetched.copy_(rounded, non_blocking=True)
-    call.ledger.add(tier, FETCH.name, "native", fetched.nbytes)
-    call.release(rounded, tier)
+    call.ledger.add(HOST, FETCH.name, "native", fetched.nbytes)
+    call.release(rounded, HOST)
     return fetched
 
 
@@ -52,4 +52,4 @@ def settle(device: torch.device) -> None:
 
 def _room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Host memory that a device's copies may read and fill."""
-    return torch.empty(numel, dtype=dtype, device=HOST, pin_memory=device.type == "cuda")
+    return torch.empty(numel, dtype=dtype, device=CPU, pin_memory=device.type == "cuda")

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -33,7 +34,8 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
             held, level = exchange_of[unit].agreed()
         gather = partial(messages.gather, shard=held, out=whole, inner=SELF, outer=level, name="state_dict")
         # On the lanes, because a forward that failed half-way may have left a gather there.
-        messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
+        with nullcontext() if unit.held.disk is None else unit.held.disk.in_memory():
+            messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
         places = zip(unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True)
         yield [
             (shard, _joined(engine, shard, whole[start:stop].view(shape)))

@@ -24,10 +24,14 @@ class MemoryMeter:
 
     def hold(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor's bytes from now on; returns it."""
-        with self._lock:
-            self.now[kind] += tensor.nbytes
-            self.peak[kind] = max(self.peak[kind], self.now[kind])
+        self.add(kind, tensor.nbytes)
         return tensor
+
+    def add(self, kind: str, count: int) -> None:
+        """Count bytes from now on."""
+        with self._lock:
+            self.now[kind] += count
+            self.peak[kind] = max(self.peak[kind], self.now[kind])
 
     def release(self, kind: str, count: int) -> None:
         """Stop counting bytes that are about to be freed."""

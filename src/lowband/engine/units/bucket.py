@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
+from lowband.cost.memory import averages_exactly
 from lowband.engine.collectives.copies import settle, stash
 from lowband.engine.collectives.wire import name_of
 from lowband.engine.transport.call import Call
@@ -42,7 +43,7 @@ class Bucket:
         ends = list(accumulate((unit.layout.numel for unit in units), initial=0))
         self._ranges, self._numel = dict(zip(units, pairwise(ends), strict=True)), ends[-1]
         self._ranks = first.levels.size(first.scheme.level("replica")) * first.expert_ranks
-        self.tier = first.scheme.optim_tier
+        self.tier = first.scheme.update_tier
         self._handed = at("grads", self.tier)  # of the gradients that the optimizer's parameters have
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
@@ -175,10 +176,10 @@ class Bucket:
         part = yield from self._collectives.reduce(call, moving.pop(), last, average)
         call.release(part)
         if not is_fp32:
-            part = part.float()
+            part = part if self._hands_over_reduced else part.float()
             self._average(part)
         if self.tier != DEVICE:
-            part = yield from stash(call, call.hold(part), self.tier)
+            part = yield from stash(call, call.hold(part))
         self._take_boundary(part)
 
     def _take_boundary(self, part: torch.Tensor) -> None:
@@ -186,7 +187,13 @@ class Bucket:
             self._boundary = self._meter.hold(self._handed, part)
         else:  # a second reduction in one backward: see Backward.end
             self.settle()
-            self._boundary += part
+            self._meter.release(self._handed, self._boundary.nbytes)
+            self._boundary = self._meter.hold(self._handed, self._boundary.float().add_(part))
+
+    @property
+    def _hands_over_reduced(self) -> bool:
+        """Whether gradients keep the reduce dtype, of which the optimizer takes them."""
+        return self.units[0].grads.takes_reduced and averages_exactly(self._ranks)
 
     def settle(self) -> None:
         """Return when gradients that were stashed may be read."""

@@ -14,19 +14,21 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from lowband.cost.memory import keeps_secondary, keeps_weights_copy
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.collectives.copies import HOST, fetch
+from lowband.engine.collectives.copies import CPU, fetch
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.initial import Initial
+from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
-from lowband.spec.tiers import DEVICE, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, at
 
 
 class RankShards:
@@ -36,6 +38,7 @@ class RankShards:
     parameters:     the optimizer's, views into it
     weights:        1D, in the compute dtype, over `weights`; None where `master` serves
     secondary:      1D, in the compute dtype, over the backward's level; None without one
+    disk:           where `master` has its memory but while it is used; or None
     is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
     partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
     """
@@ -47,15 +50,17 @@ class RankShards:
         originals: Sequence[nn.Parameter],
         names: Sequence[str],
         initial: Initial,
+        unit: str,
     ) -> None:
         """originals, names: the whole parameters, and their names in the sharded module
+        unit: its name
         initial: their values
         """
         self._layout, self._collectives, self._scheme = layout, collectives, collectives.scheme
         self._levels, self._rank = collectives.axis.levels, collectives.axis.rank
         scheme, levels, compute_dtype = self._scheme, self._levels, collectives.options.compute_dtype
-        tier = scheme.optim_tier
-        where = collectives.device if tier == DEVICE else HOST
+        tier, device = scheme.optim_tier, collectives.device
+        where = device if scheme.update_tier == DEVICE else CPU
         self.master = self._zeros(at("optim", tier), scheme.optim, torch.float32, where)
         note_master(self.master, self)
         self.parameters = self._parameters(originals, names)
@@ -63,13 +68,29 @@ class RankShards:
         self.is_whole = not levels.hops(SELF, scheme.weights)
         self.weights: torch.Tensor | None = None
         if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
-            self.weights = self._zeros("weights", scheme.weights, compute_dtype, collectives.device)
+            self.weights = self._zeros("weights", scheme.weights, compute_dtype, device)
         self.secondary: torch.Tensor | None = None
         if keeps_secondary(scheme, levels):
-            self.secondary = self._zeros(
-                "secondary", scheme.backward_level, compute_dtype, collectives.device
-            )
+            self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype, device)
         self._take_values(originals, names, initial)
+        self.disk = self._on_disk(unit) if tier == DISK else None
+
+    def _on_disk(self, unit: str) -> OnDisk:
+        """Have the disk keep the states, from now on."""
+        disk = self._collectives.options.disk
+        if disk is None:
+            raise UserError(
+                f"optim {self._scheme.optim}@{DISK}, and no folder",
+                where=f"scheme '{self._scheme.name}'",
+                allowed="lowband.shard(..., disk=folder)",
+            )
+        dtype = self._collectives.options.compute_dtype
+        rounded = self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
+        states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        made = OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
+        made.start_write(None, (), is_counted=False)
+        made.wait()
+        return made
 
     def range_of(self, level: str) -> tuple[int, int]:
         """This rank's range of the unit's elements over `level`, as (start, stop)."""
@@ -94,6 +115,7 @@ class RankShards:
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self._collectives
+            shard.on_disk = self._scheme.optim_tier == DISK
             made.append(shard)
         return made
 
@@ -144,7 +166,7 @@ class RankShards:
         scheme = self._scheme
         if self.weights is None:
             return []
-        fetched = [] if scheme.optim_tier == DEVICE else [scheme.optim_tier]
+        fetched = [] if scheme.update_tier == DEVICE else [scheme.update_tier]
         return [*fetched, *self._collectives.inwards(scheme.weights, scheme.optim)]
 
     def refresh(self, call: Call) -> Work:
@@ -152,13 +174,15 @@ class RankShards:
         level. [Note: stale]"""
         if self.weights is None:
             return
-        scheme, collectives, new = self._scheme, self._collectives, self.master
-        if (tier := scheme.optim_tier) != DEVICE:
-            new = yield from fetch(call, self.master, self.weights.dtype, collectives.device, tier)
+        scheme, collectives = self._scheme, self._collectives
+        new = self.master if self.disk is None else self.disk.rounded
+        is_fetched = scheme.update_tier != DEVICE
+        if is_fetched:
+            new = yield from fetch(call, new, self.weights.dtype, collectives.device)
         yield from collectives.gather(
             call, new, self.weights, scheme.weights, scheme.optim, UPDATE_GATHER.name
         )
-        if tier != DEVICE:
+        if is_fetched:
             call.release(new)
 
     def keep_secondary(self, whole: torch.Tensor) -> None:
