@@ -20,6 +20,7 @@ from lowband.predict.show.render import record, text
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
+from lowband.spec.machine import TierName
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 
@@ -128,30 +129,24 @@ def test_a_grid_is_its_points() -> None:
         assert bool(np.ravel(grid.fits)[i]) == bool(one.fits)
 
 
-def test_a_scheme_with_a_tier_is_predicted_as_the_option() -> None:
-    by_option = job(Beyond("host"))
-    scheme = Scheme.parse(
-        {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}, Path("zero3.yaml")
-    )
-    by_scheme = replace(job(), scheme=scheme)
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_scheme_with_a_tier_is_predicted_as_the_option(tier: TierName) -> None:
+    plain = job(cluster="dgx-h100", ranks=8)
+    by_option = replace(plain, beyond=Beyond(tier))
+    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": f"world@{tier}"}
+    scheme = Scheme.parse(values, Path("zero3.yaml"))
+    by_scheme = replace(plain, scheme=scheme)
     ours, theirs = predict(by_option), predict(by_scheme)
     assert ours.time_s == theirs.time_s
-    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
-        assert ours.memory_bytes[kind] == pytest.approx(theirs.memory_bytes[kind], rel=1e-9)
     # The engine's half counts what it holds (cost/memory.py): the two forms are written apart.
-    counted = state_bytes(
-        stage_numels(by_scheme.model, by_scheme.levels, by_scheme.axes),
-        scheme,
-        by_scheme.levels,
-        "bf16",
-        "bf16",
-        1,
-        "nccl",
-    )
-    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
+    numels = stage_numels(plain.model, plain.levels, plain.axes)
+    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
+    kinds = ["weights", "grads", "optim", f"optim@{tier}", "grads@host"]
+    for kind in [*kinds, "weights@host"] if tier == "disk" else kinds:
         assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
-    half = predict(replace(by_scheme, beyond=Beyond("host", share=0.5)))
-    assert half.memory_bytes["optim"] == pytest.approx(theirs.memory_bytes["optim@host"] / 2, rel=1e-9)
+        assert theirs.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    half = predict(replace(by_scheme, beyond=Beyond(tier, share=0.5)))
+    assert half.memory_bytes["optim"] == pytest.approx(counted[f"optim@{tier}"] / 2, rel=1e-9)
 
 
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:

@@ -106,8 +106,10 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         found["weights"] = np.maximum(items["weights"], copy)  # no master on the device stands in for it
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
         found["grads@host"] = there * GRAD_BYTES
+        if beyond.optim == "disk":  # new weights, until they are fetched
+            found["weights@host"] = there * DTYPE_BYTES[job.compute_dtype]
     if beyond.weights is not None:
-        found[f"weights@{beyond.weights}"] = copy
+        found[f"weights@{beyond.weights}"] = found.get(f"weights@{beyond.weights}", 0.0) + copy
         found["weights"] = 0.0
     return found
 
