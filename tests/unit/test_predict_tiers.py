@@ -1,11 +1,13 @@
 """States beyond the device: bytes that leave it, what hides, what the host updates, what fits where."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lowband.__main__ import main
 from lowband.cost.bytes import stage_numels
 from lowband.cost.memory import state_bytes
 from lowband.cost.tiers import Beyond, Rates, best_stride, update_s
@@ -210,3 +212,34 @@ def test_the_largest_model_is_the_last_that_fits() -> None:
 def test_a_family_that_is_not_known_is_refused() -> None:
     with pytest.raises(UserError, match="family is not known"):
         largest(replace(job(), model=CONFIG.model("mixtral-8x7b")))
+
+
+JOB = ["--cluster", "polaris", "--model", "gpt-10b", "--gpus", "4", "--root", str(CONFIG.root)]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["predict", "--scheme", "zero3", "--tier-stride", "2"], "are of --tiers"),
+        (["predict", "--scheme", "zero3", "--tiers", "optim@host", "--tier-share", "2"], "share 2"),
+        (["plan", "--tiers", "optim@host", "--write", "mine"], "--tiers is without --write"),
+        (["plan", "--tiers", "optim@host", "--largest"], "--tiers is without --largest"),
+        (["plan", "--largest", "--tp", "2"], "--largest is without --tp"),
+        (["plan", "--largest", "--micro-batch", "1", "2"], "--largest takes one --micro-batch"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_in_one_line(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([words[0], *JOB, *words[1:]]) == 2
+    refused = capsys.readouterr().err
+    assert says in refused and refused.count("\n") == 1
+
+
+def test_the_planner_prints_a_line_for_each_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *JOB, "--largest", "--seq", "1024"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in said[3:]] == ["device", "optim@host", "optim@host weights@host"]
+    assert main(["plan", *JOB, "--largest", "--seq", "1024", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["parameters"] > 0 for row in rows] == [True, True, True]
