@@ -194,6 +194,13 @@ def test_the_planner_places_states_beyond_the_device_of_every_candidate() -> Non
         plan(less, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
 
 
+def test_an_update_without_a_rate_is_refused() -> None:
+    one = job(Beyond("host"), "dgx2", 16)
+    bare = replace(one, machine=CONFIG.machine("dgx2"))  # without defaults
+    with pytest.raises(UserError, match="the host's update has no rate"):
+        predict(bare)
+
+
 def test_the_largest_model_is_the_last_that_fits() -> None:
     one = job(cluster="dgx2", ranks=1, seq_len=1024)
     found = largest(one)

@@ -21,6 +21,7 @@ from lowband.cost.collectives import Case
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
 from lowband.cost.numbers import Num, join
 from lowband.cost.tiers import GIGA, MOVED_BYTES, Rates, update_s
+from lowband.errors import UserError
 from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.machine import TierName
@@ -48,6 +49,8 @@ def tier_waits(
     if (beyond := job.placed) is None:
         return TierWaits()
     host = way(job, "host", case)
+    if beyond.optim is not None and not host.update:
+        raise UserError("the host's update has no rate", where=f"machine '{job.machine.name}'")
     down: Num = 0.0
     up: Num = 0.0
     update: Num = 0.0
