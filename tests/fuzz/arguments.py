@@ -70,6 +70,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",
         f"{JOB} --gpus 16 --seq 64 --largest zero3 --csv",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tiers optim@host --exact --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
         f"{JOB} --gpus 8 --recompute full --lengths lengths.txt --csv",

@@ -42,17 +42,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     _add_context(predict, [], "default: ring; state")
     _add_experts(predict, ["merged"], "default: merged", "0")
-    predict.add_argument(
-        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
-        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
-    )  # fmt: skip
-    predict.add_argument(
-        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
-    )
-    predict.add_argument(
-        "--tier-stride", type=int, default=0, metavar="K",
-        help="every K-th of their subgroups is updated on the device (default: none)",
-    )  # fmt: skip
+    _add_tiers(predict)
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -82,6 +72,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     _add_context(plan, ["all"], "default: all")
     _add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
+    _add_tiers(plan)
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -114,6 +105,20 @@ def add(commands: Any) -> None:
     rehearse.add_argument("--json", action="store_true")
     rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
     rehearse.set_defaults(run=_rehearse)
+
+
+def _add_tiers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
+        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
+    )
+    parser.add_argument(
+        "--tier-stride", type=int, default=0, metavar="K",
+        help="every K-th of their subgroups is updated on the device (default: none)",
+    )  # fmt: skip
 
 
 def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) -> None:
@@ -210,6 +215,7 @@ def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
 def _plan(options: argparse.Namespace) -> None:
     import json
 
+    from lowband.cost.tiers import Beyond
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.plan import COPIES, axes_to_try, plan
@@ -223,6 +229,10 @@ def _plan(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    elsewhere = {key for key in ("write", "lengths", "outer_gbps", "largest") if getattr(options, key)}
+    if beyond is not None and elsewhere:
+        raise UserError(f"--tiers is without --{min(elsewhere).replace('_', '-')}")
     if options.lengths is not None:
         _plan_lengths(options, machine, stack, model)
         return
@@ -239,7 +249,7 @@ def _plan(options: argparse.Namespace) -> None:
         machine, stack, model, options.gpus, sequence(model, options.seq),
         options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute, options.exact, options.ways, options.states,
-        options.imbalance,
+        options.imbalance, beyond,
     )  # fmt: skip
     written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
     if options.json:

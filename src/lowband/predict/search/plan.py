@@ -33,8 +33,10 @@ import numpy as np
 from lowband.cost.activations import Recompute
 from lowband.cost.bytes import transfers
 from lowband.cost.numbers import Num
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways, mesh_of
 from lowband.spec.axes import SHORT_ALL, Ways, to_experts
@@ -137,6 +139,7 @@ def plan(
     ways: Sequence[str] = (ALL_WAYS,),
     states: Sequence[States] = (),
     imbalance: float = 1.0,
+    beyond: Beyond | None = None,
 ) -> Plan:
     """Every candidate, predicted. Raises UserError if none is possible, or none fits.
 
@@ -146,6 +149,7 @@ def plan(
     ways:          in which ranks along context attend; those that cannot be are left out
     states:        how those of linear layers travel, as `in_ways` has it
     imbalance:     of experts, as Workload has it
+    beyond:        the device, of every candidate, as Workload has it
     """
     found: dict[tuple[object, ...], Candidate] = {}
     room = np.inf if machine.device.memory_gib is None else machine.device.memory_gib * GIB
@@ -154,11 +158,11 @@ def plan(
     axes = axes or axes_to_try(machine)
     possible = _possible(machine, model, ranks, axes, seq_len, ways, states)
     tried = machine, stack, model, ranks, seq_len, global_batch, possible, micro_batches, recompute, exact
-    for job in jobs(*tried, imbalance=imbalance):
+    for job in jobs(*tried, imbalance=imbalance, beyond=beyond):
         placed = _knobs(job, MEMORY_KNOBS)  # wires are left out: they take no memory
         if placed not in shorts:
-            peak = peak_bytes(memory_items(job), job.keeps_grads)
-            shorts[placed] = np.maximum(0.0, peak - room)
+            items = memory_items(job)
+            shorts[placed] = np.maximum(short_by(job, items), peak_bytes(items, job.keeps_grads) - room)
         short = shorts[placed]
         time = step_time(job).total if np.any(short == 0) else np.inf
         for b, a, t, s in np.broadcast(job.micro_batch, job.accumulation, time, short):
@@ -269,6 +273,7 @@ def jobs(
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
     imbalance: float = 1.0,
+    beyond: Beyond | None = None,
 ) -> Iterator[Workload]:
     """The search's jobs; each has its micro-batches as an array. Raises UserError for impossible axes."""
     for one in axes:
@@ -284,7 +289,7 @@ def jobs(
             base = Workload(
                 machine, stack, model, Scheme(name="ddp", weights="self", grads="self", optim="self"), ranks,
                 micro_batch=several, seq_len=seq_len, accumulation=share // several, axes=way,
-                imbalance=imbalance,
+                imbalance=imbalance, beyond=beyond,
             )  # fmt: skip
             for scheme in schemes(base.levels, exact):
                 for each in recompute:
