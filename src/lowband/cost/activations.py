@@ -28,9 +28,9 @@ from lowband.cost.experts import hit
 from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Attention
 
 Recompute = Literal["none", "selective", "op", "full"]
-Attention = Literal["flash", "plain"]
 HALF = 2  # bytes of a 16-bit value
 
 # Per logit at the loss: 16-bit logits, their fp32 copy, log-softmax's output and the fp32 gradient (PyTorch's

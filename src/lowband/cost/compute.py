@@ -28,7 +28,7 @@ from fractions import Fraction
 import numpy as np
 
 from lowband.cost import linear as of_linear
-from lowband.cost.activations import HALF, Attention, Recompute
+from lowband.cost.activations import HALF, Recompute
 from lowband.cost.collectives import GIGA, Case, seconds, share
 from lowband.cost.flops import (
     BACKWARD_MATMUL,
@@ -43,6 +43,7 @@ from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Attention
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34

@@ -60,7 +60,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
     kept = kept_bytes_per_token(
-        job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
+        job.model, job.seq_len, job.recompute, job.stack.attention, axes, job.stack.dropout,
         _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load,
     )  # fmt: skip
     tokens = job.micro_batch * job.own_tokens
@@ -86,7 +86,7 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
     of_both = [
         state_bytes(
-            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, accumulation, "nccl",
+            numels, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
         )
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))

@@ -99,8 +99,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
     computer = Computer(job.machine, job.compute_dtype, case)
     middle = work(
-        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
-        job.dropout, attended(job.layout, job.attention == "plain"), merges(job.layout), job.load,
+        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
+        job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -226,7 +226,7 @@ def _lanes_of(
     job: Workload, network: Network, computer: Computer, numels: Sequence[int], levels: Levels
 ) -> tuple[Lane, Lane]:
     """numels: elements of units, the root's first; levels: over which they are placed"""
-    reductions = len(by_bucket(numels, job.scheme, levels, job.reduce_dtype)) / len(numels)
+    reductions = len(by_bucket(numels, job.scheme, levels, job.stack.reduce_dtype)) / len(numels)
     root, block, *_ = numels
     of = job, network, computer, levels
     return (
@@ -249,7 +249,7 @@ def _lane(
     reductions: of gradients, per unit: fewer than one where units share a bucket
     """
     parts: dict[str, list[Transfer]] = {}
-    for t in transfers(numel, is_root, job.scheme, levels, job.compute_dtype, job.reduce_dtype):
+    for t in transfers(numel, is_root, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype):
         parts.setdefault(t.collective.name, []).append(t)
     cut = {
         "masters": 1.0,

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from lowband.cost.activations import Attention, Recompute
+from lowband.cost.activations import Recompute
 from lowband.cost.numbers import Num
 from lowband.cost.stages import gathers
 from lowband.errors import UserError
@@ -28,7 +28,8 @@ from lowband.spec.step import Order, Pattern, Schedule, States, StatesOption, pa
 class Workload:
     """One point, or a grid: micro_batch, seq_len, accumulation and `faster` may be arrays that broadcast.
 
-    The scheme is placed over the ranks along the data axis.
+    The scheme is placed over the ranks along the data axis. The stack says how attention computes, and in
+    which dtype gradients are reduced.
 
     micro_batch:  sequences per data-parallel group and pass, of whose tokens ranks along context have equal
                   parts, seq_len / context; accumulation: passes per optimizer step, which
@@ -47,11 +48,8 @@ class Workload:
     seq_len: Num
     accumulation: Num = 1
     recompute: Recompute = "full"
-    attention: Attention = "flash"
-    dropout: bool = False
     axes: Ways = ONLY_DATA
     compute_dtype: str = "bf16"
-    reduce_dtype: str = "bf16"
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
@@ -234,7 +232,9 @@ _IN_USE: dict[str, Schedule] = {
 def workload_of(spec: RunSpec) -> Workload:
     """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     none = Fact(value=0, source="the run's spec")
-    stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
+    stack = OURS.model_copy(
+        update={"reduce_dtype": spec.reduce_dtype} | ({} if spec.overlap else {"overlap": none})
+    )
     named: Any = spec.schedule if spec.is_in_stages else spec.order
     return Workload(
         spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
@@ -243,5 +243,5 @@ def workload_of(spec: RunSpec) -> Workload:
             **Axes.of(spec).model_dump(), chunks=spec.chunks_each if spec.is_in_stages else 1,
             schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
-        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        compute_dtype=spec.compute_dtype, collectives=spec.collectives,
     )  # fmt: skip

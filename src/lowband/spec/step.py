@@ -34,6 +34,10 @@ Route = Literal["flat", "hops", "merged"]
 States = Literal["pass", "gather", "scan"]
 StatesOption = Literal["auto", States]
 
+# Of a software stack: fused, or with its scores in memory; and in which dtype gradients are reduced.
+Attention = Literal["flash", "plain"]
+ReduceDtype = Literal["bf16", "fp16", "fp32"]
+
 
 @dataclass(frozen=True)
 class Collective:

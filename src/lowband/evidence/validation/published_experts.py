@@ -21,7 +21,7 @@ from lowband.cost.experts import crossings
 from lowband.cost.flops import model_flops_per_token
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
-from lowband.predict.workload import Workload
+from lowband.predict.request import job_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published
@@ -79,10 +79,10 @@ def largest(config: Config, model: ModelSpec) -> int:
     machine, stack = config.machine("dgx-a100"), config.stack_on("megatron-lm", "dgx-a100")
     found = 0
     for sequences in (2**i for i in range(SHARE.bit_length())):
-        job = Workload(
+        job = job_of(
             machine, stack, model, config.scheme("ddp"), NODE, sequences, SEQ_LEN, SHARE // sequences,
-            recompute="none", attention="plain", dropout=True, axes=Ways(expert=NODE, route="flat"),
-            reduce_dtype="fp32",
+            "none", Ways(expert=NODE, route="flat"),
+            {"attention": "plain", "dropout": True, "reduce_dtype": "fp32"},
         )  # fmt: skip
         found = sequences if predict(job, interval=False).fits else found
     return found

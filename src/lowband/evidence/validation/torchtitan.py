@@ -47,7 +47,7 @@ def job(setting: Setting, row: Any) -> Workload:
     )  # fmt: skip
     return setting.job(
         model, "zero1" if stages > 1 else "zero3", int(row.n_gpus), int(row.local_batch) // stages,
-        seq_len // int(row.cp), accumulation=stages, reduce_dtype="fp32",
+        seq_len // int(row.cp), accumulation=stages,
         recompute="full" if row.act_ckpt == "full" else "op",
         axes=Ways.of_options(int(row.tp), stages, 2 if "Interleaved" in str(row.schedule) else 1),
     )  # fmt: skip

@@ -40,6 +40,10 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "accumulation": job.accumulation,
         "seq_len": job.seq_len,
         "recompute": job.recompute,
+        "attention": job.stack.attention,
+        "dropout": job.stack.dropout,
+        "sequence_parallel": job.axes.sequence_parallel,
+        "reduce_dtype": job.stack.reduce_dtype,
         "step_time_s": float(p.step_time_s),
         "tflops_per_gpu": float(p.tflops_per_gpu),
         "hfu_tflops_per_gpu": float(p.hfu_tflops_per_gpu),
@@ -154,6 +158,8 @@ def text(row: dict[str, Any]) -> str:
         + (f", layers {row['layers']}" if "layers" in row else ""),
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}",
+        f"attention {row['attention']}, {'with' if row['dropout'] else 'no'} dropout, gradients reduced in "
+        f"{row['reduce_dtype']}" + (", tokens divided along tp" if row["sequence_parallel"] else ""),
         *([_along_context(row["context"])] if "context" in row else []),
         *([_to_experts(row["experts"])] if "experts" in row else []),
         *([_meeting(row["sync"])] if "sync" in row else []),
