@@ -8,6 +8,7 @@
 
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
+norms of outputs 8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input;
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
 In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
@@ -153,8 +154,8 @@ def work(
     load: of experts, rows of the fullest rank's as a multiple of the mean
     """
     tokens = micro_batch * (seq_len // axes.context)
-    h, k, tensor = model.hidden, model.kv_hidden, axes.tensor
-    f = model.mlp_width if model.experts is None else 0
+    h, k, q, tensor = model.hidden, model.kv_hidden, model.query_hidden, axes.tensor
+    f = model.mlp_width * model.dense_share
     linear = model.linear_layers / model.layers  # shares of the blocks
     softmax = 1 - linear
     products = _products_s(computer, model, tokens, axes, load)
@@ -164,13 +165,15 @@ def work(
     if attention == "plain":
         one = load * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
-    inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
+    inside = (4 * (q + 2 * k + (q + k) * model.qk_norm) + (8 if model.gated else 4) * f) / tensor
     merged = softmax * merges
-    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
+    norms = (4 if model.parallel_block else 8) + (8 if model.post_norms else 0)
+    moved = (norms + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
     if model.experts is not None:
         rows = load * model.top_k
         per_width = (8 if model.gated else 4) * model.expert_width
-        moved = moved + (per_width * (rows + model.shared_experts) + 8 * h * rows) / axes.outside
+        routed = per_width * (rows + model.shared_experts) + 8 * h * rows
+        moved = moved + (1 - model.dense_share) * routed / axes.outside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
     states: Num = 0.0
@@ -219,4 +222,5 @@ def _products_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways, l
     if model.experts is None:
         return found
     read = computer.memory_s(HALF * expert_elements(model) * (model.experts / axes.expert))
-    return found + np.maximum(computer.matmul_s(load * tokens * met / axes.outside), read)
+    share = 1 - model.dense_share
+    return found + np.maximum(computer.matmul_s(load * tokens * met / axes.outside), share * read)

@@ -49,10 +49,10 @@ def route_waits(job: Workload, place: Place, network: Network) -> Waits:
     rows: dict[str, list[Part]] = {}
     for part in parts(job.model, job.levels_of_experts, job.axes.route, job.compute_dtype, job.axes.copies):
         rows.setdefault(part.row.name, []).append(part)
-    again, lane = job.recompute == "full", dict[str, Num]()
+    again, lane, routed = job.recompute == "full", dict[str, Num](), 1 - job.model.dense_share
     waits: dict[str | None, Num] = {"forward": 0.0, "backward": 0.0}
     for name, each in rows.items():
-        row, time = each[0].row, _row_s(job, network, each)
+        row, time = each[0].row, routed * _row_s(job, network, each)
         waits[row.during] = waits[row.during] + time
         lane[name] = job.accumulation * place.blocks * passes(row, again) * time
     balance: Num = 0.0
@@ -89,7 +89,8 @@ def experts_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
     job: one point
     """
     axes = job.axes
-    blocks = [job.model.layers // axes.pipeline] * axes.pipeline
+    routed = job.model.layers - job.model.dense_layers
+    blocks = [routed // axes.pipeline] * axes.pipeline
     found = sent_to_experts(
         job.model, job.levels_of_experts, axes.route, _token_axes(job),
         [place.blocks for place in places(job)] if axes.is_uneven else blocks,

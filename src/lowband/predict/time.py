@@ -108,7 +108,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     root, block = _lanes(job, place, network, computer)
     blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
-    cut = 2 if job.model.experts is None else 1  # attention, and an MLP
+    # Attention, and an MLP, which share one exchange where they have the same input.
+    cut = 1 if job.model.parallel_block else 1 + job.model.dense_share
     tp_s = cut / 2 * _all_reduce_s(job, other)
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
     computed_s = w.backward + w.recompute

@@ -76,6 +76,9 @@ class Workload:
             raise UserError(error.what, where=where, allowed=error.allowed) from None
 
     def _check_stages(self) -> None:
+        if self.model.dense_layers and self.axes.is_uneven:
+            what = "uneven stages of a model of which some layers have no experts are not predicted"
+            raise UserError(what, where=f"model '{self.model.name}'", allowed="stages of equally many layers")
         every = self.model.softmax_every
         if every is None or self.axes.stages == 1:
             return

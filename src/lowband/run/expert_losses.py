@@ -86,7 +86,7 @@ def measure(steps: int) -> tuple[list[Loss], list[Load], list[End]]:
                 losses.append(Loss(way, seed, last, _mean(found.losses[first:last])))
                 for layer, ratios in enumerate(zip(*found.loads[first:last], strict=True)):
                     loads.append(Load(way, seed, last, layer, _mean(ratios)))
-            flops = model_flops_per_token(spec, spec.seq_len)
+            flops = int(model_flops_per_token(spec, spec.seq_len))
             ends.append(End(way, seed, spec.parameters, flops, found.validation_loss))
     return losses, loads, ends
 

@@ -47,7 +47,7 @@ def published_experts(config: Config) -> pd.DataFrame:
         if row.metric == "parameters":
             rows.append(_row(row, "parameters", row.model, model.parameters / 1e9))
         elif row.metric == "FLOPs of a sequence":
-            flops = SEQ_LEN * model_flops_per_token(model, SEQ_LEN)
+            flops = SEQ_LEN * int(model_flops_per_token(model, SEQ_LEN))
             rows.append(_row(row, "FLOPs of a sequence", row.model, flops / 1e9))
         elif row.metric == "largest micro-batch":
             rows.append(_row(row, "largest micro-batch", row.model, largest(config, model)))
