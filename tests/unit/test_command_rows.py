@@ -54,6 +54,13 @@ def command(job: Workload, source: Source, folder: Path) -> list[str]:
     ]  # fmt: skip
     if axes.tensor > 1 and axes.sequence_parallel != stack.sequence_parallel:
         line.append("--sequence-parallel" if axes.sequence_parallel else "--no-sequence-parallel")
+    if axes.context > 1:
+        line += ["--cp", axes.context, "--ways", axes.context_attention]
+    if job.recomputed < 1:
+        line += ["--recompute-layers", round(job.recomputed * job.model.layers)]
+    for key in ("attention", "reduce_dtype", "products"):
+        if getattr(job.stack, key) != getattr(stack, key):
+            line += ["--" + key.replace("_", "-"), getattr(job.stack, key)]
     return [str(each) for each in line]
 
 

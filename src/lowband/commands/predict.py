@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
 from lowband.errors import UserError
-from lowband.spec.step import Attention, ReduceDtype, Route, Schedule, States
+from lowband.spec.step import Attention, Products, ReduceDtype, Route, Schedule, States
 
 if TYPE_CHECKING:
     from lowband.predict.request import Grid
@@ -39,6 +39,9 @@ def add(commands: Any) -> None:
         "--accumulation", nargs="+", type=at_least_one, default=[1], metavar="N", help="passes per step"
     )
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
+    predict.add_argument(
+        "--recompute-layers", type=at_least_one, metavar="N", help="of so many layers (default: all)"
+    )
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     _add_context(predict, [], "default: ring; state")
@@ -155,7 +158,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
 
 
-SOFTWARE = ("attention", "dropout", "sequence_parallel", "reduce_dtype")  # keys of a stack
+SOFTWARE = ("attention", "dropout", "sequence_parallel", "reduce_dtype", "products")  # keys of a stack
 
 
 def _add_software(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +168,7 @@ def _add_software(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence-parallel", action=argparse.BooleanOptionalAction, help="with tp, tokens are divided, too"
     )
+    parser.add_argument("--products", choices=get_args(Products), help="dtype of blocks' matrices")
     parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")
 
 

@@ -44,7 +44,7 @@ from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
-from lowband.spec.step import Attention
+from lowband.spec.step import Attention, Products
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34
@@ -58,6 +58,9 @@ BACKWARD_ATTENTION = {
     "plain": 2.0,
 }  # FlashAttention-2 (arXiv 2307.08691): five products for the forward's two
 BACKWARD_MEMORY = 2
+# A factor of a product in 8 bits, from 16: its greatest value is sought, then it is written, once for each of
+# the two products that read it by rows and by columns; in mxfp8 every 32 values have theirs, in either order.
+CAST_BYTES = {"bf16": 0, "fp8": 2 + 2 + 2, "mxfp8": 2 + 2 * (1 + 1 / 32)}
 QUANTIZED_BYTES = 2 + 1  # a value read in 16 bits and its code written, or the other way round
 
 
@@ -68,27 +71,37 @@ class Computer:
     machine: Machine
     dtype: str
     case: Case = "value"
+    products: Products = "bf16"
 
-    @property
-    def _peak(self) -> float:
-        peak = self.machine.device.peak_tflops.get(self.dtype)
+    def _peak(self, dtype: str) -> float:
+        peak = self.machine.device.peak_tflops.get(dtype)
         if peak is None:
             raise UserError(
-                f"device.peak_tflops has no {self.dtype}",
+                f"device.peak_tflops has no {dtype}",
                 where=f"machine '{self.machine.name}'",
-                allowed=f"peak_tflops: {{{self.dtype}: 10^12 FLOP/s}}",
+                allowed=f"peak_tflops: {{{dtype}: 10^12 FLOP/s}}",
             )
         return peak * 1e12
 
-    def matmul_s(self, flops: Num) -> Num:
-        return flops / (self._peak * share(self.machine.device.matmul_efficiency, self.case))
+    def matmul_s(self, flops: Num, dtype: str | None = None) -> Num:
+        """dtype: another than that of everything else"""
+        peak = self._peak(dtype or self.dtype)
+        return flops / (peak * share(self.machine.device.matmul_efficiency, self.case))
+
+    def block_s(self, flops: Num) -> Num:
+        """Of a block's matrices."""
+        return self.matmul_s(flops, None if self.products == "bf16" else "fp8")
+
+    def casts_s(self, values: Num) -> Num:
+        """Of values that become factors of such products."""
+        return self.memory_s(CAST_BYTES[self.products] * values)
 
     def attention_s(self, flops: Num, kind: Attention) -> Num:
         """Seconds of attention. flops: not halved for causality."""
         device = self.machine.device
         if kind == "plain" or device.attention_efficiency is None:
             return self.matmul_s(flops / (2 if kind == "flash" else 1))
-        return flops / 2 / (self._peak * share(device.attention_efficiency, self.case))
+        return flops / 2 / (self._peak(self.dtype) * share(device.attention_efficiency, self.case))
 
     def memory_s(self, moved: Num) -> Num:
         device = self.machine.device
@@ -147,11 +160,13 @@ def work(
     attended: Sequence[Fraction] = (Fraction(1),),
     merges: int = 0,
     load: float = 1.0,
+    recomputed: float = 1.0,
 ) -> Work:
     """Computation of one micro-batch of `micro_batch` sequences on one of the tensor and context ranks.
 
     attended, merges: of attention between ranks along context, as cost.context_load has them
     load: of experts, rows of the fullest rank's as a multiple of the mean
+    recomputed: share of the blocks that `recompute` is about; the others keep everything
     """
     tokens = micro_batch * (seq_len // axes.context)
     h, k, q, tensor = model.hidden, model.kv_hidden, model.query_hidden, axes.tensor
@@ -187,6 +202,7 @@ def work(
         )
         rest = rest + linear * computer.memory_s(micro_batch * of_linear.moved_bytes(*own))
         kernels = kernels + linear * computer.kernels_s(of_linear.KERNELS)
+    casts, casts_back = (computer.casts_s(values) for values in _cast(model, tokens, axes, load))
     forward = products + softmax * core + softmax * scores + linear * states + rest + kernels
     again: dict[str, Num] = {
         "none": 0.0,
@@ -197,8 +213,9 @@ def work(
     head = computer.matmul_s(tokens * head_flops_per_token(model) / tensor)
     loss = computer.memory_s(tokens * LOSS_BYTES * model.vocab / tensor)
     return Work(
-        forward=forward,
+        forward=forward + casts,
         backward=BACKWARD_MATMUL * products
+        + casts_back
         + softmax * BACKWARD_ATTENTION[attention] * core
         + linear * states_back
         + BACKWARD_MEMORY * (softmax * scores + rest + kernels),
@@ -207,20 +224,33 @@ def work(
         attention_backward=BACKWARD_ATTENTION[attention] * core,
         linear=behind,
         linear_backward=behind_back,
-        recompute=again[recompute],
+        recompute=recomputed * (again[recompute] + (recompute in ("op", "full")) * casts),
         head_forward=head + loss / 3,
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
         head_weight=head,
     )
 
 
+def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float) -> tuple[Num, Num]:
+    """Values of a block that become factors of its products: in its forward inputs and weights, in its
+    backward gradients of outputs and weights once more."""
+    f = model.mlp_width * model.dense_share
+    routed = (1 - model.dense_share) * (load * model.top_k + model.shared_experts)
+    wide = model.expert_width * routed / axes.outside
+    h, q, k, o, tensor = model.hidden, model.query_hidden, model.kv_hidden, model.out_hidden, axes.tensor
+    inputs = 2 * h + (o + f) / tensor + wide
+    outputs = 2 * h + (q + 2 * k + (2 if model.gated else 1) * f) / tensor + (2 if model.gated else 1) * wide
+    weights = block_matmul_flops_per_token(model) / 2 / tensor
+    return tokens * inputs + weights, tokens * outputs + weights
+
+
 def _products_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways, load: float) -> Num:
     """Of a block's matrices, forward."""
     beside, met = uncut_flops_per_token(model)
     cut = block_matmul_flops_per_token(model) - beside - met
-    found = computer.matmul_s(tokens * (cut / axes.tensor + beside / axes.outside))
+    found = computer.block_s(tokens * (cut / axes.tensor + beside / axes.outside))
     if model.experts is None:
         return found
     read = computer.memory_s(HALF * expert_elements(model) * (model.experts / axes.expert))
     share = 1 - model.dense_share
-    return found + np.maximum(computer.matmul_s(load * tokens * met / axes.outside), share * read)
+    return found + np.maximum(computer.block_s(load * tokens * met / axes.outside), share * read)

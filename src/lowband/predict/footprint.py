@@ -59,10 +59,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     items: dict[str, Num] = {
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
-    kept = kept_bytes_per_token(
-        job.model, job.seq_len, job.recompute, job.stack.attention, axes, job.stack.dropout,
-        _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load,
-    )  # fmt: skip
+    kept = _kept(job)
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
     items["activations"] = _apart(*of_it) if place.actions else _alike(job, *of_it)
@@ -80,6 +77,19 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     )
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
     return items
+
+
+def _kept(job: Workload) -> Kept:
+    """Bytes of activations per token: of the mean layer, where some are recomputed and others are not."""
+    found, whole = (
+        kept_bytes_per_token(
+            job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
+            _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load,
+        )
+        for recompute in (job.recompute, "none")
+    )  # fmt: skip
+    share = job.recomputed
+    return Kept(share * found.block + (1 - share) * whole.block, found.working * (share > 0))
 
 
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:

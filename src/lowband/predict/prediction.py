@@ -83,7 +83,7 @@ def _flops_per_token(job: Workload) -> tuple[Num, Num]:
     keys, bare = keys_seen(job.model, job.seq_len), job.model.model_copy(update={"window": None})
     at_0, at_1 = (_flops_at(bare, length, job.recompute) for length in (0, 1))
     model, hardware = (a + (b - a) * keys for a, b in zip(at_0, at_1, strict=True))
-    return model, hardware
+    return model, model + job.recomputed * (hardware - model)
 
 
 @cache

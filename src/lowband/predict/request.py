@@ -53,15 +53,18 @@ def job_of(
     axes: Ways = ONLY_DATA,
     software: Mapping[str, object] | None = None,
     imbalance: float = 1.0,
+    recompute_layers: int | None = None,
 ) -> Workload:
     """The job of a question, and of a published run: both are predicted by this one.
 
     software: values in place of the stack's own (attention, dropout, ...); None: the stack's
+    recompute_layers: that `recompute` is about; None: all
     """
+    recomputed = 1.0 if recompute_layers is None else recompute_layers / model.layers
     told = stack.with_options(software or {})
     return Workload(
         machine, told, model, scheme.on(list(machine.sizes)), ranks, micro_batch, seq_len, accumulation,
-        recompute, axes=told.axes(axes), imbalance=imbalance,
+        recompute, axes=told.axes(axes), imbalance=imbalance, recomputed=recomputed,
     )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ class Grid:
     ways: Sequence[str] = ()  # in which ranks along context attend; of `all`, those that are possible
     states: Sequence[States] = ()  # how those of linear layers travel, as `in_ways` has it
     imbalance: float = 1.0  # of experts, as Workload has it
+    recompute_layers: int | None = None  # as `job_of` has it
     stack: str | None = None  # none: the machine's
     software: Mapping[str, object] = field(default_factory=dict)  # as `job_of` has it
 
@@ -98,7 +102,7 @@ class Grid:
             for one in self._possible(machine, model, ranks, axes, length):
                 yield job_of(
                     machine, stack, model, scheme, ranks, b, length, a, recompute, one, self.software,
-                    self.imbalance,
+                    self.imbalance, self.recompute_layers,
                 )  # fmt: skip
 
     def _possible(

@@ -97,10 +97,11 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
 
 def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
-    computer = Computer(job.machine, job.compute_dtype, case)
+    computer = Computer(job.machine, job.compute_dtype, case, job.stack.products)
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
         job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
+        job.recomputed,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -113,7 +114,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     tp_s = cut / 2 * _all_reduce_s(job, other)
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
     computed_s = w.backward + w.recompute
-    tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 2 if job.recompute == "full" else 1, case)
+    tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 1 + job.again, case)
     along = waits(job, other, w, overlap)
     routes = route_waits(job, place, other)
     waited = along.forward + routes.forward, along.backward + routes.backward
@@ -200,10 +201,11 @@ def _meeting(
     return {f"exposed_{name}": time / sync.every for name, time in names.items()}
 
 
-def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) -> tuple[Num, Num]:
+def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:
     """What a block's pass takes beyond its computation: tensor parallelism's collectives, and the host.
 
-    passes: 2 for a backward with a recomputed forward; each has two all-reduces of `tp_s` and runs the hooks
+    passes: 2 for a backward with a recomputed forward, in the mean over layers; each has two all-reduces of
+    `tp_s` and runs the hooks
     """
     hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
     on_device = join(computed_s, 2 * passes * tp_s, hidden)

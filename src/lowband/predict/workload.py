@@ -34,6 +34,7 @@ class Workload:
     micro_batch:  sequences per data-parallel group and pass, of whose tokens ranks along context have equal
                   parts, seq_len / context; accumulation: passes per optimizer step, which
                   are a pipeline's micro-batches
+    recomputed:   share of the layers that `recompute` is about; the others keep everything
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
@@ -48,6 +49,7 @@ class Workload:
     seq_len: Num
     accumulation: Num = 1
     recompute: Recompute = "full"
+    recomputed: float = 1.0
     axes: Ways = ONLY_DATA
     compute_dtype: str = "bf16"
     faster: Mapping[str, Num] = field(default_factory=dict)
@@ -62,6 +64,12 @@ class Workload:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if not self.imbalance >= 1:
             raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
+        if not 0 <= self.recomputed <= 1 or (
+            self.recomputed < 1 and self.axes.context * self.axes.expert > 1
+        ):
+            what = f"{self.recomputed * self.model.layers:g} layers that are recomputed"
+            allowed = f"1 to {self.model.layers}; with ranks along context or experts all"
+            raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
@@ -125,6 +133,11 @@ class Workload:
     def own_tokens(self) -> Num:
         """Tokens of a sequence that are a rank's."""
         return self.seq_len // self.axes.context
+
+    @property
+    def again(self) -> float:
+        """Share of the layers whose whole forward runs again."""
+        return self.recomputed if self.recompute == "full" else 0.0
 
     @property
     def order(self) -> Order:

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from lowband.spec.axes import Ways
 from lowband.spec.sourced import Fact, divides, facts_of
-from lowband.spec.step import Attention, Pattern, ReduceDtype
+from lowband.spec.step import Attention, Pattern, Products, ReduceDtype
 from lowband.spec.yaml_model import Strict
 
 ANY = "any"  # in place of a level's name
@@ -60,6 +60,10 @@ class StackConstants(Strict):
     sequence_parallel: bool = Field(
         default=True, description="ranks along tensor divide the tokens between their products, too"
     )
+    products: Products = Field(
+        default="bf16",
+        description="dtype of a block's matrix products; attention's and the head's have 16 bits",
+    )
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
     efficiency: dict[str, Fact] = Field(
         default={},
@@ -99,6 +103,11 @@ class Stack(StackConstants):
     def axes(self, axes: Ways) -> Ways:
         """Axes as the stack has them."""
         return axes.model_copy(update={"sequence_parallel": self.sequence_parallel and axes.tensor > 1})
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether runs of it on this machine are known: constants were fitted to them, or errors counted."""
+        return self.error_factor is not None or any(fact.calibrated_on for fact in self.facts.values())
 
     @property
     def facts(self) -> dict[str, Fact]:

@@ -37,6 +37,8 @@ StatesOption = Literal["auto", States]
 # Of a software stack: fused, or with its scores in memory; and in which dtype gradients are reduced.
 Attention = Literal["flash", "plain"]
 ReduceDtype = Literal["bf16", "fp16", "fp32"]
+# And in which dtype blocks multiply; mxfp8: with a scale for 32 values (OCP Microscaling Formats 1.0).
+Products = Literal["bf16", "fp8", "mxfp8"]
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,9 @@ SOURCES: dict[str, Source] = {
         ("llm-foundry-a100-40gb", "llm_foundry", "dgx-a100-40gb", "fsdp", "llm_foundry_fsdp"),
         ("torchtitan-h100-memory", "torchtitan", "dgx-h100", "fsdp2", "torchtitan"),
         ("torchtitan-h200-memory", "torchtitan", "dgx-h200", "fsdp2-2025", "torchtitan"),
+        ("torchtitan-h100", "torchtitan_speed", "dgx-h100", "fsdp2", "torchtitan"),
+        ("torchtitan-h200", "torchtitan_speed", "dgx-h200", "fsdp2-2025", "torchtitan"),
+        ("torchtitan-a100", "fsdp2", "dgx-a100", "fsdp2", "frontier_and_a100_fsdp2"),
         ("frontier-fsdp2", "fsdp2", "frontier", "fsdp2", "frontier_and_a100_fsdp2"),
         ("dash", "dash", "frontier", "deepspeed-zero", "05_frontier_3d_2312.12705"),
     )
