@@ -65,6 +65,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops "
         "--imbalance 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
+        "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
+        "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1",
     ),
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",

@@ -49,7 +49,8 @@ FEW = {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_
 LATENT = {
     **{k: v for k, v in GROUPED.items() if k != "num_key_value_heads"}, "num_key_value_heads": 4,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20, "first_k_dense_replace": 1, "n_shared_experts": 2,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20, "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
 }  # fmt: skip
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WITH_EXPERTS = [
