@@ -45,7 +45,7 @@ def base_of(option: str) -> RunSpec:
     in_stages = {"pipeline": 2, "model": BASE.model.model_copy(update={"layers": 4})}
     mixed = {"expert": 2, "model": BASE.model.model_copy(update={"experts": 4})}
     of_experts = mixed if option in ("expert", "route", "copies") else {}
-    return BASE.model_copy(update=in_stages if option in RunSpec.younger else of_experts)
+    return BASE.model_copy(update=in_stages if option in ("schedule", "chunks", "layers") else of_experts)
 
 
 def valid(base: RunSpec = BASE, **changes: Any) -> RunSpec | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, positive
+from lowband.commands import add_verb, at_least_one, at_least_zero, positive
 from lowband.errors import UserError
 from lowband.spec.step import Attention, Products, ReduceDtype, Route, Schedule, States
 
@@ -45,7 +45,18 @@ def add(commands: Any) -> None:
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     _add_context(predict, [], "default: ring; state")
-    _add_experts(predict, ["merged"], "default: merged")
+    _add_experts(predict, ["merged"], "default: merged", "0")
+    predict.add_argument(
+        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
+        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
+    )  # fmt: skip
+    predict.add_argument(
+        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
+    )
+    predict.add_argument(
+        "--tier-stride", type=int, default=0, metavar="K",
+        help="every K-th of their subgroups is updated on the device (default: none)",
+    )  # fmt: skip
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -74,7 +85,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     _add_context(plan, ["all"], "default: all")
-    _add_experts(plan, list(get_args(Route)), "default: all")
+    _add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -87,6 +98,10 @@ def add(commands: Any) -> None:
     plan.add_argument(
         "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
     )
+    plan.add_argument(
+        "--largest", metavar="SCHEME", nargs="?", const="zero3",
+        help="the largest model of this one's family that fits, its states on device, host, disk",
+    )  # fmt: skip
     form = plan.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
     form.add_argument("--csv", action="store_true", help="the same rows")
@@ -120,8 +135,8 @@ def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str)
     )  # fmt: skip
 
 
-def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str) -> None:
-    """Add the options of ranks with different experts. routes: the default"""
+def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str, copies: str) -> None:
+    """Add the options of ranks with different experts. routes: the default; copies: theirs"""
     parser.add_argument(
         "--ep", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks that divide experts"
     )
@@ -134,6 +149,9 @@ def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: st
         default=1.0,
         metavar="X",
         help="of theirs: most rows to mean (default: 1)",
+    )
+    parser.add_argument(
+        "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular ones (default: {copies})"
     )
 
 
@@ -180,6 +198,7 @@ def _grid(options: argparse.Namespace) -> "Grid":
     """The question of `lowband predict`'s options."""
     from itertools import product
 
+    from lowband.cost.tiers import Beyond
     from lowband.predict.request import Grid
     from lowband.spec.axes import Ways, to_experts
     from lowband.spec.config import Config
@@ -189,15 +208,11 @@ def _grid(options: argparse.Namespace) -> "Grid":
     of_stages = options.interleave, options.schedule, options.layers
     axes = [
         Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
-        for cp, along in product(options.cp, to_experts(options.ep, options.route))
+        for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
-    values |= {
-        "software": _software(options),
-        "config": Config(options.root),
-        "seq": options.seq or [None],
-        "axes": axes,
-    }
-    return Grid(**values)
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
+    return Grid(**values, software=_software(options))
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -227,7 +242,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
-    from lowband.predict.search.plan import axes_to_try, plan
+    from lowband.predict.search.plan import COPIES, axes_to_try, plan
     from lowband.predict.show import plan_files
     from lowband.spec.config import Config
 
@@ -245,7 +260,12 @@ def _plan(options: argparse.Namespace) -> None:
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
-    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, options.ep, options.route)
+    if options.largest is not None:
+        _plan_largest(options, config, machine, stack, model)
+        return
+    copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
+    of_experts = options.ep, options.route, copies
+    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, *of_experts)
     axes = [stack.axes(one) for one in axes]
     found = plan(
         machine, stack, model, options.gpus, sequence(model, options.seq),
@@ -260,6 +280,39 @@ def _plan(options: argparse.Namespace) -> None:
         _print_csv(plan_files.records(found))
     else:
         print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
+
+
+def _plan_largest(
+    options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.request import sequence
+    from lowband.predict.search.largest import largest
+    from lowband.predict.show import largest as show
+    from lowband.predict.workload import Workload
+
+    others = ("write", "tp", "pp", "layers", "exact", "states")
+    beside = [f"--{name}" for name in others if getattr(options, name)]
+    beside += ["--cp"] * (options.cp != [1]) + ["--ep"] * (options.ep != [1])
+    if beside:
+        raise UserError(f"--largest is without {beside[0]}")
+    scheme = config.given_scheme(options.largest).on(list(machine.sizes))
+    micro_batch, *more = options.micro_batch or [1]
+    if more:
+        raise UserError("--largest takes one --micro-batch")
+    batch = options.global_batch or micro_batch * options.gpus
+    job = Workload(
+        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
+        max(1, batch // (micro_batch * options.gpus)),
+    )  # fmt: skip
+    rows = [show.record(one) for one in largest(job)]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        print(show.text(job, rows))
 
 
 def _plan_lengths(

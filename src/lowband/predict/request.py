@@ -7,6 +7,7 @@ from typing import Any
 
 from lowband.cost.activations import Recompute
 from lowband.cost.numbers import Num
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
@@ -54,17 +55,20 @@ def job_of(
     software: Mapping[str, object] | None = None,
     imbalance: float = 1.0,
     recompute_layers: int | None = None,
+    beyond: Beyond | None = None,
 ) -> Workload:
     """The job of a question, and of a published run: both are predicted by this one.
 
     software: values in place of the stack's own (attention, dropout, ...); None: the stack's
     recompute_layers: that `recompute` is about; None: all
+    beyond: the device: which states lie there
     """
     recomputed = 1.0 if recompute_layers is None else recompute_layers / model.layers
     told = stack.with_options(software or {})
     return Workload(
         machine, told, model, scheme.on(list(machine.sizes)), ranks, micro_batch, seq_len, accumulation,
         recompute, axes=told.axes(axes), imbalance=imbalance, recomputed=recomputed,
+        beyond=beyond,
     )  # fmt: skip
 
 
@@ -88,6 +92,7 @@ class Grid:
     recompute_layers: int | None = None  # as `job_of` has it
     stack: str | None = None  # none: the machine's
     software: Mapping[str, object] = field(default_factory=dict)  # as `job_of` has it
+    beyond: Beyond | None = None  # the device: which states lie there
 
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
@@ -102,7 +107,7 @@ class Grid:
             for one in self._possible(machine, model, ranks, axes, length):
                 yield job_of(
                     machine, stack, model, scheme, ranks, b, length, a, recompute, one, self.software,
-                    self.imbalance, self.recompute_layers,
+                    self.imbalance, self.recompute_layers, self.beyond,
                 )  # fmt: skip
 
     def _possible(

@@ -20,7 +20,11 @@ from lowband.bench.gpu.queue import Item
 LOG = "log.txt"
 SUITE = "one-gpu"
 # Races between streams first, because all else rests on them; cases of kernels are compiled in parallel.
-TESTS = {"engine": "engine or streams", "kernels": "block_quant or softmax", "attention": "flash_attention"}
+TESTS = {
+    "engine": "engine or streams",
+    "kernels": "adamw or block_quant or softmax",
+    "attention": "flash_attention",
+}
 _PYTHON = (sys.executable, "-m")
 
 
@@ -42,6 +46,8 @@ def items(out: Path, device_type: str, families: list[str]) -> Iterator[Item]:
         yield _item(
             "steps", "steps", out, [(*_PYTHON, "lowband", "bench-compile", "--out", str(out / "compile"))]
         )
+    if "mfu" in families:
+        yield _item("mfu", "mfu", out, [(*_PYTHON, "lowband", "bench-mfu", "--out", str(out / "mfu"))])
     if SUITE in families:
         yield from _runs(out)
 

@@ -10,7 +10,8 @@ It covers these choices only:
     recompute   none, full (or the one given)
     axes        those given (or every power of two to the node's size, and to 16 stages) that divide the
                 model; context is 1 unless degrees are given, and then in every way, or those given, for the
-                levels that it crosses; expert likewise, and then by every route, or those given
+                levels that it crosses; expert likewise, and then by every route, or those given, with
+                each of the numbers of copies
     schedule    on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
                 where a step has several micro-batches; on several every schedule that is predicted, with
                 every power of two of stages a rank, to 8, that the model and the schedule allow, or
@@ -50,9 +51,10 @@ from lowband.spec.wire import Wire
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MOST_STAGES, MOST_CHUNKS = 16, 8
+COPIES = 1, 2, 4, 8  # of popular experts, where ranks are unevenly full
 MEMORY_KNOBS = (
     "weights", "secondary", "grads", "optim", "recompute", "tensor", "context", "context_attention",
-    "context_states", "expert", "route", "pipeline", "schedule", "chunks",
+    "context_states", "expert", "route", "copies", "pipeline", "schedule", "chunks",
 )  # fmt: skip
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
@@ -91,10 +93,14 @@ class Plan:
             along = knob in ("context_attention", "context_states")
             if along and (best.knobs[KNOBS.index("context")] == 1 or best.knobs[i] == "auto"):
                 continue
-            is_routed = knob in ("expert", "route")
-            if is_routed and (best.job.model.experts is None or (knob, best.job.axes.expert) == ("route", 1)):
+            is_routed = knob in ("expert", "route", "copies")
+            if is_routed and (
+                best.job.model.experts is None or (knob != "expert" and best.job.axes.expert == 1)
+            ):
                 continue
-            others_free = {"context": 2, "expert": 1}.get(knob, 0)  # another degree may have other ways
+            if knob == "copies" and best.job.imbalance == 1:
+                continue
+            others_free = {"context": 2, "expert": 2}.get(knob, 0)  # another degree may have other ways
             free = range(i, i + 1 + others_free)
             others = [c for key, c in self.candidates.items() if _differs_only(key, best.knobs, free)]
             fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
@@ -179,6 +185,7 @@ def axes_to_try(
     context: Sequence[int] = (1,),
     expert: Sequence[int] = (1,),
     routes: Sequence[Route] = get_args(Route),
+    copies: Sequence[int] = (0,),
 ) -> list[Ways]:
     """All of these degrees with each other. None: powers of two, to a node's size and to 16 stages
 
@@ -187,9 +194,9 @@ def axes_to_try(
     dividing = [count for count in _divisors(len(layers)) if count > 1] or [1]
     stages = pipeline or (dividing if layers else _powers(MOST_STAGES))
     return [
-        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp, ep=ep, route=route)
-        for tp, pp, cp, (ep, route) in itertools.product(
-            tensor or _powers(machine.node_size), stages, context, to_experts(expert, routes)
+        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp, ep=ep, route=route, copies=n)
+        for tp, pp, cp, (ep, route, n) in itertools.product(
+            tensor or _powers(machine.node_size), stages, context, to_experts(expert, routes, copies)
         )
     ]
 

@@ -79,7 +79,10 @@ def _cp(job: Workload) -> str:
 
 
 def _ep(job: Workload) -> str:
-    return f"ep {job.axes.expert} {job.axes.route}, " if job.axes.expert > 1 else ""
+    if job.axes.expert == 1:
+        return ""
+    copies = f" with copies of {job.axes.copies}" if job.axes.copies else ""
+    return f"ep {job.axes.expert} {job.axes.route}{copies}, "
 
 
 def _why(c: Candidate) -> str:
@@ -151,6 +154,7 @@ def _ways(job: Workload) -> dict[str, Any]:
             inside |= {"context_states": axes.context_states, "zigzag": axes.zigzag}
     if axes.expert > 1:
         inside |= {"expert": axes.expert, "route": axes.route}
+        inside |= {"copies": axes.copies} if axes.copies else {}
     if not job.is_in_stages:
         return {**inside, "order": job.order}
     layers = {"layers": list(axes.layers)} if axes.layers else {}
