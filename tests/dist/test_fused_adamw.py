@@ -13,7 +13,8 @@ from lowband.cost.bytes import unit_numels
 from lowband.cost.memory import state_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
-from lowband.kernels.adamw import Scalars, reference
+from lowband.kernels.adamw import reference
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes

@@ -20,7 +20,8 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.grad_norm import factor_of
 from lowband.engine.passes.whole import state_digests
 from lowband.engine.units.shard_sums import part_of
-from lowband.kernels.adamw import Scalars, reference
+from lowband.kernels.adamw import reference
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels

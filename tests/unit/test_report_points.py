@@ -316,7 +316,7 @@ def test_adding_an_option_is_one_line(tmp_path: Path) -> None:
     """It is read from a suite, is in the spec, is a column, and two of its values are two points."""
     root = copy_config(tmp_path)
     shutil.copytree(ROOT / "src", root / "src")
-    source = root / "src" / "lowband" / "spec" / "run.py"
+    source = root / "src" / "lowband" / "spec" / "run_options.py"
     before = source.read_text()
     anchor = "    grad_clip: PositiveFloat = 1.0\n"
     assert before.count(anchor) == 1

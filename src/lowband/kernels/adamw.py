@@ -11,39 +11,10 @@ A value with a 16-bit gradient and a 16-bit copy moves 2 + 12 bytes to the chip 
 scale the gradient, widen it, step and cast the weights takes 28 + 8 + 6 + 6.
 """
 
-from functools import lru_cache
-from typing import NamedTuple
-
-import numpy as np
 import torch
 
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.kernels.device import runs_triton
-
-
-class Scalars(NamedTuple):
-    """The step's factors, fp32 numbers: decay 1 - lr wd, step lr / (1 - b1^t), root 1 / sqrt(1 - b2^t)"""
-
-    decay: float
-    keep_first: float
-    new_first: float
-    keep_second: float
-    new_second: float
-    step: float
-    root: float
-    eps: float
-
-    @classmethod
-    @lru_cache(maxsize=8)  # asked for each parameter
-    def of(
-        cls, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, steps: int
-    ) -> "Scalars":
-        """steps: with this one"""
-        first, second = betas
-        exact = (
-            1 - lr * weight_decay, first, 1 - first, second, 1 - second, lr / (1 - first**steps),
-            (1 - second**steps) ** -0.5, eps,
-        )  # fmt: skip
-        return cls(*(float(np.float32(value)) for value in exact))
 
 
 def adamw(

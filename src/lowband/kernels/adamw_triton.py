@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lowband.kernels.adamw import Scalars
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.kernels.variant import Variant
 
 TILE = 1024  # values of a program

@@ -4,7 +4,8 @@ import pytest
 import torch
 from common import BF16, ON_GPU
 
-from lowband.kernels.adamw import Scalars, adamw, reference
+from lowband.kernels.adamw import adamw, reference
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.kernels.adamw_triton import TILE
 
 # Of gradients and copies: the interpreter's 16 bits are fp16's.

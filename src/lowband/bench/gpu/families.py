@@ -43,7 +43,7 @@ FAMILIES = {
     "experts": Family(
         20, 8, (*_MEASURE, "src/lowband/engine/parallel/expert_products.py", f"{_BENCH}/experts.py")
     ),
-    "one-gpu": Family(60, 25, (*_ENGINE, "src/lowband/trainers/*.py", "config/suites/one-gpu.yaml")),
+    "one-gpu": Family(60, 25, (*_ENGINE, "src/lowband/trainers/*.py", "config/suites/one-gpu*.yaml")),
     "softmax": Family(2, 1, (*_MEASURE, f"{_KERNELS}/softmax*.py", f"{_BENCH}/softmax.py")),
     "products": Family(0.2, 0.5, (*_MEASURE, f"{_BENCH}/products.py")),
 }

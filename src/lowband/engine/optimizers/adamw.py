@@ -17,7 +17,8 @@ from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.units.shard_sums import part_of, step_begun
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
-from lowband.kernels.adamw import Scalars, adamw
+from lowband.kernels.adamw import adamw
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.spec.tiers import DEVICE
 
 
