@@ -68,6 +68,17 @@ def test_some_layers_recomputed_lie_between_none_and_all() -> None:
     assert kept[1] == pytest.approx(kept[0] - (kept[0] - kept[2] + again) / 4 + again, rel=0.02)
 
 
+def test_selective_recomputation_of_fused_attention_is_none() -> None:
+    """In time, in FLOPs and in memory; of plain attention its products run again (arXiv 2205.05198)."""
+    none, fused = (predict(job(each)) for each in ("none", "selective"))
+    assert (fused.step_time_s, fused.peak_memory_bytes) == (none.step_time_s, none.peak_memory_bytes)
+    assert fused.hfu_tflops_per_gpu == fused.tflops_per_gpu
+    plain = predict(job("selective", attention="plain"))
+    again = 32 * 4 * 4096 * 8192  # 4 H T a layer
+    more = plain.hfu_tflops_per_gpu - plain.tflops_per_gpu
+    assert float(more) == pytest.approx(float(plain.tokens_per_s_per_gpu) * again / 1e12)
+
+
 def test_layers_that_cannot_be_recomputed() -> None:
     with pytest.raises(UserError, match=r"33 layers that are recomputed.*1 to 32"):
         job("full", 33)

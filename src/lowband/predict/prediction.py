@@ -93,7 +93,8 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
 def _flops_per_token(job: Workload) -> tuple[Num, Num]:
     """Model and hardware FLOPs per token; both are linear in the keys that a query meets."""
     keys, bare = keys_seen(job.model, job.seq_len), job.model.model_copy(update={"window": None})
-    at_0, at_1 = (_flops_at(bare, length, job.recompute) for length in (0, 1))
+    fused = job.stack.attention == "flash" and job.recompute == "selective"  # keeps no scores to recompute
+    at_0, at_1 = (_flops_at(bare, length, "none" if fused else job.recompute) for length in (0, 1))
     model, hardware = (a + (b - a) * keys for a, b in zip(at_0, at_1, strict=True))
     return model, model + job.recomputed * (hardware - model)
 
