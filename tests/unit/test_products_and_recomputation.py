@@ -1,11 +1,13 @@
 """Products in 8 bits, some layers recomputed, and the first line of what stands on no known run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lowband.cost.compute import CAST_BYTES, Computer
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.prediction import predict
 from lowband.predict.request import Grid, job_of, setting
@@ -77,6 +79,27 @@ def test_selective_recomputation_of_fused_attention_is_none() -> None:
     again = 32 * 4 * 4096 * 8192  # 4 H T a layer
     more = plain.hfu_tflops_per_gpu - plain.tflops_per_gpu
     assert float(more) == pytest.approx(float(plain.tokens_per_s_per_gpu) * again / 1e12)
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw8bit", 2 * 260 / 256), ("muon", 4)])
+def test_states_and_updates_of_other_optimizers(optimizer: str, moments: float) -> None:
+    adam, other = (predict(job(optimizer=each)) for each in ("adamw", optimizer))
+    less = 8 - moments
+    shard = float(adam.memory_bytes["optim"]) / 12
+    assert float(adam.memory_bytes["optim"] - other.memory_bytes["optim"]) == pytest.approx(less * shard)
+    assert float(adam.peak_memory_bytes - other.peak_memory_bytes) == pytest.approx(less * shard)
+    computer, orthogonal = Computer(job().machine, "bf16"), 0.0
+    if optimizer == "muon":  # each of a block's five kinds of matrices, on one of 8 ranks
+        h, f, qkv = 4096, 14336, 6144
+        cubes = sum(4 * h * h * n + 2 * h**3 for n in (qkv, h, f, f, f))
+        orthogonal = float(computer.matmul_s(5 * 32 * cubes / 8))
+    gained = float(computer.memory_s(2 * less * shard)) - orthogonal
+    assert float(adam.time_s["optimizer"] - other.time_s["optimizer"]) == pytest.approx(gained)
+
+
+def test_other_optimizers_beyond_the_device_are_refused() -> None:
+    with pytest.raises(UserError, match="states of muon beyond the device are not predicted"):
+        replace(job(optimizer="muon"), beyond=Beyond.of(["optim@host"], 1.0, 0))
 
 
 def test_layers_that_cannot_be_recomputed() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, at_least_zero, positive
 from lowband.errors import UserError
-from lowband.spec.step import Attention, Products, ReduceDtype, Route, Schedule, States
+from lowband.spec.step import Attention, Optimizer, Products, ReduceDtype, Route, Schedule, States
 
 if TYPE_CHECKING:
     from lowband.predict.request import Grid
@@ -176,7 +176,14 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
 
 
-SOFTWARE = ("attention", "dropout", "sequence_parallel", "reduce_dtype", "products")  # keys of a stack
+SOFTWARE = (
+    "attention",
+    "dropout",
+    "sequence_parallel",
+    "reduce_dtype",
+    "products",
+    "optimizer",
+)  # keys of a stack
 
 
 def _add_software(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +194,7 @@ def _add_software(parser: argparse.ArgumentParser) -> None:
         "--sequence-parallel", action=argparse.BooleanOptionalAction, help="with tp, tokens are divided, too"
     )
     parser.add_argument("--products", choices=get_args(Products), help="dtype of blocks' matrices")
+    parser.add_argument("--optimizer", choices=get_args(Optimizer), help="of matrices")
     parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")
 
 

@@ -25,6 +25,7 @@ gradient twice (norm, step), master weights and two moments in and out, 16-bit w
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from lowband.cost.flops import (
     head_flops_per_token,
     uncut_flops_per_token,
 )
+from lowband.cost.memory import ADAM_MOMENT_BYTES
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
@@ -48,6 +50,7 @@ from lowband.spec.step import Attention, Products
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34
+NEWTON_SCHULZ = 5  # iterations with which Muon makes a matrix orthogonal (Jordan et al., 2024)
 # Of an exchange between replicas, per fp32 value: a replica's piece (difference, new anchor, new weights),
 # and the outer optimizer's part (mean; with momentum its update too).
 ANCHOR_BYTES, MEAN_BYTES, MOMENTUM_BYTES = 12 + 12 + 8, 8, 48
@@ -116,12 +119,25 @@ class Computer:
     def quantize_s(self, values: Num) -> Num:
         return self.memory_s(QUANTIZED_BYTES * values)
 
-    def adam_s(self, parameters: Num) -> Num:
-        return self.memory_s(ADAM_BYTES * parameters)
+    def adam_s(self, parameters: Num, moments: float = ADAM_MOMENT_BYTES) -> Num:
+        """moments: bytes of a parameter's, which an update reads and writes"""
+        return self.memory_s((ADAM_BYTES + 2 * (moments - ADAM_MOMENT_BYTES)) * parameters)
 
     def outer_s(self, piece: Num, part: Num, has_momentum: bool) -> Num:
         """Computation of one exchange. piece, part: values of the anchor and of the momentum on a rank"""
         return self.memory_s(ANCHOR_BYTES * piece + (MEAN_BYTES + MOMENTUM_BYTES * has_momentum) * part)
+
+
+def muon_flops(model: ModelSpec) -> float:
+    """FLOPs of Muon's update of all blocks, on all ranks together: of a matrix of m x n, m <= n, in each
+    iteration two products of m x m x n and one of m x m x m."""
+    found = 0.0
+    for count, is_dense in ((model.dense_layers, True), (model.layers - model.dense_layers, False)):
+        for name, shape in model.block_shapes(is_dense).items():
+            if len(shape) > 1 and not name.endswith(".bias"):
+                (m, n), many = sorted(shape[-2:]), prod(shape[:-2])
+                found += count * many * NEWTON_SCHULZ * (4 * m * m * n + 2 * m**3)
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, lo
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
-from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
+from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, MOMENT_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, places
 from lowband.predict.tiers import moved
@@ -63,6 +63,8 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     items: dict[str, Num] = {
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
+    moments = MOMENT_BYTES[job.stack.optimizer]
+    items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / (MASTER_BYTES + ADAM_MOMENT_BYTES))
     kept = _kept(job)
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept

@@ -54,8 +54,9 @@ import numpy as np
 from lowband.cost.buffers import by_bucket
 from lowband.cost.bytes import Transfer, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
-from lowband.cost.compute import Computer, Work, work
+from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
+from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
 from lowband.predict.bubble import bubble_s
@@ -178,7 +179,12 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     levels, sync = job.levels, job.scheme.sync
     numel = sum(place.numels)
     of_experts = sum(place.expert_numels) / job.levels_alike.size(job.scheme.optim)
-    optimizer = computer.adam_s(numel / levels.size(job.scheme.optim) + of_experts)
+    optimizer = computer.adam_s(
+        numel / levels.size(job.scheme.optim) + of_experts, MOMENT_BYTES[job.stack.optimizer]
+    )
+    if job.stack.optimizer == "muon":  # each matrix on one of the ranks that share its optimizer's state
+        shared = levels.size(job.scheme.optim) * job.axes.tensor * job.axes.pipeline
+        optimizer = optimizer + computer.matmul_s(muon_flops(job.model) / shared)
     if sync is None:
         return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)

@@ -82,6 +82,10 @@ class Workload:
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
         for tier in self.beyond.tiers if self.beyond else ():
             self.machine.tier(tier)
+        if self.stack.optimizer != "adamw" and (self.beyond or self.scheme.optim_tier != DEVICE):
+            raise UserError(
+                f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
+            )
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():

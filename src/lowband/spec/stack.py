@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from lowband.spec.axes import Ways
 from lowband.spec.sourced import Fact, divides, facts_of
-from lowband.spec.step import Attention, Pattern, Products, ReduceDtype
+from lowband.spec.step import Attention, Optimizer, Pattern, Products, ReduceDtype
 from lowband.spec.yaml_model import Strict
 
 ANY = "any"  # in place of a level's name
@@ -64,6 +64,7 @@ class StackConstants(Strict):
         default="bf16",
         description="dtype of a block's matrix products; attention's and the head's have 16 bits",
     )
+    optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
     efficiency: dict[str, Fact] = Field(
         default={},

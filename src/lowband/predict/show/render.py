@@ -47,6 +47,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         **({} if job.recomputed == 1 else {"recomputed": job.recomputed}),
         "attention": job.stack.attention,
         "products": job.stack.products,
+        "optimizer": job.stack.optimizer,
         "dropout": job.stack.dropout,
         "sequence_parallel": job.axes.sequence_parallel,
         "reduce_dtype": job.stack.reduce_dtype,
@@ -181,7 +182,7 @@ def text(row: dict[str, Any]) -> str:
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}{_recomputed(row)}",
         f"products in {row['products']}, attention {row['attention']}, {'with' if row['dropout'] else 'no'} "
-        f"dropout, gradients reduced in {row['reduce_dtype']}"
+        f"dropout, {row['optimizer']}, gradients reduced in {row['reduce_dtype']}"
         + (", tokens divided along tp" if row["sequence_parallel"] else ""),
         *([_along_context(row["context"])] if "context" in row else []),
         *([_to_experts(row["experts"])] if "experts" in row else []),
