@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan
 from lowband.spec.wire import WIRE_BITS
 
-# The largest mean error of held-out rows of step times over all sources (docs/predictor-errors.md).
+# The largest mean error of held-out rows of step times over all sources on which constants were fitted
+# (docs/predictor-errors.md).
 MODEL_ERROR = 0.075
 
 STATES = KNOBS[:4]  # weights, secondary, grads, optim
