@@ -15,6 +15,7 @@ from lowband.spec.schedule import Lists
 from lowband.spec.schedules import SCHEDULES, Name, check_numbers, lists
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern
+from lowband.spec.tiers import DISK
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -141,6 +142,8 @@ class RunSpec(RunOptions):
                 "be turned off, its collectives are its own, it accumulates depth-first, its models have no "
                 "experts, and its only axis is data (of fsdp2 also tensor and pipeline)"
             )
+        if self.scheme.optim_tier == DISK and (self.device == "fake" or self.is_in_stages):
+            raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
         if self.steps % self.scheme.period:
             raise ValueError(
                 f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "
