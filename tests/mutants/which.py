@@ -77,7 +77,7 @@ _ENGINE = {
     "collectives/copies": _dist("tiers", "closed_forms"),
     "transport/disk": _dist("disk", "tiers"),
     "units/on_disk": _dist("tiers", "disk"),
-    "units/turns": _dist("tiers", "disk"),
+    "units/turns": [*_dist("tiers", "disk"), *EVERY_STEP],
     "collectives/states": _dist("linear"),
     "collectives/experts": _dist("dispatch"),
     "parallel/dispatch": _dist("dispatch"),
