@@ -69,6 +69,7 @@ _ENGINE = {
     "jobs/state": _dist("quorum"),
     "jobs/store": _dist("quorum_rounds", "one_byte"),
     "optimizers/adafactor": _dist("optimizers"),
+    "optimizers/adamw": _dist("fused_adamw"),
     "optimizers/lamb": _dist("optimizers"),
     "optimizers/matrices": _dist("matrices"),
     "optimizers/matrix_owners": _dist("matrices"),
@@ -106,6 +107,7 @@ _ENGINE = {
     "passes/coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
     "passes/engine": [*_dist("library_steps", "library"), *EVERY_STEP],
     "passes/forward_pass": [*_dist("library_steps", "breadth_modules"), *EVERY_STEP],
+    "passes/grad_norm": EVERY_STEP,
     "passes/hooks": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
     "passes/nested": _dist("side_losses", "breadth_modules"),
     "passes/passes": [*_dist("hooks", "library_steps", "breadth_modules", "library"), *EVERY_STEP],
@@ -230,6 +232,7 @@ _TESTS = {
     "spec/run_folder": [
         f"{UNIT}{of}.py" for of in ("records", "report_status", "report_collect")
     ],
+    "spec/run_options": [*_dist("step_options"), f"{UNIT}report_points.py", f"{UNIT}suites.py"],
     "spec/run": [f"{UNIT}{of}.py" for of in ("suites", "report_points", "report_collect", "job")],
     "spec/scheme": [
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")
@@ -266,6 +269,7 @@ _TESTS = {
     "cost/checkpoint": [f"{UNIT}checkpoint_time.py"],
     "cost/memory": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_collect.py", *_COUNTED],
     "cost/peers": [f"{UNIT}report_collect.py", f"{UNIT}report_points.py", f"{DIST}peers.py"],
+    "cost/eviction": [f"{UNIT}eviction.py"],
     "cost/tiers": [f"{UNIT}tier_efficiency.py", f"{UNIT}predict_tiers.py", f"{UNIT}offload_logs.py"],
     "cost/seldom": [f"{UNIT}low_communication.py", f"{UNIT}wan.py"],
     "cost/player": [f"{UNIT}slow_sends.py"],

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lowband.cost.bytes import stage_numels
+from lowband.cost.memory import state_bytes
 from lowband.cost.tiers import Beyond, Rates, best_stride, update_s
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
@@ -16,6 +18,7 @@ from lowband.predict.show import largest as show
 from lowband.predict.show.render import record, text
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
+from lowband.spec.scheme import Scheme
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -96,6 +99,32 @@ def test_a_grid_is_its_points() -> None:
         one = predict(job(Beyond("host", "host"), micro_batch=b, accumulation=a))
         assert grid.step_time_s[i] == pytest.approx(float(one.step_time_s), rel=1e-12)  # type: ignore[index]
         assert bool(np.ravel(grid.fits)[i]) == bool(one.fits)
+
+
+def test_a_scheme_with_a_tier_is_predicted_as_the_option() -> None:
+    by_option = job(Beyond("host"))
+    scheme = Scheme.parse(
+        {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}, Path("zero3.yaml")
+    )
+    by_scheme = replace(job(), scheme=scheme)
+    ours, theirs = predict(by_option), predict(by_scheme)
+    assert ours.time_s == theirs.time_s
+    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
+        assert ours.memory_bytes[kind] == pytest.approx(theirs.memory_bytes[kind], rel=1e-9)
+    # The engine's half counts what it holds (cost/memory.py): the two forms are written apart.
+    counted = state_bytes(
+        stage_numels(by_scheme.model, by_scheme.levels, by_scheme.axes),
+        scheme,
+        by_scheme.levels,
+        "bf16",
+        "bf16",
+        1,
+        "nccl",
+    )
+    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
+        assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    half = predict(replace(by_scheme, beyond=Beyond("host", share=0.5)))
+    assert half.memory_bytes["optim"] == pytest.approx(theirs.memory_bytes["optim@host"] / 2, rel=1e-9)
 
 
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:

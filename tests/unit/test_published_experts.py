@@ -93,7 +93,7 @@ def test_what_the_suspect_slopes_say_of_table_2() -> None:
 
 
 def test_fsmoe_by_hand() -> None:
-    """One layer with exchanges of 1 ms whatever they send and products of a line's beginning: one chunk is best,
+    """One layer with exchanges of 1 ms whatever they send and almost free products: one chunk is best,
     and only the sum of gradients can be hidden, behind attention's exchanges."""
     free = dict.fromkeys(("a2a", "gather", "reduce", "sum"), (1.0, 0.0))
     one = fsmoe.Layers(*(np.array([[each]]) for each in (1, 1, 1, 1, 1.0, 2)))

@@ -125,6 +125,7 @@ def test_tables_of_failed_runs_only(tmp_path: Path) -> None:
             "published_context",
             "published_experts",
             "offload_logs",
+            "published_tiers",
             "compiled",
             "comm",
             "jobs",

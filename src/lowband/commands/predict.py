@@ -260,10 +260,15 @@ def _plan_largest(
     from lowband.predict.show import largest as show
     from lowband.predict.workload import Workload
 
+    others = ("write", "tp", "pp", "layers", "exact", "states")
+    beside = [f"--{name}" for name in others if getattr(options, name)]
+    beside += ["--cp"] * (options.cp != [1]) + ["--ep"] * (options.ep != [1])
+    if beside:
+        raise UserError(f"--largest is without {beside[0]}")
     scheme = config.given_scheme(options.largest).on(list(machine.sizes))
     micro_batch, *more = options.micro_batch or [1]
-    if more or options.write:
-        raise UserError("--largest is without --write, and with one --micro-batch")
+    if more:
+        raise UserError("--largest takes one --micro-batch")
     batch = options.global_batch or micro_batch * options.gpus
     job = Workload(
         machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),

@@ -38,6 +38,18 @@ PLACE, WEIGHT = 8, 4  # of a row among others, int64; of a pair of a token and a
 LOGIT_BYTES = 2 + 4 + 4 + 4
 
 
+def loss_bytes(model: ModelSpec, tokens: Num, chunks: int = 1, logit: float = LOGIT_BYTES) -> Num:
+    """At the loss, of logits and what follows from them; in several pieces of one, and of gradients that the
+    forward makes: the weight's, summed in fp32, a piece's of it, and the head input's (model/loss.py).
+
+    logit: bytes of each
+    """
+    if chunks == 1:
+        return logit * tokens * model.vocab
+    of_weight = (4 + HALF) * model.vocab * model.hidden
+    return logit * -(-tokens // chunks) * model.vocab + of_weight + HALF * tokens * model.hidden
+
+
 @dataclass(frozen=True)
 class Kept:
     """Bytes per token. block: kept by each block; working: added by the block that is being recomputed."""

@@ -28,6 +28,7 @@ def held_bytes(spec: RunSpec, backend: str, with_start: bool = False) -> dict[st
             backend,
             spec.collectives,
             spec.order,
+            spec.fused_adamw,
         )
         for numels, levels in of_units
     ]

@@ -3,7 +3,8 @@
     weights    b_c N / |weights|     0 where the master shard takes their place (`keeps_weights_copy`)
     secondary  b_c N / |secondary|
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
-                                     grads level
+                                     grads level; b_r N / |optim| for an optimizer that takes them in the
+                                     reduce dtype (`averages_exactly`)
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
     optim@host, optim@disk    the same in another tier than the device (spec.tiers). Then there are, too,
     grads@host                4 N / |optim| averaged gradients; those at the grads level stay on the device
@@ -23,9 +24,9 @@
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
                and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
-N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
-level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
-over its own level.
+N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
+in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with
+each state sharded over its own level.
 """
 
 from collections.abc import Sequence
@@ -63,6 +64,11 @@ def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
     return scheme.secondary is not None and bool(levels.hops(scheme.secondary, scheme.weights))
 
 
+def averages_exactly(ranks: int) -> bool:
+    """Whether a sum over so many ranks has its average in a 16-bit dtype, too: else it is taken in fp32."""
+    return ranks & (ranks - 1) == 0
+
+
 def state_bytes(
     unit_numels: Sequence[int],
     scheme: Scheme,
@@ -73,6 +79,7 @@ def state_bytes(
     backend: str,
     pattern: Pattern = "hops",
     order: Order = "depth",
+    fused_adamw: bool = False,
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
@@ -80,6 +87,7 @@ def state_bytes(
     accumulation, order: micro-batches per step, and the order in which units compute them
     backend:     torch.distributed's backend
     pattern:     how collectives run
+    fused_adamw: whether the optimizer takes gradients in the reduce dtype
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -90,7 +98,9 @@ def state_bytes(
     blocks = sorted(unit_numels[1:])
     is_gathered = bool(levels.hops(SELF, scheme.weights))
     keeps_grads = passes(accumulation, order) > 1
-    at_optim = GRAD_BYTES * numel // levels.size(scheme.optim)
+    is_reduced = fused_adamw and averages_exactly(levels.world)
+    grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else GRAD_BYTES
+    at_optim = grad_bytes * numel // levels.size(scheme.optim)
     at_grads = GRAD_BYTES * numel // levels.size(scheme.grads) if keeps_grads else 0
     optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
     on_device = scheme.optim_tier == DEVICE

@@ -13,6 +13,7 @@ from lowband.engine.parallel.torch_cut import take_over
 from lowband.engine.passes.alike import along_tensor
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
+from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.disk import Disk
@@ -20,11 +21,8 @@ from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.parts import along_experts
-from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
-from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
-from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
 from lowband.spec.context import check_context
 from lowband.spec.scheme import Scheme
@@ -151,35 +149,11 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
-    engine = engine_of(module)
-    engine.put_shards()
-    check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
-    # Gradients by how many of the replica's ranks hold each, and the device on which they lie.
-    copied: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
-    with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
-        for unit in engine.units:
-            levels = unit.levels
-            copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
-            for p in unit.shards:
-                if p.grad is not None and p.grad.numel():
-                    of = p.shard_of.slice_of
-                    on_tensor = engine.tensor_ranks if of is None or of.axis == "expert" else 1
-                    on_stages = 1 if unit.tied is None else len(unit.tied.places)
-                    held = copies * on_tensor * on_stages, p.grad.device
-                    copied.setdefault(held, []).append(p.grad.as_subclass(torch.Tensor))
-    mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
-    for (copies, _), part in copied.items():
-        squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
-        mine += squares / copies
-    squares = sum_over_replica(engine.collectives, mine)
-    for along, row in ((engine.tensor, TENSOR_NORM), (engine.pipeline, STAGES_NORM)):
-        if along is not None:
-            squares = along.gathered(squares.view(1), row, 0, "norm").sum()
-    norm = squares.sqrt()
+    norm, grads = grad_norm(engine_of(module))
     # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
-    factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
-    for (_, device), grads in copied.items():
-        torch._foreach_mul_(grads, factor.to(device, grads[0].dtype))
+    factor = factor_of(norm, max_norm)
+    for device, held in grads.items():
+        torch._foreach_mul_(held, factor.to(device))
     return norm
 
 

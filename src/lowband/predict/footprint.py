@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from lowband.cost import linear
-from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token
+from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, loss_bytes
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
@@ -73,9 +73,8 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     if axes.copies:
         of_layer = copied_bytes(job.model, job.levels_of_experts, axes.route, job.compute_dtype, axes.copies)
         items["copies"] = of_layer * (1 if job.recompute == "full" else place.blocks)
-    items["logits"] = (
-        place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
-    )
+    logit = _value(job.stack.logit_bytes, LOGIT_BYTES)
+    items["logits"] = place.heads * loss_bytes(job.model, tokens, job.loss_chunks, logit) / axes.tensor
     if axes.context > 1 and job.model.linear_layers < job.model.layers:
         items["context"] = tokens * held_more(job.model, axes.tensor, job.layout, job.compute_dtype)
     if job.model.linear_layers:
@@ -94,7 +93,7 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     of_both = [
         state_bytes(
             numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, accumulation, "nccl",
-            job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
+            job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
         )
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels

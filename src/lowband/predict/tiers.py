@@ -44,7 +44,7 @@ def tier_waits(
     job: Workload, place: Place, case: Case, forwards_s: Num, backwards_s: Num, overlap: float
 ) -> TierWaits:
     """forwards_s, backwards_s: of all of a step's computation"""
-    if (beyond := job.beyond) is None:
+    if (beyond := job.placed) is None:
         return TierWaits()
     host = way(job, "host", case)
     down: Num = 0.0
@@ -92,15 +92,16 @@ def way(job: Workload, tier: TierName, case: Case) -> Rates:
 
 def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Num]:
     """The items of memory with those beyond the device under names of their own, such as `optim@host`."""
-    if (beyond := job.beyond) is None:
+    if (beyond := job.placed) is None:
         return dict(items)
     found = dict(items)
     copy = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype]
     if beyond.optim is not None:
         of_all = shard(job, place, job.scheme.optim)
         there = beyond.share * of_all
-        found["optim"] = items["optim"] * (1 - beyond.share)
-        found["grads"] = np.where(job.keeps_grads, items["grads"], items["grads"] * (1 - beyond.share))
+        here = of_all - there
+        found["optim"] = here * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        found["grads"] = np.where(job.keeps_grads, items["grads"], here * GRAD_BYTES)
         found["weights"] = np.maximum(items["weights"], copy)  # no master on the device stands in for it
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
         found["grads@host"] = there * GRAD_BYTES
@@ -112,10 +113,10 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
 
 def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:
     """Bytes of a node in each tier that is used."""
-    if job.beyond is None:
+    if job.placed is None:
         return {}
     ranks = min(job.machine.node_size, job.ranks)
     return {
         tier: ranks * sum((size for kind, size in items.items() if kind.endswith(f"@{tier}")), start=0.0)
-        for tier in job.beyond.tiers
+        for tier in job.placed.tiers
     }

@@ -26,6 +26,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, Schedule, States, StatesOption, passes
+from lowband.spec.tiers import DEVICE
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Workload:
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
-    beyond:       the device, where states lie there; None: all on it
+    loss_chunks, fused_adamw: as a run's
+    beyond:       the device, where states lie there beside those that the scheme places there; None: none
     """
 
     machine: Machine
@@ -60,6 +62,8 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
+    loss_chunks: int = 1
+    fused_adamw: bool = False
     beyond: Beyond | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +97,14 @@ class Workload:
             what = f"stages in which not every {every}-th layer is one of softmax are not predicted"
             allowed = f"stages of multiples of {every} layers"
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
+
+    @cached_property
+    def placed(self) -> Beyond | None:
+        """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
+        tier = self.scheme.optim_tier
+        if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
+            return self.beyond
+        return replace(self.beyond or Beyond(), optim=tier)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -266,4 +278,5 @@ def workload_of(spec: RunSpec) -> Workload:
             schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        loss_chunks=spec.loss_chunks, fused_adamw=spec.fused_adamw,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from lowband.engine.api import (
     sync_replicas,
 )
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.optimizers.adamw import AdamW
 from lowband.engine.parallel.experts import balance_experts
 from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.passes.engine import engine_of
@@ -55,7 +56,11 @@ class Lowband(Trainer):
             device=device,
             **of_step,
         )
-        self.optimizer = adamw(self.model, spec)
+        self.optimizer = (
+            AdamW(self.model, spec.learning_rate, weight_decay=spec.weight_decay)
+            if spec.fused_adamw
+            else adamw(self.model, spec)
+        )
         self._has_experts = spec.model.experts is not None
         self._engine, self._order = engine_of(self.model), spec.order
         self.lanes, self.replicas = self._engine.lanes, self._engine.replicas
@@ -84,6 +89,8 @@ class Lowband(Trainer):
         return norm
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        if isinstance(self.optimizer, AdamW):
+            return self.optimizer.clip_grad_norm_(max_norm)
         return clip_grad_norm_(self.model, max_norm)
 
     def take_sent(self) -> list[Sent]:

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
+from lowband.cost.memory import averages_exactly
 from lowband.engine.collectives.copies import settle, stash
 from lowband.engine.collectives.wire import name_of
 from lowband.engine.transport.call import Call
@@ -175,7 +176,7 @@ class Bucket:
         part = yield from self._collectives.reduce(call, moving.pop(), last, average)
         call.release(part)
         if not is_fp32:
-            part = part.float()
+            part = part if self._hands_over_reduced else part.float()
             self._average(part)
         if self.tier != DEVICE:
             part = yield from stash(call, call.hold(part))
@@ -186,7 +187,13 @@ class Bucket:
             self._boundary = self._meter.hold(self._handed, part)
         else:  # a second reduction in one backward: see Backward.end
             self.settle()
-            self._boundary += part
+            self._meter.release(self._handed, self._boundary.nbytes)
+            self._boundary = self._meter.hold(self._handed, self._boundary.float().add_(part))
+
+    @property
+    def _hands_over_reduced(self) -> bool:
+        """Whether gradients keep the reduce dtype, of which the optimizer takes them."""
+        return self.units[0].grads.takes_reduced and averages_exactly(self._ranks)
 
     def settle(self) -> None:
         """Return when gradients that were stashed may be read."""

@@ -133,6 +133,18 @@ class Unit:
     def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
         put(parameters, instead_of, self.slots, self.name)
 
+    @property
+    def own_copy(self) -> torch.Tensor | None:
+        """The copy of the weights, 1D, if it is of the same elements as `master` and has its values."""
+        is_current = self.gathered_version == self.changes.version
+        is_own = self.weights is not None and self.weights.numel() == self.master.numel()
+        return self.weights if is_current and is_own else None
+
+    def copy_is_written(self) -> None:
+        """The optimizer whose step is about to end has written the new values to `own_copy`, too."""
+        self.gathered_version = self.changes.version + 1  # that of after the step
+        self.changes.take_sample()
+
     # ---- weights: gather and drop
 
     @property

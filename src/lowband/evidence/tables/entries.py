@@ -144,19 +144,28 @@ TABLES: dict[str, Table] = {
         add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity", "use"),
         of={"rows": "size", "median_off": "median distance", "max_off": "max distance"},
     )),
+    # What papers on states beyond the device print beside what is predicted. off: in % of what was printed
+    "published_tiers_errors": Table(("published_tiers",), view=View(
+        add={"distance": "off_percent.abs()", "near": "distance <= 15"},
+        by=("provenance", "source", "quantity", "use"),
+        of={
+            "rows": "size", "median_off": "median distance", "max_off": "max distance",
+            "within_15": "sum near",
+        },
+    )),
     # Raw logs of Deep Optimizer States beside predictions. signs: where the gain has the logs' sign
     "offload_errors": Table(("offload_logs",), view=View(
         add={
-            "distance": "off_percent.abs()",
             "with_it": "(published_gain_percent > 0) == (predicted_gain_percent > 0)",
-            "with_async": "(published_gain_over_async_percent > 0) == (predicted_gain_over_async_percent > 0)",
+            "with_async": "(published_gain_over_async_percent > 0)"
+            " == (predicted_gain_over_async_percent > 0)",
             "wrong": "~(with_it & with_async)",
-            "near": "distance <= 10",
+            "near": "distance_percent <= 10",
         },
         by=("provenance", "setting", "model", "use"),
         of={
-            "rows": "size", "median_off": "median distance", "max_off": "max distance",
-            "within_10": "sum near", "wrong_signs": "sum wrong",
+            "rows": "size", "median_off": "median distance_percent",
+            "max_off": "max distance_percent", "within_10": "sum near", "wrong_signs": "sum wrong",
         },
     )),
     # Forwards of a layer of experts with and without copies of the four most popular (`bench-routes`).

@@ -151,6 +151,7 @@ def offload_logs(config: Config) -> pd.DataFrame:
                     "use": "calibration" if re.search(of.fitted, log.name) else "held out",
                     "published_s": log.step_s, "predicted_s": parts.step,
                     "off_percent": 100 * (parts.step / log.step_s - 1),
+                    "distance_percent": abs(100 * (parts.step / log.step_s - 1)),
                     "published_update_s": log.update_s, "predicted_update_s": parts.update,
                 }
             )  # fmt: skip

@@ -15,6 +15,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT, shown
 from lowband.spec.machine import TierName
 from lowband.spec.sourced import DEFAULT, Kind
+from lowband.spec.tiers import at
 
 SENT = "_sent_bytes"
 STATES = ("weights", "secondary", "grads", "optim")
@@ -33,6 +34,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
         **{key: getattr(job.scheme, key) for key in STATES},
+        "optim": at(job.scheme.optim, job.scheme.optim_tier),
         "gpus": job.ranks,
         **{short: axes[name] for name, short in SHORT.items()},
         "schedule": job.axes.schedule,
@@ -74,7 +76,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
 
 def _tiers(job: Workload, prediction: Prediction) -> dict[str, Any]:
     """Of states beyond the device: which, and a node's bytes in each tier; nothing if all are on it."""
-    if (beyond := job.beyond) is None:
+    if (beyond := job.placed) is None:
         return {}
     tiers = {
         f"{tier}_{name}_bytes": round(float(size))
