@@ -76,6 +76,7 @@ _ENGINE = {
     "collectives/activations": _dist("tensor", "tensor_more", "tensor_shard", "tensor_parts"),
     "collectives/context": _dist("context"),
     "collectives/copies": _dist("tiers", "closed_forms"),
+    "passes/kept_on_host": _dist("activations_on_host"),
     "transport/disk": _dist("disk", "tiers"),
     "units/on_disk": _dist("tiers", "disk"),
     "units/turns": [*_dist("tiers", "disk"), *EVERY_STEP],
