@@ -8,6 +8,7 @@ from typing import TypeVar, get_args
 import torch
 from torch import nn
 
+from lowband.engine.disk import Disk
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.torch_cut import take_over
 from lowband.engine.passes.alike import along_tensor
@@ -16,7 +17,6 @@ from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.replicas.replicas import Replicas
-from lowband.engine.transport.disk import Disk
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source

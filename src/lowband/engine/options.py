@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lowband.engine.transport.disk import Disk
+from lowband.engine.disk import Disk
 from lowband.spec.step import Pattern
 from lowband.spec.tiers import DEVICE, Tier
 

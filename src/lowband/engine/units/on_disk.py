@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.disk import StateFile
 from lowband.engine.transport.call import Call
-from lowband.engine.transport.disk import StateFile
 from lowband.engine.transport.lane import Handle, Work
 from lowband.spec.step import FETCH, STASH, Collective
 from lowband.spec.tiers import DISK, HOST, at
