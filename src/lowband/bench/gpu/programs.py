@@ -18,7 +18,7 @@ from lowband.bench.gpu.families import FAMILIES, ROOT
 from lowband.bench.gpu.queue import Item
 
 LOG = "log.txt"
-RUNS, SUITES = "one-gpu", ("one-gpu", "one-gpu-host")  # a family, and the suites whose runs it has
+RUNS, SUITES = "one-gpu", ("one-gpu-host", "one-gpu")  # a family, and the suites whose runs it has
 # Races between streams first, because all else rests on them; cases of kernels are compiled in parallel.
 TESTS = {
     "engine": "engine or streams",
