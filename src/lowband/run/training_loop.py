@@ -44,7 +44,7 @@ def train_rank(
     Raises Diverged or Overloaded, on every rank at the same step.
     """
     is_first = rank == 0
-    trainer = prepare(spec, device)
+    trainer = prepare(spec, device, folder.disk)
     model, optimizer = trainer.model, trainer.optimizer
     replicas = trainer.replicas
     outside = Outside(spec.job_levels, trainer.lanes)
