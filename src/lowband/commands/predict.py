@@ -1,4 +1,4 @@
-"""predict, plan, rehearse: the performance model of a workload."""
+"""predict, rehearse: the performance model of a workload. Options that `plan` shares."""
 
 import argparse
 import csv
@@ -6,17 +6,10 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
-from lowband.errors import UserError
 from lowband.spec.step import Route, Schedule, States
-
-if TYPE_CHECKING:
-    from lowband.spec.config import Config
-    from lowband.spec.machine import Machine
-    from lowband.spec.model import ModelSpec
-    from lowband.spec.stack import Stack
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
@@ -29,7 +22,7 @@ def add(commands: Any) -> None:
         "--cluster frontier --model gpt-20b --scheme zero3 zeropp hier3 --gpus 384 --accumulation 4",
         "Options that take several values make a grid. Exit code 1: no point fits the memory.",
     )  # fmt: skip
-    _add_job(predict)
+    add_job(predict)
     predict.add_argument("--scheme", "--dp-scheme", nargs="+", required=True, help="names, or files")
     predict.add_argument(
         "--micro-batch", nargs="+", type=at_least_one, default=[1], metavar="N", help="sequences per pass"
@@ -40,8 +33,8 @@ def add(commands: Any) -> None:
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
-    _add_context(predict, [], "default: ring; state")
-    _add_experts(predict, ["merged"], "default: merged")
+    add_context(predict, [], "default: ring; state")
+    add_experts(predict, ["merged"], "default: merged")
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -51,45 +44,6 @@ def add(commands: Any) -> None:
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
     predict.set_defaults(run=_predict)
-
-    plan = add_verb(
-        commands, "plan", "the fastest placement, wires, batches, order, degrees that fit",
-        "--cluster frontier --model gpt-20b --gpus 384",
-    )  # fmt: skip
-    _add_job(plan)
-    plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
-    plan.add_argument(
-        "--micro-batch", nargs="+", type=at_least_one, help="to try (default: all that divide the batch)"
-    )
-    plan.add_argument(
-        "--recompute", nargs="+", choices=["none", "full"], default=["none", "full"], help="to try"
-    )
-    plan.add_argument(
-        "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
-    )
-    plan.add_argument("--pp", nargs="+", type=at_least_one, help="stages to try (default: powers of 2 to 16)")
-    plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
-    _add_context(plan, ["all"], "default: all")
-    _add_experts(plan, list(get_args(Route)), "default: all")
-    plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
-    plan.add_argument(
-        "--lengths", type=Path, metavar="FILE",
-        help="a batch's, one a line: which sequence goes to which ranks, in how many micro-steps",
-    )  # fmt: skip
-    plan.add_argument(
-        "--outer-gbps", type=positive, metavar="RATE",
-        help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
-    )  # fmt: skip
-    plan.add_argument(
-        "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
-    )
-    form = plan.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
-    form.add_argument("--csv", action="store_true", help="the same rows")
-    plan.add_argument(
-        "--write", metavar="NAME", help="write the best scheme and a suite of this name into config/"
-    )
-    plan.set_defaults(run=_plan)
 
     rehearse = add_verb(
         commands, "rehearse", "a suite before it runs: cost, memory, steps, what it decides",
@@ -101,7 +55,7 @@ def add(commands: Any) -> None:
     rehearse.set_defaults(run=_rehearse)
 
 
-def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) -> None:
+def add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) -> None:
     """Add the options of ranks along context. ways: the default"""
     parser.add_argument(
         "--cp", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks along context"
@@ -116,7 +70,7 @@ def _add_context(parser: argparse.ArgumentParser, ways: list[str], default: str)
     )  # fmt: skip
 
 
-def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str) -> None:
+def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str) -> None:
     """Add the options of ranks with different experts. routes: the default"""
     parser.add_argument(
         "--ep", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks that divide experts"
@@ -133,7 +87,7 @@ def _add_experts(parser: argparse.ArgumentParser, routes: list[str], default: st
     )
 
 
-def _add_job(parser: argparse.ArgumentParser) -> None:
+def add_job(parser: argparse.ArgumentParser) -> None:
     """Add the options that `predict` and `plan` share. Lists make a grid."""
     several = parser.prog.endswith("predict")
     parser.add_argument("--cluster", required=True, help="a folder of slurm/, or a machine file")
@@ -174,126 +128,17 @@ def _predict(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif options.csv:
-        _print_csv([flat(record) for record in records])
+        print_csv([flat(record) for record in records])
     else:
         print(text(records[0]) if len(records) == 1 else table(records))
     return int(all(record["fits"] is False for record in records))
 
 
-def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
+def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     columns = dict.fromkeys(key for row in rows for key in row)
     writer = csv.DictWriter(sys.stdout, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-
-
-def _plan(options: argparse.Namespace) -> None:
-    import json
-
-    from lowband.predict.request import sequence, setting
-    from lowband.predict.search.choice import chosen
-    from lowband.predict.search.plan import axes_to_try, plan
-    from lowband.predict.show import plan_files
-    from lowband.spec.config import Config
-
-    config = Config(options.root)
-    machine, stack = setting(config, options.cluster, options.stack)
-    model = config.given_model(options.model)
-    if options.write and options.cluster not in config.clusters:
-        raise UserError(
-            f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
-        )
-    if options.lengths is not None:
-        _plan_lengths(options, machine, stack, model)
-        return
-    if options.outer_gbps is not None:
-        _plan_seldom(options, config)
-        return
-    axes = axes_to_try(machine, options.tp, options.pp, options.layers, options.cp, options.ep, options.route)
-    found = plan(
-        machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, axes,
-        options.micro_batch, options.recompute, options.exact, options.ways, options.states,
-        options.imbalance,
-    )  # fmt: skip
-    written = plan_files.write(chosen(found)[0], options.write, config) if options.write else []
-    if options.json:
-        print(json.dumps(plan_files.records(found), indent=2))
-    elif options.csv:
-        _print_csv(plan_files.records(found))
-    else:
-        print("\n".join([plan_files.report(found), *(f"written: {path}" for path in written)]))
-
-
-def _plan_lengths(
-    options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
-) -> None:
-    import json
-
-    from lowband.predict.search.lengths_cost import Job, read_lengths
-    from lowband.predict.show import lengths as show
-
-    others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
-    beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
-    beside += ["--cp"] * (options.cp != [1]) + ["--ways"] * (options.ways != ["all"])
-    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep != [1])
-    if beside:
-        raise UserError(f"--lengths is without {beside[0]}")
-    batch = read_lengths(options.lengths, model)
-    found, refused = [], []
-    for recompute in options.recompute:
-        try:
-            found.append(show.rows(batch, Job(machine, stack, model, options.gpus, recompute)))
-        except UserError as error:
-            refused.append(error)
-    if not found:
-        raise refused[-1]
-    rows = min(found, key=lambda each: each[0]["step_s"])
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    elif options.csv:
-        _print_csv(rows)
-    else:
-        print(show.report(batch, rows))
-
-
-SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
-
-
-def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
-    import json
-
-    from lowband.predict.request import sequence, setting
-    from lowband.predict.search import plan_seldom
-    from lowband.predict.workload import Workload
-
-    if options.write or options.tp or options.pp or options.layers or options.cp + options.ep != [1, 1]:
-        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp, --ep and --layers")
-    machine, stack = setting(config, options.cluster, options.stack)
-    machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
-    model = config.given_model(options.model)
-    inside = plan_seldom.possible([config.scheme(name) for name in SELDOM], machine, options.gpus)
-    batch = options.global_batch or 4 * options.gpus
-    batches = [
-        (micro, batch // (options.gpus * micro))
-        for micro in options.micro_batch or [1]
-        if batch % (options.gpus * micro) == 0
-    ]
-    if not batches:
-        raise UserError(
-            f"no micro-batch divides {batch} sequences over {options.gpus} ranks",
-            where="--micro-batch",
-            allowed="a global batch of a multiple of ranks x micro-batch",
-        )
-    job = Workload(machine, stack, model, inside[0], options.gpus, 1, sequence(model, options.seq))
-    found = plan_seldom.plan(job, inside, options.most_stale, batches, options.recompute, options.exact)
-    rows = [choice.row() for choice in found]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    elif options.csv:
-        _print_csv(rows)
-    else:
-        print(plan_seldom.report(found, options.outer_gbps))
 
 
 def _rehearse(options: argparse.Namespace) -> int:
