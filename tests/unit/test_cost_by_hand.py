@@ -1,5 +1,6 @@
 """Time and memory of a job against numbers worked out by hand, and against formulas as papers print them."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.prediction import predict
-from lowband.predict.search.plan import KNOBS, Candidate, Plan, axes_to_try, jobs, plan
-from lowband.predict.show.plan_files import report, write
+from lowband.predict.search.candidates import KNOBS, Candidate, Plan
+from lowband.predict.search.degrees import axes_to_try
+from lowband.predict.search.plan import jobs, plan
+from lowband.predict.show.plan_files import write
+from lowband.predict.show.plan_text import report
 from lowband.predict.show.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
@@ -593,9 +597,10 @@ def test_batches_and_degrees_of_the_search() -> None:
         (4, 1, "depth", "full")
     }
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
-    for model, most in ((GPT, 3), (odd, 2)):
-        points = plan(MACHINE, OURS, model, 8, 64, 16, axes_to_try(MACHINE, [1, most], [1, most])).ranked
-        assert {point.job.levels.world for point in points} == {8}
+    for model, most, data in ((GPT, 3, {8}), (odd, 2, {8, 4})):  # 3 layers as 2 and 1
+        axes = axes_to_try(MACHINE, model, [1, most], [1, most])
+        points = plan(MACHINE, OURS, model, 8, 64, 16, axes, within=math.inf).ranked
+        assert {point.job.levels.world for point in points} == data
     assert not list(jobs(MACHINE, OURS, GPT, 8, 64, 12, [Ways()]))
     with pytest.raises(
         UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
@@ -608,7 +613,7 @@ def test_batches_and_degrees_of_the_search() -> None:
 def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
     device = MACHINE.device.model_copy(update={"memory_gib": 2 + 2e-3})
     machine = MACHINE.model_copy(update={"device": device})
-    found = plan(machine, OURS, GPT, 4, 64, 16, [Ways()])
+    found = plan(machine, OURS, GPT, 4, 64, 16, [Ways()], within=math.inf)
     shorts = {point.short_by for point in found.candidates.values()}
     assert 0 in shorts
     assert len(shorts) > 10

@@ -104,7 +104,7 @@ def _plan(options: argparse.Namespace) -> None:
         machine, stack, model, options.gpus, sequence(model, options.seq),
         options.global_batch or 4 * options.gpus, axes_to_try(machine, model, *degrees),
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
-        options.imbalance, of_stack(stack, options.software),
+        options.imbalance, of_stack(stack, model, options.software),
     )  # fmt: skip
     written: list[Path] = []
     if options.write and own:
@@ -180,7 +180,9 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
             allowed="a global batch of a multiple of ranks x micro-batch",
         )
     job = Workload(machine, stack, model, inside[0], options.gpus, 1, sequence(model, options.seq))
-    found = plan_seldom.plan(job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact)
+    found = plan_seldom.plan(
+        job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact
+    )
     rows = [choice.row() for choice in found]
     if options.json:
         print(json.dumps(rows, indent=2))

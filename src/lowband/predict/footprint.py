@@ -12,7 +12,7 @@ from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
-from lowband.predict.place import Place, alike, places
+from lowband.predict.place import Place, alike, fullest
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, Levels
@@ -44,7 +44,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
     if not job.axes.is_uneven:
         return _items(job, alike(job))
     shape, points = job.points()
-    return stacked(shape, [_fullest([_items(one, place) for place in places(one)], one) for one in points])
+    return stacked(shape, [_fullest([_items(one, place) for place in fullest(one)], one) for one in points])
 
 
 def _fullest(of_places: Sequence[dict[str, Num]], job: Workload) -> dict[str, Num]:
@@ -65,7 +65,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     )  # fmt: skip
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
-    items["activations"] = _apart(*of_it) if place.actions else _alike(job, *of_it)
+    items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
     items["logits"] = (
         place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
     )
@@ -152,17 +152,10 @@ def _alike(job: Workload, place: Place, tokens: Num, kept: Kept) -> Num:
 
 
 def _apart(place: Place, tokens: Num, kept: Kept) -> Num:
-    """The same at a place in a pipeline of uneven stages, action by action."""
-    held = late = 0  # blocks with a micro-batch's activations, and of them those whose weight parts wait
+    """The same at a place in a pipeline of uneven stages."""
     most: Num = 0.0
-    for kind, stage, _ in place.actions:
-        blocks = place.of_stage[stage]
-        held += blocks if kind == "forward" else 0
-        late += blocks if kind == "input" else 0
-        again = late + (kind == "backward")  # a whole backward recomputes block by block
-        most = max(most, held * kept.block + again * kept.working)
-        held -= blocks if kind in ("backward", "weight") else 0
-        late -= blocks if kind == "weight" else 0
+    for held, again in place.held:
+        most = np.maximum(most, held * kept.block + again * kept.working)
     return tokens * most
 
 

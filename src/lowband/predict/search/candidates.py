@@ -12,6 +12,7 @@ from lowband.spec.wire import Wire
 
 # The largest mean error of held-out rows of step times over all sources (docs/predictor-errors.md).
 MODEL_ERROR = 0.075
+SHOWN = 10  # placements of a plan
 
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MEMORY_KNOBS = (

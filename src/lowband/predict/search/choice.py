@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lowband.predict.footprint import GIB
 from lowband.predict.room import surely
-from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, WIRES, Candidate, Plan
+from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, SHOWN, WIRES, Candidate, Plan
 from lowband.spec.wire import WIRE_BITS
 
 STATES = KNOBS[:4]  # weights, secondary, grads, optim
@@ -23,7 +23,7 @@ def fits_surely(candidate: Candidate) -> bool:
 
 
 def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:
-    """The best candidate of each placement, fastest first.
+    """The best candidate of each of the ten fastest placements, fastest first.
 
     A further lossy wire is taken only if it makes the step faster by more than `error`; and a placement has
     lossy wires only if they make it faster, by more than that, than the fastest candidate without any.
@@ -42,7 +42,7 @@ def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:
         best.append(_safe([each for each in candidates if lossy_wires(each) == lossy_wires(one)], one, error))
     ordered = sorted(best, key=lambda candidate: candidate.step_time_s)
     first = _safe(ordered, ordered[0], error)
-    return [first, *(one for one in ordered if one is not first)]
+    return [first, *(one for one in ordered if one is not first)][:SHOWN]
 
 
 def _safe(candidates: Sequence[Candidate], fastest: Candidate, error: float) -> Candidate:

@@ -1,12 +1,12 @@
-"""Which degrees, ways and schedules a search tries, of those that model, ranks and machine can be divided into.
+"""Which degrees, ways and schedules a search tries, of those that model, ranks and machine allow.
 
-    tensor    every power of two to the node's size
-    pipeline  every number of ranks over which the layers can be divided, or all but the ends can (see `ends`)
-    context   1 unless degrees are given, and then in every way, or those given, for the levels that it
-              crosses; expert likewise, and then by every route, or those given
-    schedule  on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
-              where a step has several micro-batches; on several every schedule that is predicted, with every
-              number of stages a rank into which layers can be divided, or the stages whose blocks are given
+tensor    every power of two to the node's size
+pipeline  every number of ranks over which the layers can be divided, or all but the ends can (see `ends`)
+context   1 unless degrees are given, and then in every way, or those given, for the levels that it
+          crosses; expert likewise, and then by every route, or those given
+schedule  on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
+          where a step has several micro-batches; on several every schedule that is predicted, with every
+          number of stages a rank into which layers can be divided, or the stages whose blocks are given
 """
 
 import itertools

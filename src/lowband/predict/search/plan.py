@@ -21,16 +21,19 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.bytes import transfers
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.room import surely
 from lowband.predict.search.candidates import (
     KNOBS,
     MEMORY_KNOBS,
     MODEL_ERROR,
+    SHOWN,
     WIRES,
     Candidate,
     Knobs,
@@ -46,6 +49,7 @@ from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.schedules import SCHEDULES
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
 from lowband.spec.step import States
@@ -80,16 +84,15 @@ def plan(
     states:        how those of linear layers travel, as `in_ways` has it
     imbalance:     of experts, as Workload has it
     software:      of which one must run a candidate; none: any candidate is tried
-    within:        of each placement with as many lossy wires, every candidate is found that is slower than
-                   the fastest by at most this share; inf: all of them
+    within:        the model's error, as `choice.chosen` has it: what is chosen with it is found for certain;
+                   inf: all candidates are
     """
     check_ways(machine, ways)
     tried = possible(
         machine, model, ranks, axes or axes_to_try(machine, model), seq_len, ways, states
     )  # fmt: skip
-    bases = list(
-        _bases(machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute, imbalance)
-    )
+    job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
+    bases = list(_bases(*job, imbalance))
     if not bases:
         given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(
@@ -97,6 +100,8 @@ def plan(
             f"{ranks} ranks{given}",
             allowed=f"a multiple of the data-parallel ranks{given}",
         )
+    if software:
+        bases = [base for base in bases if any(row.computes(base) for row in software)]
     search = _Search(bases, exact, tuple(software), within)
     search.run()
     names = [row.name for row in software]
@@ -115,7 +120,8 @@ class _Search:
     """bases: jobs that differ in all but placement and wires, with their micro-batches as arrays.
 
     found:  what was predicted; tried: how many there are
-    best:   by placement and lossy wires, the seconds of the fastest that fits
+    limits: by placement and lossy wires, the most seconds of what is chosen there; last_row: of the last of
+            the placements that are shown; exact_best: of the fastest without lossy wires
     """
 
     bases: Sequence[Workload]
@@ -124,17 +130,42 @@ class _Search:
     within: float
     found: dict[Knobs, Candidate] = field(default_factory=dict)
     tried: int = 0
-    best: dict[Knobs, float] = field(default_factory=dict)
+    limits: dict[Knobs, float] = field(default_factory=dict)
+    last_row: float = np.inf
+    exact_best: float = np.inf
     peaks: dict[Knobs, Num] = field(default_factory=dict)
 
     def run(self) -> None:
         floors = [_floor(base) for base in self.bases]
-        for i in sorted(range(len(floors)), key=lambda i: floors[i]):
-            for job, takes in self._placed(self.bases[i]):
+        order = sorted(range(len(floors)), key=lambda i: floors[i].min())
+        for i in order:
+            base, near = self.bases[i], []
+            for scheme, takes in self._placed(base):
                 self.tried += int(np.sum(takes))
-                known = self.best.get(_placement(job), np.inf)
-                if floors[i] <= known * (1 + self.within):
-                    self._predict(job, takes)
+                if floors[i].min() <= self._most(scheme):
+                    near.append((scheme, takes))
+            has_room = self._has_room(base) if near else np.array(False)
+            for scheme, takes in near:
+                self._predict(base, scheme, takes & has_room & (floors[i] <= self._most(scheme)))
+        if not any(not c.short_by for c in self.found.values()):  # what is short of memory by least
+            for i in order:
+                for scheme, takes in self._placed(self.bases[i]):
+                    self._predict(self.bases[i], scheme, takes)
+
+    def _most(self, scheme: Scheme) -> float:
+        """The most seconds of a candidate that is to be found: of those that are shown, and with lossy wires
+        it must gain on all without."""
+        if np.isinf(self.within):
+            return np.inf
+        *_, lossy = placed = _placement(scheme)
+        most = min(self.limits.get(placed, np.inf), self.last_row)
+        return min(most, self.exact_best / (1 + self.within)) if lossy else most
+
+    def _has_room(self, base: Workload) -> NDArray[np.bool_]:
+        """Of each micro-batch, whether its activations leave room; of all, if all are to be found."""
+        items = memory_items(base)
+        least = items["framework"] + items["activations"] + items["logits"]
+        return np.broadcast_to((least <= _room(base.machine)) | np.isinf(self.within), base.micro_batch.shape)
 
     def around(self, best: Candidate) -> Mapping[Knobs, Candidate]:
         """Those that differ from one in a single choice, predicted if they have not been."""
@@ -142,42 +173,56 @@ class _Search:
         for base in self.bases:
             if not _near(replace(base, scheme=best.batches.scheme), best, **of):
                 continue
-            for job, takes in self._placed(base):
+            for scheme, takes in self._placed(base):
+                job = replace(base, scheme=scheme)
                 if knobs_of(job, **of) not in self.found and _near(job, best, **of):
-                    self._predict(job, takes)
+                    self._predict(base, scheme, takes)
         return self.found
 
-    def _placed(self, base: Workload) -> Iterator[tuple[Workload, Num]]:
-        """A job under each scheme that some software runs, and which of its micro-batches that takes."""
+    def _placed(self, base: Workload) -> Iterator[tuple[Scheme, NDArray[np.bool_]]]:
+        """The schemes under which some software runs a job, and which of its micro-batches that takes."""
+        running = [(row, row.takes(base)) for row in self.software if row.computes(base)]
         for scheme in schemes(base.levels, self.exact):
-            job = replace(base, scheme=scheme)
-            takes: Num = np.full(np.shape(base.micro_batch), not self.software)
-            for row in self.software:
-                if row.runs(job):
-                    takes = takes | row.takes(job)
-            if np.any(takes):
-                yield job, takes
+            takes = np.full(base.micro_batch.shape, not self.software)
+            for row, by_row in running:
+                if row.places(scheme, base):
+                    takes = takes | by_row
+            if takes.any():
+                yield scheme, takes
 
-    def _predict(self, job: Workload, takes: Num) -> None:
-        placed = knobs_of(job, MEMORY_KNOBS)  # wires are left out: they take no memory
+    def _predict(self, base: Workload, scheme: Scheme, which: NDArray[np.bool_]) -> None:
+        """which: of its micro-batches"""
+        if not which.any():
+            return
+        job = replace(
+            base, scheme=scheme, micro_batch=base.micro_batch[which], accumulation=base.accumulation[which]
+        )
+        placed = (*knobs_of(job, MEMORY_KNOBS), *job.micro_batch)  # wires are left out: they take no memory
         if placed not in self.peaks:
             self.peaks[placed] = peak_bytes(memory_items(job), job.keeps_grads)
-        memory_gib = job.machine.device.memory_gib
-        room = np.inf if memory_gib is None else memory_gib * GIB
         peak = self.peaks[placed]
-        short = np.maximum(0.0, peak - room)
-        fits = (short == 0) & takes
-        time = step_time(job).total if np.any(fits) else np.inf
-        if np.any(fits):
-            key = _placement(job)
-            fastest = float(np.min(np.where(fits, time, np.inf)))
-            self.best[key] = min(fastest, self.best.get(key, np.inf))
-        for b, a, t, s, p, takes_it in np.broadcast(
-            job.micro_batch, job.accumulation, time, short, peak, takes
-        ):
-            if takes_it:
-                knobs = knobs_of(job, micro_batch=int(b))
-                self.found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s), float(p))
+        short = np.maximum(0.0, peak - _room(job.machine))
+        time = np.inf
+        if np.any(short == 0):
+            time = step_time(job).total
+            self._note(_placement(scheme), time, short == 0, surely(job.machine, peak) <= _room(job.machine))
+        for b, a, t, s, p in np.broadcast(job.micro_batch, job.accumulation, time, short, peak):
+            knobs = knobs_of(job, micro_batch=int(b))
+            self.found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s), float(p))
+
+    def _note(self, placed: Knobs, time: Num, fits: Num, fits_surely: Num) -> None:
+        """What is chosen of a placement is the fastest that surely fits, or at most `within` slower than the
+        fastest that does."""
+        fastest, safest = (float(np.min(np.where(which, time, np.inf))) for which in (fits, fits_surely))
+        limit = min(fastest * (1 + self.within), safest)
+        if limit >= self.limits.get(placed, np.inf):
+            return
+        self.limits[placed] = limit
+        rows: dict[Knobs, float] = {}
+        for (*states, _), seconds in self.limits.items():
+            rows[tuple(states)] = min(seconds, rows.get(tuple(states), np.inf))
+        self.last_row = sorted(rows.values())[SHOWN - 1] if len(rows) >= SHOWN else np.inf
+        self.exact_best = min((each for key, each in self.limits.items() if not key[-1]), default=np.inf)
 
 
 def _near(job: Workload, best: Candidate, micro_batch: int) -> bool:
@@ -185,20 +230,39 @@ def _near(job: Workload, best: Candidate, micro_batch: int) -> bool:
     return knobs == best.knobs or differ_in_one(knobs, best.knobs)
 
 
-def _placement(job: Workload) -> Knobs:
+def _placement(scheme: Scheme) -> Knobs:
     """What `within` goes by."""
-    lossy = sum(job.scheme.wire(name) != "native" for name in WIRES)
-    return (*knobs_of(job, KNOBS[:4]), lossy)
+    lossy = sum(scheme.wire(name) != "native" for name in WIRES)
+    return (*(getattr(scheme, name) for name in KNOBS[:4]), lossy)
 
 
-def _floor(base: Workload) -> float:
-    """The least seconds of a step under any scheme: what it takes without collectives of sharding."""
-    step = step_time(base)
-    beside = sum(
-        (time for name, time in step.items.items() if name.startswith("exposed_") or name == "optimizer"),
-        start=0.0,
-    )
-    return float(np.min(step.total - beside))
+def _room(machine: Machine) -> float:
+    memory_gib = machine.device.memory_gib
+    return np.inf if memory_gib is None else memory_gib * GIB
+
+
+def _floor(base: Workload) -> NDArray[np.float64]:
+    """The least seconds of a step under any scheme: what it takes without collectives of sharding.
+
+    Of uneven stages: what they take in the mean, if none has a head. Where backwards are split, all but the
+    first rank wait at least for a forward in each stage before theirs.
+    """
+    model, axes = base.model, base.axes
+    if axes.is_uneven:
+        even = {"layers": axes.stages * max(axes.layers), "vocab": axes.tensor}
+        larger = model.model_copy(update=even)
+        part = model.layers / larger.layers
+        return part * _floor(replace(base, model=larger, axes=axes.model_copy(update={"layers": ()})))
+    splits = SCHEDULES[axes.row].splits
+    whole = replace(base, axes=axes.model_copy(update={"schedule": "1f1b"})) if splits else base
+    step = step_time(whole)
+    others = {name for name in step.items if name.startswith("exposed_")} | {"optimizer"}
+    if splits:
+        others.add("bubble")
+    least = step.total - sum((step.items[name] for name in others), start=0.0)
+    if splits:
+        least = least + (axes.pipeline - 1) / axes.chunks * step.items["forward"] / base.accumulation
+    return np.broadcast_to(least, base.micro_batch.shape)
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
@@ -224,7 +288,10 @@ def jobs(
     recompute: Sequence[Recompute] = RECOMPUTE,
     exact: bool = False,
 ) -> Iterator[Workload]:
-    """Every job of the search; each has its micro-batches as an array. Raises UserError for impossible axes."""
+    """Every job of the search; each has its micro-batches as an array.
+
+    Raises UserError if no axes are possible.
+    """
     tried = possible(machine, model, ranks, axes, seq_len, (ALL_WAYS,), ())
     for base in _bases(machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute):
         for scheme in schemes(base.levels, exact):

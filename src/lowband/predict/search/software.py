@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
@@ -40,25 +42,27 @@ class Software:
 
     name: str
     stacks: tuple[str, ...]
-    places: Callable[[Workload], bool]
+    places: Callable[[Scheme, Workload], bool]
     schedules: frozenset[Name]
     recompute: frozenset[Recompute]
     axes: frozenset[str] = frozenset({"tensor", "context", "expert", "pipeline"})
     whole: bool = False
 
-    def runs(self, job: Workload) -> bool:
-        """Whether it runs the job, in at least one of its numbers of micro-batches."""
-        axes = job.axes
-        apart = {name for name in ("tensor", "context", "expert", "pipeline") if getattr(axes, name) > 1}
+    def runs(self, job: Workload, scheme: Scheme | None = None) -> bool:
+        """Whether it runs the job, in at least one of its numbers of micro-batches. scheme: instead of its"""
+        return self.computes(job) and self.places(scheme or job.scheme, job)
+
+    def computes(self, job: Workload) -> bool:
+        """Whether it has the job's axes, schedule and recomputation."""
+        apart = {name for name in ("tensor", "context", "expert", "pipeline") if getattr(job.axes, name) > 1}
         return (
             apart <= self.axes
-            and axes.row in self.schedules
+            and job.axes.row in self.schedules
             and job.recompute in self.recompute
-            and self.places(job)
             and bool(np.any(self.takes(job)))
         )
 
-    def takes(self, job: Workload) -> np.ndarray:  # type: ignore[type-arg]
+    def takes(self, job: Workload) -> NDArray[np.bool_]:
         """Of each number of micro-batches, whether it runs that many."""
         many = np.asarray(job.accumulation)
         rounds = self.whole and job.axes.chunks > 1
@@ -69,15 +73,14 @@ def _is_exact(scheme: Scheme) -> bool:
     return all(scheme.wire(name) == "native" for name in WIRES)
 
 
-def _of_megatron(job: Workload) -> bool:
-    s = job.scheme
+def _of_megatron(s: Scheme, job: Workload) -> bool:
     return _is_exact(s) and s.secondary is None and (s.weights, s.grads) == (SELF, SELF)
 
 
-def _of_deepspeed(job: Workload) -> bool:
-    s, wires = job.scheme, {name: job.scheme.wire(name) for name in WIRES}
+def _of_deepspeed(s: Scheme, job: Workload) -> bool:
+    wires = {name: s.wire(name) for name in WIRES}
     if job.is_in_stages:
-        return _of_megatron(job)
+        return _of_megatron(s, job)
     if s.weights == WORLD:  # ZeRO-3, with the weights of a node once more where ZeRO++ gathers them there
         gathers = wires["forward_gather"], wires["backward_gather"]
         quantized = gathers in (("native", "native"), ("int8", "int8")) or (
@@ -89,8 +92,7 @@ def _of_deepspeed(job: Workload) -> bool:
     return _is_exact(s) and (s.grads, s.optim) in ((SELF, SELF), (SELF, WORLD), (WORLD, WORLD))
 
 
-def _of_fsdp(job: Workload) -> bool:
-    s = job.scheme
+def _of_fsdp(s: Scheme, job: Workload) -> bool:
     if not _is_exact(s) or s.optim == SELF:
         return _is_exact(s) and s.secondary is None
     if job.is_in_stages:  # weights stay gathered, and gradients whole, between micro-batches
@@ -99,7 +101,7 @@ def _of_fsdp(job: Workload) -> bool:
     return is_kept or s.weights == s.grads == s.optim
 
 
-def _of_ours(job: Workload) -> bool:
+def _of_ours(s: Scheme, job: Workload) -> bool:
     return job.model.is_gpt
 
 
@@ -130,7 +132,7 @@ SOFTWARE: Final = (
 )  # fmt: skip
 
 
-def of_stack(stack: Stack, names: Sequence[str] | None = None) -> tuple[Software, ...]:
+def of_stack(stack: Stack, model: ModelSpec, names: Sequence[str] | None = None) -> tuple[Software, ...]:
     """What runs a plan on the stack: its own software, and our engine, whose rows stand on its constants.
 
     names: of others, or `any`. Of a stack that no row names nothing is known, as of any: ().
@@ -138,7 +140,8 @@ def of_stack(stack: Stack, names: Sequence[str] | None = None) -> tuple[Software
     if names is not None:
         return () if ANY in names else tuple(row for row in SOFTWARE if row.name in names)
     own = tuple(row for row in SOFTWARE if stack.name in row.stacks)
-    return tuple(dict.fromkeys((*own, OURS))) if own else ()
+    ours = (OURS,) if model.is_gpt else ()
+    return tuple(dict.fromkeys((*own, *ours))) if own else ()
 
 
 def runners(job: Workload) -> tuple[str, ...]:

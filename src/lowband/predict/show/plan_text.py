@@ -9,9 +9,8 @@ from lowband.predict.search.choice import chosen, lossy_wires
 from lowband.predict.search.software import runners
 from lowband.predict.show.render import fits, record, text
 from lowband.predict.workload import Workload
-from lowband.spec.axes import SHORT_ALL, shown
-
-SHOWN = 10
+from lowband.spec.axes import SHORT_ALL
+from lowband.spec.axes import shown as in_words
 
 
 def report(plan: Plan) -> str:
@@ -19,16 +18,14 @@ def report(plan: Plan) -> str:
     rows = chosen(plan)
     best = rows[0]
     lines = [
-        f"predicted on {best.batches.machine.name}, stack {best.batches.stack.name}: {plan.tried:,} candidates, "
-        f"{len(plan.candidates):,} of them predicted, {len(plan.ranked):,} fit",
+        f"predicted on {best.batches.machine.name}, stack {best.batches.stack.name}: {plan.tried:,} "
+        f"candidates, {len(plan.candidates):,} of them predicted, {len(plan.ranked):,} fit",
         f"the fastest of each placement; lossy wires where they gain more than the model's error, "
         f"{100 * MODEL_ERROR:g} %:",
         "",
     ]
-    for i, candidate in enumerate(rows[:SHOWN], start=1):
+    for i, candidate in enumerate(rows, start=1):
         lines += [f"{i:2} {_line(candidate)}", f"   {_why(candidate)}"]
-    if len(rows) > SHOWN:
-        lines.append(f"   and {len(rows) - SHOWN} more: --csv")
     lines += ["", text(record(best.job, predict(best.job))), "", "why, one choice changed at a time:"]
     return "\n".join([*lines, *(f"  {line}" for line in plan.reasons(best)), "", plan.left_out])
 
@@ -49,7 +46,7 @@ def _record(rank: int, c: Candidate) -> dict[str, Any]:
         "rank": rank, **{key: row[key] for key in shown}, "step_time_fast_s": fast, "step_time_slow_s": slow,
         **{SHORT_ALL.get(knob, knob): value for knob, value in zip(KNOBS, c.knobs, strict=True)},
         "order": c.job.order,
-        "layers": shown(c.job.axes.layers),
+        "layers": in_words(c.job.axes.layers),
         "runs_in": " ".join(runners(c.job)),
         "lossy_wires": lossy_wires(c),
     }  # fmt: skip
@@ -65,8 +62,8 @@ def _line(c: Candidate) -> str:
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
         f"micro-batch {c.micro_batch} x {c.accumulation}, {order}, "
-        f"recompute {job.recompute}, tp {job.axes.tensor}, {_cp(job)}{_ep(job)}pp {job.axes.pipeline}{_layers(job)}; "
-        f"{_runs_in(job)}"
+        f"recompute {job.recompute}, tp {job.axes.tensor}, {_cp(job)}{_ep(job)}"
+        f"pp {job.axes.pipeline}{_layers(job)}; {_runs_in(job)}"
     )
 
 
