@@ -3,7 +3,8 @@
 Per token and block, with h hidden, k width of keys (and of values), f MLP width, a heads, T sequence length:
 
     norm inputs 2h + 2h   qkv input 2h   qkv output 2(h + 2k)   attention output 2h   up input 2h
-    MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product
+    MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product; of a gated
+    one the stack may compute again the activation function, and the product
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
     linear layer neither, but what cost/linear.py counts: bytes are of the mean block
     experts, in place of an MLP: 4h + 12 E of a router; shared experts as an MLP; for each pair of a token and
@@ -56,6 +57,7 @@ def kept_bytes_per_token(
     gathered: float = 0,
     context: Num = 0,
     load: float = 1.0,
+    gated_kept: int = 4,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
@@ -63,11 +65,12 @@ def kept_bytes_per_token(
     context:  bytes that attention between ranks along context keeps besides (cost/context_load.py), and
               linear attention (cost/linear.py)
     load:     of experts, rows of the fullest rank's as a multiple of the mean
+    gated_kept: vectors of a gated MLP's width that are kept, of the 4 that it has
     """
     h, k, heads = model.hidden, model.kv_hidden, model.heads
     f = model.mlp_width if model.experts is None else 0
     tensor, outside = axes.tensor, axes.outside
-    between = HALF * (h + 2 * k) + HALF * h + HALF * f * (4 if model.gated else 2)
+    between = HALF * (h + 2 * k) + HALF * h + HALF * f * (gated_kept if model.gated else 2)
     replicated: float = HALF * 4 * h + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
     core = core * (1 - model.linear_layers / model.layers)
@@ -75,7 +78,7 @@ def kept_bytes_per_token(
     if model.experts is not None:  # of which only attention is cut
         width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
         replicated += rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
-        replicated += HALF * (4 if model.gated else 2) * width * model.shared_experts
+        replicated += HALF * (gated_kept if model.gated else 2) * width * model.shared_experts
         replicated += h * _summed(model, axes, load)
         outputs += HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)

@@ -3,7 +3,7 @@
     weights    b_c N / |weights|     0 where the master shard takes their place (`keeps_weights_copy`)
     secondary  b_c N / |secondary|
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
-                                     grads level
+                                     grads level; 2 instead of 4 where gradients are summed in bf16
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
@@ -66,6 +66,7 @@ def state_bytes(
     backend: str,
     pattern: Pattern = "hops",
     order: Order = "depth",
+    grad_bytes: int = GRAD_BYTES,
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
@@ -73,6 +74,7 @@ def state_bytes(
     accumulation, order: micro-batches per step, and the order in which units compute them
     backend:     torch.distributed's backend
     pattern:     how collectives run
+    grad_bytes:  of a gradient that is kept
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -83,7 +85,7 @@ def state_bytes(
     blocks = sorted(unit_numels[1:])
     is_gathered = bool(levels.hops(SELF, scheme.weights))
     keeps_grads = passes(accumulation, order) > 1
-    grads = GRAD_BYTES * numel // levels.size(scheme.grads if keeps_grads else scheme.optim)
+    grads = grad_bytes * numel // levels.size(scheme.grads if keeps_grads else scheme.optim)
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
@@ -92,7 +94,7 @@ def state_bytes(
         "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
-        **({"sums": GRAD_BYTES * summed} if summed else {}),
+        **({"sums": grad_bytes * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
     }

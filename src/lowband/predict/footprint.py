@@ -10,7 +10,7 @@ from lowband.cost import linear
 from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
-from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, state_bytes
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.workload import Workload
@@ -61,7 +61,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     }
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
-        _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load,
+        _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
     )  # fmt: skip
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
@@ -88,6 +88,7 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
         state_bytes(
             numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
+            DTYPE_BYTES[job.stack.summed_dtype],
         )
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels
@@ -133,7 +134,7 @@ def _of_stages(job: Workload, place: Place, items: Mapping[str, int], accumulati
     if items["gathered"]:
         found["gathered"] = DTYPE_BYTES[job.compute_dtype] * place.gathered
     if accumulation > 1:
-        found["grads"] = max(items["grads"], GRAD_BYTES * place.summed)
+        found["grads"] = max(items["grads"], DTYPE_BYTES[job.stack.summed_dtype] * place.summed)
     return found
 
 
