@@ -163,8 +163,10 @@ class _Search:
 
     def _has_room(self, base: Workload) -> NDArray[np.bool_]:
         """Of each micro-batch, whether its activations leave room; of all, if all are to be found."""
-        items = memory_items(base)
-        least = items["framework"] + items["activations"] + items["logits"]
+        even, _ = _even(base)
+        items, most = memory_items(even), max(base.axes.layers, default=1)
+        kept = 1 - 1 / most if base.axes.is_uneven else 1  # a stage has at least so much of the longest one
+        least = items["framework"] + kept * items["activations"]
         return np.broadcast_to((least <= _room(base.machine)) | np.isinf(self.within), base.micro_batch.shape)
 
     def around(self, best: Candidate) -> Mapping[Knobs, Candidate]:
@@ -247,12 +249,8 @@ def _floor(base: Workload) -> NDArray[np.float64]:
     Of uneven stages: what they take in the mean, if none has a head. Where backwards are split, all but the
     first rank wait at least for a forward in each stage before theirs.
     """
-    model, axes = base.model, base.axes
-    if axes.is_uneven:
-        even = {"layers": axes.stages * max(axes.layers), "vocab": axes.tensor}
-        larger = model.model_copy(update=even)
-        part = model.layers / larger.layers
-        return part * _floor(replace(base, model=larger, axes=axes.model_copy(update={"layers": ()})))
+    base, part = _even(base)
+    axes = base.axes
     splits = SCHEDULES[axes.row].splits
     whole = replace(base, axes=axes.model_copy(update={"schedule": "1f1b"})) if splits else base
     step = step_time(whole)
@@ -262,7 +260,18 @@ def _floor(base: Workload) -> NDArray[np.float64]:
     least = step.total - sum((step.items[name] for name in others), start=0.0)
     if splits:
         least = least + (axes.pipeline - 1) / axes.chunks * step.items["forward"] / base.accumulation
-    return np.broadcast_to(least, base.micro_batch.shape)
+    return part * np.broadcast_to(least, base.micro_batch.shape)
+
+
+def _even(base: Workload) -> tuple[Workload, float]:
+    """A job with as many blocks in each stage as in the longest one, and no head if they differ, and which
+    part of its blocks there are."""
+    model, axes = base.model, base.axes
+    if not axes.is_uneven:
+        return base, 1.0
+    layers = axes.stages * max(axes.layers)
+    larger = model.model_copy(update={"layers": layers, "vocab": axes.tensor})
+    return replace(base, model=larger, axes=axes.model_copy(update={"layers": ()})), model.layers / layers
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
