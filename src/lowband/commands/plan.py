@@ -71,7 +71,7 @@ def add(commands: Any) -> None:
         help="write the best scheme and a suite of this name into config/; with --software the options of "
         "that one into a file of this name",
     )  # fmt: skip
-    plan.set_defaults(run=_plan)
+    plan.set_defaults(run=_plan, cp=None, ep=None)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -99,10 +99,11 @@ def _plan(options: argparse.Namespace) -> None:
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
+    seq_len = sequence(model, options.seq)
     degrees = options.tp, options.pp, options.layers, options.cp, options.ep, options.route
     found = plan(
-        machine, stack, model, options.gpus, sequence(model, options.seq),
-        options.global_batch or 4 * options.gpus, axes_to_try(machine, model, *degrees),
+        machine, stack, model, options.gpus, seq_len,
+        options.global_batch or 4 * options.gpus, axes_to_try(machine, model, *degrees, seq_len),
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
         options.imbalance, of_stack(stack, model, options.software),
     )  # fmt: skip
@@ -129,8 +130,8 @@ def _plan_lengths(
 
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
     beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
-    beside += ["--cp"] * (options.cp != [1]) + ["--ways"] * (options.ways != ["all"])
-    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep != [1])
+    beside += ["--cp"] * (options.cp is not None) + ["--ways"] * (options.ways != ["all"])
+    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep is not None)
     if beside:
         raise UserError(f"--lengths is without {beside[0]}")
     batch = read_lengths(options.lengths, model)
@@ -161,7 +162,7 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
-    if options.write or options.tp or options.pp or options.layers or options.cp + options.ep != [1, 1]:
+    if options.write or options.tp or options.pp or options.layers or options.cp or options.ep:
         raise UserError("--outer-gbps is without --write, --tp, --pp, --cp, --ep and --layers")
     machine, stack = setting(config, options.cluster, options.stack)
     machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)

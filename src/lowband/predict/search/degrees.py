@@ -24,6 +24,8 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.step import Route, Schedule, States
 
+LEAST_TOKENS = 4096  # of a sequence on a rank along context, where no degree is given
+
 
 def axes_to_try(
     machine: Machine,
@@ -31,15 +33,18 @@ def axes_to_try(
     tensor: Sequence[int] | None = None,
     pipeline: Sequence[int] | None = None,
     layers: Sequence[int] = (),
-    context: Sequence[int] = (1,),
-    expert: Sequence[int] = (1,),
+    context: Sequence[int] | None = (1,),
+    expert: Sequence[int] | None = (1,),
     routes: Sequence[Route] = get_args(Route),
+    seq_len: int = 1,
 ) -> list[Ways]:
-    """All of these degrees with each other. None: as the module says.
+    """All of these degrees with each other. None: as the module says, of sequences of seq_len.
 
     layers: blocks of each stage, equally many stages on each rank; none: equally many blocks, or fewer at
             the ends
     """
+    context = context or _powers(max(1, seq_len // LEAST_TOKENS))
+    expert = expert or [n for n in _powers(model.experts or 1) if (model.experts or 1) % n == 0]
     dividing = [count for count in divisors(len(layers)) if count > 1] or [1]
     stages = pipeline or (dividing if layers else _dividing(model.layers))
     return [
