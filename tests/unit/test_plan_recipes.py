@@ -135,7 +135,7 @@ def test_the_planner_is_no_slower_than_a_recipe_that_fits(name: str) -> None:
 
 def test_metas_recipe_of_8k() -> None:
     """Within 10 % of 12.7 s with 2 and with 4 stages a rank, which the paper does not say; with 4 it fits
-    within the memory model's error, with 2 it does not. The planner's row is faster than the published one."""
+    within the memory model's error, with 2 it does not. The planner's row is faster than published."""
     recipe = RECIPES["405b"]
     assert all(abs(one / recipe.published - 1) < 0.1 for one in times("405b"))
     peaks = [float(predict(job, interval=False).peak_memory_bytes) / GIB for job in recipe.jobs()]

@@ -2,8 +2,9 @@
 
 tensor    every power of two to the node's size
 pipeline  every number of ranks over which the layers can be divided, or all but the ends can (see `ends`)
-context   1 unless degrees are given, and then in every way, or those given, for the levels that it
-          crosses; expert likewise, and then by every route, or those given
+context   every power of two that leaves a rank 4,096 tokens, in every way, or those given, for the levels
+          that it crosses
+expert    of a model with experts every power of two that divides them, by every route, or those given
 schedule  on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
           where a step has several micro-batches; on several every schedule that is predicted, with every
           number of stages a rank into which layers can be divided, or the stages whose blocks are given
