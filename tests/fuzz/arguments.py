@@ -70,6 +70,9 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --software deepspeed --write found",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tokens 1e9 --hours-between-failures 5e4 "
+        "--restart-minutes 10 --checkpoint-seconds 30",
         f"{JOB} --gpus 8 --recompute full --lengths lengths.txt --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --cp 2 --ways heads ring --micro-batch 1",
     ),

@@ -17,6 +17,7 @@ from lowband.errors import UserError
 from lowband.spec.step import Route
 
 if TYPE_CHECKING:
+    from lowband.predict.search.candidates import Candidate
     from lowband.spec.config import Config
     from lowband.spec.machine import Machine
     from lowband.spec.model import ModelSpec
@@ -57,6 +58,22 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     plan.add_argument(
         "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
+    )
+    plan.add_argument(
+        "--tokens",
+        type=positive,
+        metavar="N",
+        help="of a whole run: days, GPU-hours, energy of the first row",
+    )
+    plan.add_argument(
+        "--hours-between-failures", type=positive, metavar="H",
+        help="of one rank, the mean (Llama 3: 50,700); with --tokens",
+    )  # fmt: skip
+    plan.add_argument(
+        "--restart-minutes", type=positive, metavar="M", help="after a failure, until training goes on"
+    )
+    plan.add_argument(
+        "--checkpoint-seconds", type=positive, metavar="S", help="for which training waits for a checkpoint"
     )
     form = plan.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
@@ -117,7 +134,23 @@ def _plan(options: argparse.Namespace) -> None:
     elif options.csv:
         print_csv(plan_text.records(found))
     else:
-        print("\n".join([plan_text.report(found), *(f"written: {path}" for path in written)]))
+        whole = _whole_run(options, chosen(found)[0])
+        print("\n".join([plan_text.report(found), *whole, *(f"written: {path}" for path in written)]))
+
+
+def _whole_run(options: argparse.Namespace, best: "Candidate") -> list[str]:
+    from lowband.predict.prediction import predict
+    from lowband.predict.whole import HOUR_S, Conditions, lines, whole_run
+
+    others = ("hours_between_failures", "restart_minutes", "checkpoint_seconds")
+    if options.tokens is None:
+        beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+        if beside:
+            raise UserError(f"{beside[0]} is for a run of --tokens")
+        return []
+    hours, minutes, seconds = (getattr(options, name) for name in others)
+    given = Conditions(options.tokens, hours and hours * HOUR_S, 60 * (minutes or 0.0), seconds or 0.0)
+    return ["", *lines(whole_run(best.job, predict(best.job), given), given)]
 
 
 def _plan_lengths(

@@ -135,13 +135,13 @@ SOFTWARE: Final = (
 def of_stack(stack: Stack, model: ModelSpec, names: Sequence[str] | None = None) -> tuple[Software, ...]:
     """What runs a plan on the stack: its own software, and our engine, whose rows stand on its constants.
 
-    names: of others, or `any`. Of a stack that no row names nothing is known, as of any: ().
+    names: of others, or `any`. Of a stack that no row names nothing is known, and of a model that
+    our engine does not train none is left on its own stack: ().
     """
     if names is not None:
         return () if ANY in names else tuple(row for row in SOFTWARE if row.name in names)
-    own = tuple(row for row in SOFTWARE if stack.name in row.stacks)
-    ours = (OURS,) if model.is_gpt else ()
-    return tuple(dict.fromkeys((*own, *ours))) if own else ()
+    own = [row for row in SOFTWARE if stack.name in row.stacks]
+    return tuple(row for row in dict.fromkeys((*own, OURS)) if row is not OURS or model.is_gpt) if own else ()
 
 
 def runners(job: Workload) -> tuple[str, ...]:
