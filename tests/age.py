@@ -43,6 +43,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "one-byte/": (_ENGINE,),
     "optimizers/": (_ENGINE,),
     "orders/": (_ENGINE,),
+    "padding/": ("src/lowband/run/padded_experts.py",),
     "peers/": (_ENGINE, "src/lowband/trainers"),
     "pipeline/": (_ENGINE,),
     "predicted/": _PREDICTOR,

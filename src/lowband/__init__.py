@@ -20,6 +20,7 @@ __version__ = "0.1.0"  # its one home: pyproject.toml reads it from here
 
 _HOMES = {
     "Adafactor": "lowband.engine.optimizers.adafactor",
+    "AdamW": "lowband.engine.optimizers.adamw",
     "Axes": "lowband.spec.axes",
     "Checkpointer": "lowband.engine.checkpoint.checkpointer",
     "Column": "lowband.spec.tensor",

@@ -15,6 +15,7 @@ from lowband.engine.checkpoint.safetensors_files import save_safetensors as save
 from lowband.engine.jobs.one_byte import OneByte as OneByte
 from lowband.engine.jobs.quorum import Quorum as Quorum
 from lowband.engine.optimizers.adafactor import Adafactor as Adafactor
+from lowband.engine.optimizers.adamw import AdamW as AdamW
 from lowband.engine.optimizers.lamb import Lamb as Lamb
 from lowband.engine.optimizers.matrices import Matrices as Matrices
 from lowband.engine.parallel.context import Context as Context

@@ -20,6 +20,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP, SYNC_SWAP
 from lowband.spec.sync import Sync
+from lowband.spec.tiers import TIERS, at
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 OUTER = st.sampled_from([{}, {"outer": "momentum", "momentum": 0.5}, {"outer": "nesterov", "momentum": 0.9}])
@@ -48,15 +49,19 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
     secondary = draw(st.integers(0, weights - 1)) if weights and draw(st.booleans()) else None
     beyond = draw(st.sampled_from(names[optim:]))
     sync = draw(syncs(beyond)) if beyond != "world" else None
+    tier = "device" if sync else draw(st.sampled_from(["device", *TIERS]))
+    wires = {row.name: draw(WIRES) for row in STEP if row is not SYNC_SWAP}
+    if tier != "device":
+        wires["update_gather"] = "native"
     scheme = Scheme(
         name="drawn",
         sync=sync,
         weights=names[weights],
         grads=names[grads],
-        optim=names[optim],
+        optim=at(names[optim], tier),
         secondary=None if secondary is None else names[secondary],
         block_size=draw(st.integers(1, 600)),
-        **{row.name: draw(WIRES) for row in STEP if row is not SYNC_SWAP},
+        **wires,
     )
     return inner, world, scheme
 
@@ -111,7 +116,7 @@ def check(
         }
         assert sent == expected, (sent, expected)
         held = dict(engine.meter.peak)
-        held["optim"] = 3 * held["optim"]  # Adam's moments
+        held[at("optim", scheme.optim_tier)] *= 3  # Adam's moments
         states = state_bytes(units, scheme, levels, dtype, reduce_dtype, accumulation, "fake", pattern)
         counted = {kind: held.get(kind, 0) for kind in states}
         assert counted == states, (counted, states)

@@ -114,6 +114,11 @@ def test_a_llama_is_fine_tuned_and_read_by_transformers(llama: Path, tmp_path: P
     assert cut == pytest.approx(after, abs=0.05)
 
 
+def test_states_on_the_host_change_no_bit() -> None:
+    """It compares by itself, and fails if any differs."""
+    assert run(2, "offload.py") == []
+
+
 def losses_of(*folders: Path) -> list[float]:
     tokens = torch.tensor(list(TEXT.read_bytes()[:64])).unsqueeze(0)
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in folders]

@@ -44,6 +44,19 @@ def test_rows_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [row.loss for row in losses if row.way == way] == pytest.approx(expected, rel=1e-5)
         found = [row.max_over_mean for row in loads if row.way == way]
         assert found == pytest.approx([ratio for of_step in of_layers for ratio in of_step], rel=0.02)
+        assert [row.of_window for row in loads if row.way == way] == pytest.approx(found)  # of a step alone
     dense, *others = [row.flops_per_token for row in ends]
     assert others == [pytest.approx(dense, rel=0.005)] * 2
     assert all(4 < row.validation_loss < 6 for row in ends)
+
+
+def test_a_windows_load_is_of_all_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps, each with one full expert, and not the same one: together they are even."""
+    monkeypatch.setattr(expert_losses, "SEEDS", 1)
+    counts = torch.tensor([[[4, 0], [0, 4], [3, 1]]])
+    found = expert_losses.Found([1.0, 1.0, 1.0], counts, 1.0)
+    monkeypatch.setattr(expert_losses, "on_ranks", lambda *_, **__: [found])
+    monkeypatch.setattr(expert_losses, "WINDOW", 2)
+    _, loads, _ = expert_losses.measure(3)
+    mine = [(row.step, row.max_over_mean, row.of_window) for row in loads if row.way == "experts"]
+    assert mine == [(2, 2.0, 1.0), (3, 1.5, 1.5)]

@@ -95,6 +95,12 @@ def on_another_topology() -> None:
     lowband.shard(model, "zero3", lowband.Topology({}, lowband.Axes(expert=2)), Layer)
 
 
+def cut_along_tensor() -> None:
+    """Of every tensor rank experts are whole; only what is around them can be cut."""
+    topology = lowband.Topology({}, lowband.Axes(tensor=2))
+    lowband.parallelize(model_of(), {"*.experts": lowband.Column()}, topology)
+
+
 def replaced() -> None:
     with torch.device("meta"):
         model = model_of()
@@ -144,6 +150,7 @@ REFUSED = {
     not_divided: "'1.mixture': 3 experts cannot be divided over expert 2",
     of_ones_own: "'1.mixture.experts.0.weight' has shape [8, 8] (allowed: [4, ...]",
     on_another_topology: "over the axis of another Topology (allowed: one Topology",
+    cut_along_tensor: "Column of '1.mixture.experts': the module is of type Experts (allowed: Linear",
     replaced: "'1.mixture.experts.up' was replaced after lowband.spread_experts",
     copied: "deepcopy before lowband.spread_experts",
     copied_sharded: "copied",

@@ -64,10 +64,12 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
         "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops "
         "--imbalance 2",
+        f"{JOB} --scheme zero3 --gpus 16 --tiers optim@host --tier-share 0.5 --tier-stride 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
     ),
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",
+        f"{JOB} --gpus 16 --seq 64 --largest zero3 --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --software deepspeed --write found",
@@ -87,9 +89,11 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-optimizers": ("--out out --root .",),
     "bench-orders": ("--out out --root .",),
     "bench-compile": ("--out out --root .",),
+    "bench-mfu": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
     "bench-pipeline": ("--out out",),
     "bench-experts": ("--steps 1 --out out",),
+    "bench-padding": ("--out out",),
     "check-context": ("context.py --ranks 2 --tolerance 1e-9",),
     "bench-schedules": ("--forward 0.1 --send 0.5 --out out",),
     "bench-products": ("--out out --root .",),
@@ -101,8 +105,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
-    "bench-compile", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
-    "bench-experts", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
+    "bench-compile", "bench-mfu", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
+    "bench-experts", "bench-padding", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
     "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.

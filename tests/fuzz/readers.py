@@ -93,6 +93,8 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/validation/flexsp.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/lasp2.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/published_experts.py": OWN + "published numbers, whose sums `lowband verify` checks",
+    "evidence/validation/offload_logs.py": OWN + "published numbers, whose sums `lowband verify` checks",
+    "evidence/validation/published_tiers.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/pipelines.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/rsa.py": OWN + "published numbers, whose sums `lowband verify` checks",
     "evidence/validation/simgrid_job.py": OWN + "the job that contention.py has just written",

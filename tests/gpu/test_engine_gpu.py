@@ -17,7 +17,11 @@ from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, STEPS, opti
 import lowband
 from lowband.cost.memory import start_bytes
 from lowband.engine.passes.engine import engine_of
+from lowband.engine.passes.grad_norm import factor_of
 from lowband.engine.passes.whole import state_digests
+from lowband.engine.units.shard_sums import part_of
+from lowband.kernels.adamw import reference
+from lowband.kernels.adamw_scalars import Scalars
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
@@ -129,3 +133,34 @@ def test_deferred_values_are_those_of_a_module_built_on_the_gpu(tmp_path: Path) 
     [(found, peak)] = on_ranks(1, state_of, True, tmp_path)
     assert found == expected
     assert peak == start_bytes(SPEC.unit_shapes(), CONFIG.scheme("zero3"), Levels.fit({}, 1), "bf16")
+
+
+def steps_in_one_pass(kind: str) -> list[bool]:
+    """Of each step of lowband.AdamW in bf16, whether masters have the bits of its definition on the CPU, from
+    the same gradients, and the 16-bit weights theirs."""
+    device, lr = torch.device(kind, 0) if kind == "cuda" else torch.device(kind), 1e-2
+    with device:
+        model = GPT(SPEC, seed=7)
+    scheme, topology = CONFIG.scheme("zero3"), lowband.Topology(INNER)
+    lowband.shard(model, scheme, topology, Block, torch.bfloat16, torch.bfloat16, device=device)
+    optimizer, found = lowband.AdamW(model, lr), []
+    masters = {p: [part_of(p).cpu().clone(), *torch.zeros(2, p.numel())] for p in model.parameters()}
+    for step in range(STEPS):
+        model(*(part.to(device) for part in part_of_batch(step, 0, 0, 1, 1))).backward()
+        factor = factor_of(optimizer.clip_grad_norm_(CLIP), CLIP).cpu()
+        grads = {p: p.grad.as_subclass(torch.Tensor).cpu() for p in masters}
+        assert {grad.dtype for grad in grads.values()} == {torch.bfloat16}
+        optimizer.step()
+        optimizer.zero_grad()
+        scalars = Scalars.of(lr, (0.9, 0.999), 1e-8, 1e-2, step + 1)
+        for p, (master, *moments) in masters.items():
+            reference(master, grads[p], *moments, scalars, factor)
+        are_right = all(torch.equal(part_of(p).cpu(), master) for p, (master, *_) in masters.items())
+        units = engine_of(model).units
+        found.append(are_right and all(torch.equal(u.weights, u.master.bfloat16()) for u in units))
+    return found
+
+
+def test_one_pass_of_adamw_has_the_bits_of_its_definition() -> None:
+    [found] = on_ranks(1, steps_in_one_pass, "cuda")
+    assert found == [True] * STEPS

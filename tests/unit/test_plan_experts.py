@@ -96,6 +96,43 @@ def test_a_plan_chooses_what_sends_less(few: bool) -> None:
     assert found.ranked[0].job.axes.expert == (RANKS if few else 1)
 
 
+@pytest.mark.parametrize(("imbalance", "expected"), [(1.0, {0}), (4.0, {1, 2, 4, 8})])
+def test_copies_are_chosen_where_some_ranks_are_full(imbalance: float, expected: set[int]) -> None:
+    """Between tokens to experts and experts to tokens: of popular ones, and without imbalance they only
+    cost."""
+    given = machine(node=4, rate=1.0)
+    axes = axes_to_try(given, MODEL, [1], [1], expert=[1, RANKS], copies=[0, 1, 2, 4, 8])
+    of = given, OURS, MODEL, RANKS, 2**14, RANKS
+    found = plan(*of, axes, [1], ["none"], exact=True, imbalance=imbalance, within=math.inf)
+    apart = [one for one in found.ranked if one.job.axes.expert == RANKS]
+    assert apart[0].job.axes.copies in expected
+    assert {one.job.axes.copies for one in found.ranked if one.job.axes.expert == 1} == {0}
+    lines = found.reasons(apart[0])
+    assert any(line.startswith("copies ") for line in lines) == (imbalance > 1)
+
+
+def test_copies_leave_tokens_in_their_group() -> None:
+    """By every row over the outermost level alone; the fullest rank computes less; memory has the copies."""
+    given = {"micro_batch": 1, "seq_len": 2**12, "imbalance": 4.0, "recompute": "none"}
+    of = machine(node=4, rate=1.0), OURS, MODEL, CONFIG.scheme("ddp").on(["node"]), RANKS
+    none = Workload(*of, axes=Ways(expert=RANKS), **given)
+    some = replace(none, axes=Ways(expert=RANKS, copies=2))
+    before, after = experts_sent(none), experts_sent(some)
+    for row in ROWS:
+        world, node = (
+            after[level, row, "native"] / before[level, row, "native"] for level in ("world", "node")
+        )
+        assert world == pytest.approx(float(some.crossing), rel=1e-6)
+        assert node == 1
+    assert some.load < none.load
+    peaks = [predict(one, interval=False) for one in (none, some)]
+    kept = (
+        4 * 2 * (2 + 2) * 3 * 256 * WIDTH
+    )  # of 4 layers, in bf16, two experts of a rank's own and two copies
+    assert peaks[1].memory_bytes["copies"] == kept
+    assert "copies" not in peaks[0].memory_bytes
+
+
 def test_a_plan_is_brute_force() -> None:
     given = machine(node=4, rate=1.0)
     axes = axes_to_try(given, MODEL, [2], [1], expert=[1, 2, 4])
@@ -147,6 +184,10 @@ def test_predict_names_ways_to_experts(capsys: pytest.CaptureFixture[str]) -> No
     scheme = ["--scheme", "zero3", "--seq", "2048"]
     found = said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "1.5")
     assert "ep 8, merged, the fullest rank 1.5 times the mean: a rank sends" in found
+    copied = said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "2", "--copies", "1")
+    assert "the fullest rank 2 times the mean, 1.33 times with copies of 1: a rank sends" in copied
+    several = said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "2", "--copies", "0", "2")
+    assert "copies" in several.splitlines()[2]
     rows = json.loads(said(capsys, "predict", *scheme, "--ep", "1", "8", "--route", "flat", "hops", "--json"))
     assert ["experts" in row for row in rows] == [False, True, True]
     assert [row["experts"]["route"] for row in rows[1:]] == ["flat", "hops"]

@@ -199,9 +199,11 @@ def test_the_fullest_rank_sets_the_pace() -> None:
     assert more == pytest.approx(4 * 1.5 * 256 * met / 1e12)
     assert waits(uneven).lane["route_out"] == pytest.approx(2.5 * waits(even).lane["route_out"])
     assert waits(uneven).lane["route_counts"] == waits(even).lane["route_counts"]
-    a_pair = 2 * (64 + 96) + (2 + 4) * 64  # with an expert a rank each comes in a row of its own
+    a_pair = 2 * (64 + 96)  # with an expert a rank each comes in a row of its own
+    a_pair += 4 + 4 * 8 + 3 * 8  # its weight, and places: at the end, and in two hops behind the first
+    a_row = 8 * 4 * (1 - 15 / 28)  # and of rows in the hop between
     kept = float(memory_items(uneven)["activations"]) - float(memory_items(even)["activations"])
-    assert kept == pytest.approx(4 * 256 * 1.5 * 2 * a_pair)
+    assert kept == pytest.approx(4 * 256 * 1.5 * (2 * a_pair + a_row))
     whole = job(1, recompute="none", imbalance=2.5)
     assert step_time(whole) == step_time(replace(whole, imbalance=1.0))
     most = job(8, imbalance=100.0)
@@ -215,12 +217,14 @@ def test_with_one_expert_activations_are_an_mlps_but_for_its_rows() -> None:
     only = MODEL.model_copy(update={"experts": 1, "top_k": 1, "shared_experts": 0})
     of = 256, "none", "flash"
     found, expected = (kept_bytes_per_token(model, *of).block for model in (only, dense))
-    assert found - expected == (2 + 8 + 4) * 64 + 12 - 2 * 96
+    places = 4 + 3 * 8  # of a pair, and its weight
+    assert found - expected == (2 + 4) * 64 + 12 + places - 2 * 96
     apart = {route: kept_bytes_per_token(MODEL, *of, Ways(expert=4, route=route)).block for route in ROUTES}
     assert apart["flat"] == apart["hops"]
-    assert apart["flat"] - kept_bytes_per_token(MODEL, *of).block == 2 * (2 + 2) * 64
+    assert apart["flat"] - kept_bytes_per_token(MODEL, *of).block == 2 * (2 * 64 + 2 * 8)
     rows = 4 * (1 - Fraction(15, 28))  # of 28 pairs 15 avoid a quarter of the experts
-    assert apart["flat"] - apart["merged"] == pytest.approx((2 * (14 - 6) - 6 * float(rows)) * 64)
+    of_rows = float(rows) * (2 * 64 + 8) + 2 * (4 + 5 * 8)
+    assert apart["flat"] - apart["merged"] == pytest.approx(2 * (4 * 64 + places + 2 * 8) - of_rows)
 
 
 # ---- limits

@@ -124,6 +124,8 @@ def test_tables_of_failed_runs_only(tmp_path: Path) -> None:
             "context_balance",
             "published_context",
             "published_experts",
+            "offload_logs",
+            "published_tiers",
             "compiled",
             "comm",
             "jobs",

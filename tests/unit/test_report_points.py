@@ -45,7 +45,7 @@ def base_of(option: str) -> RunSpec:
     in_stages = {"pipeline": 2, "model": BASE.model.model_copy(update={"layers": 4})}
     mixed = {"expert": 2, "model": BASE.model.model_copy(update={"experts": 4})}
     of_experts = mixed if option in ("expert", "route", "copies") else {}
-    return BASE.model_copy(update=in_stages if option in RunSpec.younger else of_experts)
+    return BASE.model_copy(update=in_stages if option in ("schedule", "chunks", "layers") else of_experts)
 
 
 def valid(base: RunSpec = BASE, **changes: Any) -> RunSpec | None:
@@ -316,7 +316,7 @@ def test_adding_an_option_is_one_line(tmp_path: Path) -> None:
     """It is read from a suite, is in the spec, is a column, and two of its values are two points."""
     root = copy_config(tmp_path)
     shutil.copytree(ROOT / "src", root / "src")
-    source = root / "src" / "lowband" / "spec" / "run.py"
+    source = root / "src" / "lowband" / "spec" / "run_options.py"
     before = source.read_text()
     anchor = "    grad_clip: PositiveFloat = 1.0\n"
     assert before.count(anchor) == 1

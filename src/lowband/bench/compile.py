@@ -77,8 +77,7 @@ def _train(
     """Per engine, eager and compiled, seconds and processor seconds of the first step and of each step after
     WARMUP."""
     if device == "cuda":
-        dist.destroy_process_group()  # the helper's gloo group
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        use_nccl()
     setup, topology = SETUPS[device], lowband.Topology(sizes)
     steps = {}
     for engine in ("module", "lowband", "fsdp2"):
@@ -91,6 +90,12 @@ def _train(
             )
             steps[engine, blocks] = timed(step, torch.cuda.synchronize if device == "cuda" else lambda: None)
     return in_turns(steps, WARMUP, STEPS, keeps_first=True)
+
+
+def use_nccl() -> None:
+    """Have the only rank of `on_ranks` a group over NCCL in place of the helper's over gloo."""
+    dist.destroy_process_group()
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _prepared(

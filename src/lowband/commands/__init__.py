@@ -42,6 +42,11 @@ def at_least_one(text: str) -> int:
     raise argparse.ArgumentTypeError(f"'{text}' (allowed: 1 or more, at most {MOST_COUNT:,})")
 
 
+def at_least_zero(text: str) -> int:
+    """An argument's type: a number of things of which there may be none."""
+    return 0 if text.strip() == "0" else at_least_one(text)
+
+
 def positive(text: str) -> float:
     """Parse a number of the size of a rate. Raises the error that argparse reports in one line."""
     from lowband.spec.sourced import LEAST, MOST  # needs pydantic, which `bench-kernel` does without

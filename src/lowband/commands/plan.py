@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="to try (default: all that layers allow)")
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     add_context(plan, ["all"], "default: all")
-    add_experts(plan, list(get_args(Route)), "default: all")
+    add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -59,6 +59,10 @@ def add(commands: Any) -> None:
     plan.add_argument(
         "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
     )
+    plan.add_argument(
+        "--largest", metavar="SCHEME", nargs="?", const="zero3",
+        help="the largest model of this one's family that fits, its states on device, host, disk",
+    )  # fmt: skip
     plan.add_argument(
         "--tokens",
         type=positive,
@@ -96,7 +100,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
-    from lowband.predict.search.degrees import axes_to_try
+    from lowband.predict.search.degrees import COPIES, axes_to_try
     from lowband.predict.search.plan import RECOMPUTE, plan
     from lowband.predict.search.software import of_stack
     from lowband.predict.show import plan_files, plan_options, plan_text
@@ -116,8 +120,13 @@ def _plan(options: argparse.Namespace) -> None:
     if options.outer_gbps is not None:
         _plan_seldom(options, config)
         return
+    if options.largest is not None:
+        _plan_largest(options, config, machine, stack, model)
+        return
     seq_len = sequence(model, options.seq)
-    degrees = options.tp, options.pp, options.layers, options.cp, options.ep, options.route
+    copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
+    of_experts = options.ep, options.route, copies
+    degrees = options.tp, options.pp, options.layers, options.cp, *of_experts
     found = plan(
         machine, stack, model, options.gpus, seq_len,
         options.global_batch or 4 * options.gpus, axes_to_try(machine, model, *degrees, seq_len),
@@ -151,6 +160,39 @@ def _whole_run(options: argparse.Namespace, best: "Candidate") -> list[str]:
     hours, minutes, seconds = (getattr(options, name) for name in others)
     given = Conditions(options.tokens, hours and hours * HOUR_S, 60 * (minutes or 0.0), seconds or 0.0)
     return ["", *lines(whole_run(best.job, predict(best.job), given), given)]
+
+
+def _plan_largest(
+    options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.request import sequence
+    from lowband.predict.search.largest import largest
+    from lowband.predict.show import largest as show
+    from lowband.predict.workload import Workload
+
+    others = ("write", "tp", "pp", "layers", "exact", "states")
+    beside = [f"--{name}" for name in others if getattr(options, name)]
+    beside += ["--cp"] * (options.cp is not None) + ["--ep"] * (options.ep is not None)
+    if beside:
+        raise UserError(f"--largest is without {beside[0]}")
+    scheme = config.given_scheme(options.largest).on(list(machine.sizes))
+    micro_batch, *more = options.micro_batch or [1]
+    if more:
+        raise UserError("--largest takes one --micro-batch")
+    batch = options.global_batch or micro_batch * options.gpus
+    job = Workload(
+        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
+        max(1, batch // (micro_batch * options.gpus)),
+    )  # fmt: skip
+    rows = [show.record(one) for one in largest(job)]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        print_csv(rows)
+    else:
+        print(show.text(job, rows))
 
 
 def _plan_lengths(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from lowband.commands import add_verb, at_least_one, positive
+from lowband.commands import add_verb, at_least_one, at_least_zero, positive
 from lowband.spec.step import Route, Schedule, States
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
@@ -34,7 +34,18 @@ def add(commands: Any) -> None:
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     add_context(predict, [], "default: ring; state")
-    add_experts(predict, ["merged"], "default: merged")
+    add_experts(predict, ["merged"], "default: merged", "0")
+    predict.add_argument(
+        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
+        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
+    )  # fmt: skip
+    predict.add_argument(
+        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
+    )
+    predict.add_argument(
+        "--tier-stride", type=int, default=0, metavar="K",
+        help="every K-th of their subgroups is updated on the device (default: none)",
+    )  # fmt: skip
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -70,8 +81,8 @@ def add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) 
     )  # fmt: skip
 
 
-def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str) -> None:
-    """Add the options of ranks with different experts. routes: the default"""
+def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str, copies: str) -> None:
+    """Add the options of ranks with different experts. routes: the default; copies: theirs"""
     parser.add_argument(
         "--ep", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks that divide experts"
     )
@@ -84,6 +95,9 @@ def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str
         default=1.0,
         metavar="X",
         help="of theirs: most rows to mean (default: 1)",
+    )
+    parser.add_argument(
+        "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular ones (default: {copies})"
     )
 
 
@@ -111,6 +125,7 @@ def _predict(options: argparse.Namespace) -> int:
     import json
     from itertools import product
 
+    from lowband.cost.tiers import Beyond
     from lowband.predict.request import Grid
     from lowband.predict.show.render import flat, table, text
     from lowband.spec.axes import Ways, to_experts
@@ -121,9 +136,10 @@ def _predict(options: argparse.Namespace) -> int:
     of_stages = options.interleave, options.schedule, options.layers
     axes = [
         Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
-        for cp, along in product(options.cp, to_experts(options.ep, options.route))
+        for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
-    values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes}
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
     records = Grid(**values).records()
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))

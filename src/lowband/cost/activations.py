@@ -8,10 +8,8 @@ Per token and block, with h hidden, k width of keys (and of values), f MLP width
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
     linear layer neither, but what cost/linear.py counts: bytes are of the mean block
     experts, in place of an MLP: 4h + 12 E of a router; shared experts as an MLP; for each pair of a token and
-    an expert 2I of each of up (and gate), 2h of the output in order; and, as torch keeps what is added up, in
-    fp32, 8h for each pair, of weighted outputs and not. On other ranks' experts also 2h for each row that
-    comes there, and merged only 4h for each pair and 4h for each row; else another 2h for each pair. (Of a
-    route over several levels this counts one exchange, not one each.)
+    an expert 2I of each of up (and gate), and what `_on_the_way` counts: 2h of each row that comes to a rank,
+    and of each output whose weight is known only behind it; places and weights
     dropout masks: h + h
 
 With biases and dropout this is the 34 h + 5 a T of Korthikanti et al. (arXiv 2205.05198), section 4. Tensor
@@ -28,15 +26,29 @@ from typing import Literal
 from lowband.cost.experts import hit
 from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 
 Recompute = Literal["none", "selective", "op", "full"]
 Attention = Literal["flash", "plain"]
 HALF = 2  # bytes of a 16-bit value
+PLACE, WEIGHT = 8, 4  # of a row among others, int64; of a pair of a token and an expert, fp32
 
 # Per logit at the loss: 16-bit logits, their fp32 copy, log-softmax's output and the fp32 gradient (PyTorch's
 # cross entropy on a 16-bit head's output, not compiled).
 LOGIT_BYTES = 2 + 4 + 4 + 4
+
+
+def loss_bytes(model: ModelSpec, tokens: Num, chunks: int = 1, logit: float = LOGIT_BYTES) -> Num:
+    """At the loss, of logits and what follows from them; in several pieces of one, and of gradients that the
+    forward makes: the weight's, summed in fp32, a piece's of it, and the head input's (model/loss.py).
+
+    logit: bytes of each
+    """
+    if chunks == 1:
+        return logit * tokens * model.vocab
+    of_weight = (4 + HALF) * model.vocab * model.hidden
+    return logit * -(-tokens // chunks) * model.vocab + of_weight + HALF * tokens * model.hidden
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ def kept_bytes_per_token(
     context: Num = 0,
     load: float = 1.0,
     gated_kept: int = 4,
+    of_experts: Levels | None = None,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
@@ -66,6 +79,7 @@ def kept_bytes_per_token(
               linear attention (cost/linear.py)
     load:     of experts, rows of the fullest rank's as a multiple of the mean
     gated_kept: vectors of a gated MLP's width that are kept, of the 4 that it has
+    of_experts: levels as ranks with different experts see them; None: one
     """
     h, k, heads = model.hidden, model.kv_hidden, model.heads
     f = model.mlp_width if model.experts is None else 0
@@ -79,7 +93,8 @@ def kept_bytes_per_token(
         width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
         replicated += rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
         replicated += HALF * (gated_kept if model.gated else 2) * width * model.shared_experts
-        replicated += h * _summed(model, axes, load)
+        replicated -= HALF * h if axes.expert > 1 and not model.shared_experts else 0
+        replicated += _on_the_way(model, axes, load, of_experts or Levels.fit({}, axes.expert))
         outputs += HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
@@ -95,12 +110,23 @@ def kept_bytes_per_token(
     return Kept(block, everything - block)
 
 
-def _summed(model: ModelSpec, axes: Ways, load: float) -> float:
-    """Bytes of rows that come to experts and of sums of what returns, for a token and value of hidden."""
-    pairs, experts = model.top_k, model.experts or 1
-    if axes.expert == 1:
-        return (HALF + 8) * pairs
-    if axes.route != "merged":
-        return (2 * HALF * load + HALF + 8) * pairs
-    rows = axes.expert * float(hit(experts, pairs, axes.expert))
-    return load * (HALF * rows + (HALF + 4) * pairs) + 4 * rows
+def _on_the_way(model: ModelSpec, axes: Ways, load: float, levels: Levels) -> float:
+    """Bytes per token that ways to experts and back keep (engine.parallel.dispatch), with k of E experts.
+
+    flat, hops  of a pair 2h of its output, its weight and three places; where it comes, 2h of its row; in
+                each further hop and at its expert two places
+    merged      of a hop a place of each pair and row; at the end 2h of a row, and of a pair a weight and four
+                places
+    """
+    pairs, experts, half_row = model.top_k, model.experts or 1, HALF * model.hidden
+    hops = [hop.count for hop in levels.hops(SELF, WORLD)[::-1]]
+    if axes.route != "merged" or not hops:
+        of_hops = min(len(hops), 1) if axes.route == "flat" else len(hops)
+        arrived = load * of_hops * 2 * PLACE + (load * half_row if hops else 0)
+        return pairs * (half_row + WEIGHT + 3 * PLACE + arrived)
+    total, groups, rows = 0.0, 1, 0.0
+    for i, count in enumerate(hops):
+        groups *= count
+        rows = groups * float(hit(experts, pairs, groups))
+        total += (load if i else 1) * PLACE * (pairs + rows)
+    return total + load * (rows * half_row + pairs * (WEIGHT + 4 * PLACE))

@@ -11,6 +11,9 @@ A reduction starts with the bucket's whole gradient. At a hop among n partners
                sent and received, of equal size; then those received and 1/n of the input, summed in fp32
                and cast to the reduce dtype
 
+Of a tier, a fetch holds this rank's shard of the weights on the device while it is gathered; a stash the
+gradients. In host memory: cost/memory.py.
+
 A swap holds what it sends and what it receives, and what is encoded besides. A gather on an encoded wire
 holds its own message and all it receives; on a plain wire it has no buffer.
 
@@ -26,7 +29,7 @@ from lowband.spec.buckets import buckets
 from lowband.spec.mesh import Levels
 from lowband.spec.partition import pieces
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective, Pattern, pattern_of
+from lowband.spec.step import UPDATE_GATHER, Collective, Pattern, pattern_of
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -58,7 +61,11 @@ def buffer_bytes(
                 continue
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
             back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0
+            if scheme.copies and row is UPDATE_GATHER:
+                gathered += DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.optim)
             peak = max(peak, gathered, back)
+    if scheme.copies:
+        peak = max(peak, SUM_BYTES * max(bucket_numels) // levels.size(scheme.optim))
     return peak
 
 

@@ -3,7 +3,8 @@
 A hop joins n partners. In a gather each partner sends n - 1 times its buffer from before the hop; in a
 reduce-scatter it sends n - 1 of the n parts of its buffer. A collective over several levels is a chain of
 hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
-rounded up to 16 bytes. A swap is one message.
+rounded up to 16 bytes. A swap is one message. A copy between tiers is the rank's own shard, once a step,
+whatever the accumulation: its level is the tier. A disk's is of all states, from it and back, with Adam.
 
 A flat ring over n ranks sends as much as all hops together: n - 1 times the smallest shard. A rank sends it
 all to its successor, so the level depends on the rank. With n1 partners inside, then n2, ..., the part of the
@@ -23,6 +24,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES
 from lowband.spec.axes import ONLY_DATA, Axes
 from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
@@ -41,7 +43,8 @@ from lowband.spec.step import (
     pattern_of,
 )
 from lowband.spec.tensor import cut_shape, gpt_plan
-from lowband.spec.wire import WIRE_BITS, Wire, is_plain, message_bytes
+from lowband.spec.tiers import DISK, HOST
+from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
 
@@ -153,6 +156,11 @@ def sent_bytes(
             if gathers and row in (FORWARD_GATHER, BACKWARD_GATHER):
                 often = gathers[unit][row is BACKWARD_GATHER]
             add(row.name, row.kind, found[0].wire, by_hop, often)
+    for row in scheme.copies:
+        shards = sum(units) // levels.size(scheme.optim)
+        counts[HOST, row.name, "native"] += shards * DTYPE_BYTES[row.dtype(compute_dtype, reduce_dtype)]
+        if scheme.optim_tier == DISK:
+            counts[DISK, row.name, "native"] += shards * (MASTER_BYTES + ADAM_MOMENT_BYTES)
     if is_clipped:
         held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, scheme.level("replica"))):

@@ -10,7 +10,7 @@ n partners each, from the outside, with m groups before a hop and m' = m n behin
 Rows go out and come back, forward and backward, H values each. A pair's row and expert travel as int32, the
 row only where rows are merged; there its weight does, too, and its gradient back. Where c experts have copies
 in each of n groups of the outermost level, ranks send their weights c (n - 1) times in each forward, and as
-much comes back; the tokens that then need not cross that level are not known before.
+much comes back; what part of tokens then need not cross that level depends on loads (cost/popular.py).
 
 Source: counted in test_dispatch; for one level DeepEP's and HetuMoE's exchanges.
 """
@@ -94,17 +94,25 @@ class Part(NamedTuple):
 
 
 def parts(
-    model: ModelSpec, levels: Levels, route: Route, compute_dtype: str, copies: int = 0
+    model: ModelSpec,
+    levels: Levels,
+    route: Route,
+    compute_dtype: str,
+    copies: int = 0,
+    crossing: Fraction = Fraction(1),
 ) -> Iterator[Part]:
     """Of every row to and from the experts of a layer, outermost level first; none of one rank.
 
-    levels: as ranks with different experts see them; copies: as many as there may be
+    levels:   as ranks with different experts see them
+    copies:   as many as there may be; crossing: the part of tokens that may leave their group nevertheless
     """
     if model.experts is None:
         return
     merged, none = route == "merged", Fraction(0)
     columns = 2 if merged else 1
-    for level, rows, pairs, messages in crossings(levels, route, model.experts, model.top_k):
+    for i, way in enumerate(crossings(levels, route, model.experts, model.top_k)):
+        leaves = crossing if i == 0 or route == "flat" else 1
+        level, rows, pairs, messages = way.level, leaves * way.rows, leaves * way.pairs, way.messages
         sent, of_pairs = rows * model.hidden * DTYPE_BYTES[compute_dtype], pairs * columns * INDEX_BYTES
         for row in (ROUTE_OUT, ROUTE_BACK, ROUTE_OUT_GRAD, ROUTE_BACK_GRAD):
             yield Part(row, level, sent, none, messages)
@@ -135,6 +143,24 @@ def _copies(
     yield outermost.level, sent * (outermost.count - 1), Fraction(outermost.count - 1)
 
 
+def groups_of(levels: Levels, route: Route) -> int:
+    """Groups of ranks that have a copy each of an expert that has any."""
+    return levels.world if route == "flat" else levels.hops(SELF, WORLD)[-1].count
+
+
+def copied_bytes(model: ModelSpec, levels: Levels, route: Route, compute_dtype: str, copies: int) -> int:
+    """What a layer keeps from forward to backward where some of its experts have copies: weights of a rank's
+    own experts and of all copies that it may have, together; 0 without copies.
+
+    levels: as ranks with different experts see them
+    """
+    if not copies or levels.world == 1:
+        return 0
+    groups, per = groups_of(levels, route), (model.experts or 0) // levels.world
+    an_expert = sum(prod(shape[1:]) for shape in experts_apart(model, levels.world).values())
+    return DTYPE_BYTES[compute_dtype] * an_expert * (per + min(copies, (groups - 1) * per))
+
+
 def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
     """(level, collective, wire) -> bytes that a rank sends in an optimizer step, in the mean; of a pipeline,
     over its ranks, too."""
@@ -158,6 +184,7 @@ def sent_to_experts(
     is_recomputed: bool,
     compute_dtype: str,
     copies: int = 0,
+    crossing: Fraction = Fraction(1),
 ) -> dict[tuple[str, str, str], Fraction]:
     """The same by its terms.
 
@@ -165,7 +192,7 @@ def sent_to_experts(
     tokens:     of a rank and micro-batch
     """
     counts = defaultdict[tuple[str, str, str], Fraction](Fraction)
-    for part in parts(model, levels, route, compute_dtype, copies):
+    for part in parts(model, levels, route, compute_dtype, copies, crossing):
         times = Fraction(accumulation * passes(part.row, is_recomputed) * sum(layers), len(layers))
         counts[part.level, part.row.name, "native"] += (part.of_token * tokens + part.fixed) * times
     for along, of_place in product(token_axes, layers):

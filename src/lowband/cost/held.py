@@ -28,12 +28,14 @@ def held_bytes(spec: RunSpec, backend: str, with_start: bool = False) -> dict[st
             backend,
             spec.collectives,
             spec.order,
+            spec.fused_adamw,
         )
         for numels, levels in of_units
     ]
     # Messages of both are not held at once.
     closed = {
-        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
+        kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
+        for kind in of_both[0]
     }
     if with_start:
         closed["start"] = _start(spec, apart)

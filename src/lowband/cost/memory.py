@@ -3,8 +3,15 @@
     weights    b_c N / |weights|     0 where the master shard takes their place (`keeps_weights_copy`)
     secondary  b_c N / |secondary|
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
-                                     grads level; 2 instead of 4 where gradients are summed in bf16
+                                     grads level; 2 instead of 4 where gradients are summed in bf16;
+                                     b_r N / |optim| for an optimizer that takes them in the reduce dtype
+                                     (`averages_exactly`)
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
+    optim@host, optim@disk    the same in another tier than the device (spec.tiers). Then there are, too,
+    grads@host                4 N / |optim| averaged gradients; those at the grads level stay on the device
+    buffers@host              a unit's new weights, b_c N / |optim|; of a disk the states of two units, of
+                              which one is updated while the other is read or written
+    weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
@@ -18,12 +25,13 @@
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
                and, where the weights are sharded, the largest unit in the compute dtype; only at the start
 
-N: elements of a unit, padding included; b_c: bytes of the compute dtype; |level|: ranks in one group of the
-level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with each state sharded
-over its own level.
+N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
+in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with
+each state sharded over its own level.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from lowband.cost.buffers import buffer_bytes
@@ -32,6 +40,7 @@ from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern, passes
 from lowband.spec.sync import Sync
+from lowband.spec.tiers import DEVICE, DISK, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
 
 MASTER_BYTES = 4
@@ -45,7 +54,7 @@ def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -
     Not if weights and optimizer shards coincide and either their dtypes do too (the master is the weights) or
     the weights are gathered anyway (the master is cast as it enters the gather).
     """
-    if levels.hops(scheme.weights, scheme.optim):
+    if levels.hops(scheme.weights, scheme.optim) or scheme.optim_tier != DEVICE:
         return True
     is_sharded = bool(levels.hops(SELF, scheme.weights))
     return not (computes_in_fp32 or is_sharded)
@@ -54,6 +63,11 @@ def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -
 def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
     """Whether the secondary shard is kept: only if its group is smaller than that of the weights."""
     return scheme.secondary is not None and bool(levels.hops(scheme.secondary, scheme.weights))
+
+
+def averages_exactly(ranks: int) -> bool:
+    """Whether a sum over so many ranks has its average in a 16-bit dtype, too: else it is taken in fp32."""
+    return ranks & (ranks - 1) == 0
 
 
 def state_bytes(
@@ -66,7 +80,8 @@ def state_bytes(
     backend: str,
     pattern: Pattern = "hops",
     order: Order = "depth",
-    grad_bytes: int = GRAD_BYTES,
+    fused_adamw: bool = False,
+    summed_bytes: int = GRAD_BYTES,
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
@@ -74,7 +89,8 @@ def state_bytes(
     accumulation, order: micro-batches per step, and the order in which units compute them
     backend:     torch.distributed's backend
     pattern:     how collectives run
-    grad_bytes:  of a gradient that is kept
+    fused_adamw: whether the optimizer takes gradients in the reduce dtype
+    summed_bytes: of a gradient that is kept and summed over micro-batches
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -85,19 +101,38 @@ def state_bytes(
     blocks = sorted(unit_numels[1:])
     is_gathered = bool(levels.hops(SELF, scheme.weights))
     keeps_grads = passes(accumulation, order) > 1
-    grads = grad_bytes * numel // levels.size(scheme.grads if keeps_grads else scheme.optim)
+    is_reduced = fused_adamw and averages_exactly(levels.world)
+    grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else summed_bytes
+    at_optim = grad_bytes * numel // levels.size(scheme.optim)
+    at_grads = summed_bytes * numel // levels.size(scheme.grads) if keeps_grads else 0
+    optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
+    on_device = scheme.optim_tier == DEVICE
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
         "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
         "secondary": secondary,
-        "grads": grads,
-        "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim),
+        "grads": max(at_grads, at_optim if on_device else 0),
+        "optim": optim if on_device else 0,
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
-        **({"sums": grad_bytes * summed} if summed else {}),
+        **({} if on_device else beyond_bytes(unit_numels, scheme, levels, b_c)),
+        **({"sums": summed_bytes * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
     }
+
+
+def beyond_bytes(
+    unit_numels: Sequence[int], scheme: Scheme, levels: Levels, compute_bytes: int
+) -> dict[str, int]:
+    """What lies in other tiers than the device, by kind. compute_bytes: of the compute dtype"""
+    tier, ranks, state = scheme.optim_tier, levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
+    numel, most = sum(unit_numels), compute_bytes * max(unit_numels)
+    held = {at("optim", tier): state * numel // ranks, at("grads", HOST): GRAD_BYTES * numel // ranks}
+    if tier == DISK:
+        held[at("weights", HOST)] = compute_bytes * numel // ranks
+        most = max(most, state * max(map(sum, pairwise([*unit_numels, 0]))))
+    return {**held, at("buffers", HOST): most // ranks}
 
 
 def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:

@@ -176,7 +176,9 @@ def _lasting(spec: RunSpec, part: Part) -> dict[str, int]:
         if len(units) > 1
     ]
     return {
-        kind: sum(states[kind] for states in of_both) for kind in ("weights", "secondary", "grads", "optim")
+        kind: sum(states[kind] for states in of_both)
+        for kind in of_both[0]
+        if kind.partition("@")[0] in ("weights", "secondary", "grads", "optim")
     }
 
 

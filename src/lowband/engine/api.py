@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TypeVar, get_args
 
 import torch
@@ -12,17 +13,16 @@ from lowband.engine.parallel.torch_cut import take_over
 from lowband.engine.passes.alike import along_tensor
 from lowband.engine.passes.breadth import Breadth
 from lowband.engine.passes.engine import Engine, engine_of
+from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.disk import Disk
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.parts import along_experts
-from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.state_dict import own_state_dict
-from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
-from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 from lowband.spec.config import Config
 from lowband.spec.context import check_context
 from lowband.spec.scheme import Scheme
@@ -44,6 +44,7 @@ def shard(
     seed: int = 0,
     device: torch.device | str | None = None,
     collectives: Pattern = "hops",
+    disk: str | Path | None = None,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -65,6 +66,7 @@ def shard(
                    torch.distributed uses NCCL or RCCL, else the CPU
     collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with;
                    joined: one exchange between all ranks, for a machine whose links are all equal
+    disk:          folder for states that the scheme places there (`optim: world@disk`), of this job alone
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
@@ -94,7 +96,8 @@ def shard(
         raise UserError(
             what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
         )
-    options = Options(compute_dtype, reduce_dtype, overlap, collectives)
+    files = None if disk is None else Disk(Path(disk), topology.rank)
+    options = Options(compute_dtype, reduce_dtype, overlap, collectives, files)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
     module._lowband = engine  # type: ignore[assignment]
@@ -143,40 +146,14 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     The squares are summed in fp64, so that the norm does not depend on how the gradients are sharded. A
     pipeline's norm is over all of its stages. Under a scheme with sync, replicas have gradients, norms and
     scales of their own.
-    Returns an fp64 scalar on the gradients' device; reading it, e.g. by `float(norm)`, waits for the device.
+    Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
-    engine = engine_of(module)
-    engine.put_shards()
-    check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
-    copied: dict[int, list[torch.Tensor]] = {}  # gradients by how many of the replica's ranks hold each
-    with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
-        for unit in engine.units:
-            levels = unit.levels
-            copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
-            for p in unit.shards:
-                if p.grad is not None and p.grad.numel():
-                    of = p.shard_of.slice_of
-                    on_tensor = engine.tensor_ranks if of is None or of.axis == "expert" else 1
-                    on_stages = 1 if unit.tied is None else len(unit.tied.places)
-                    copied.setdefault(copies * on_tensor * on_stages, []).append(
-                        p.grad.as_subclass(torch.Tensor)
-                    )
-    mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
-    for copies, part in copied.items():
-        if part:
-            squares = torch.stack(torch._foreach_norm(part, 2, dtype=torch.float64)).square().sum()
-            mine += squares / copies
-    squares = sum_over_replica(engine.collectives, mine)
-    for along, row in ((engine.tensor, TENSOR_NORM), (engine.pipeline, STAGES_NORM)):
-        if along is not None:
-            squares = along.gathered(squares.view(1), row, 0, "norm").sum()
-    norm = squares.sqrt()
-    grads = [grad for part in copied.values() for grad in part]
-    if grads:
-        # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
-        factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
-        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    norm, grads = grad_norm(engine_of(module))
+    # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
+    factor = factor_of(norm, max_norm)
+    for device, held in grads.items():
+        torch._foreach_mul_(held, factor.to(device))
     return norm
 
 

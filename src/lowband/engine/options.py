@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from lowband.engine.transport.disk import Disk
 from lowband.spec.step import Pattern
 
 
@@ -16,12 +17,14 @@ class Options:
     reduce_dtype:  in which gradients are sent and summed
     overlap:       whether collectives run behind the computation
     pattern:       how collectives run where values travel unchanged
+    disk:          where states lie that a scheme places on a disk; or None
     """
 
     compute_dtype: torch.dtype = torch.bfloat16
     reduce_dtype: torch.dtype = torch.float32
     overlap: bool = True
     pattern: Pattern = "hops"
+    disk: Disk | None = None
 
 
 def device_of(given: torch.device | str | None) -> torch.device:

@@ -23,6 +23,7 @@ from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import fill
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
+from lowband.model.loss import linear_cross_entropy, of_logits
 from lowband.spec.model import AttentionKernel, ModelSpec
 from lowband.spec.routing import Routing
 from lowband.spec.schedules import Name
@@ -138,10 +139,13 @@ class GPT(nn.Module):
         seed: int = 0,
         attention: AttentionKernel = "sdpa",
         recompute: Recompute = "none",
+        loss_chunks: int = 1,
     ) -> None:
         """Initial values depend on the seed and the kind of device alone; on meta there are none.
 
-        recompute: full: blocks keep their inputs alone, and the backward computes them again
+        recompute:   full: blocks keep their inputs alone, and the backward computes them again
+        loss_chunks: pieces of the tokens whose logits are made one after the other (model.loss); several only
+                     on one device and along data
         Raises UserError for flash2 without a layer of softmax.
         """
         super().__init__()
@@ -156,6 +160,7 @@ class GPT(nn.Module):
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()
+        self.loss_chunks, self._of_logits = loss_chunks, of_logits
         self.context: Context | None = None
         if spec.tied_head:
             self.head.weight = self.embed.weight
@@ -175,9 +180,20 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> torch.Tensor:
         x, targets_BT = self.split(tokens_BT, targets_BT)
-        for module in self.chain().values():
+        *body, head = self.chain().values()
+        for module in body:
             x = module(x)
+        if targets_BT is not None and self.loss_chunks > 1:
+            rows = x.flatten(0, 1), self.head.weight, targets_BT.flatten()
+            return linear_cross_entropy(*rows, self.loss_chunks, self._of_logits)
+        x = head(x)
         return self.logits(x) if targets_BT is None else self.loss_of(x, targets_BT)
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Have torch compile each block on its own, and what the loss computes from a piece's logits."""
+        for block in self.blocks:
+            block.compile(backend=backend)
+        self._of_logits = torch.compile(of_logits, backend=backend, dynamic=False)
 
     def split(
         self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor | None

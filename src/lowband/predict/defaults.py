@@ -5,7 +5,7 @@ prediction that rests on defaults has a wide one. A constant that is left out on
 as fast as products, gathers in one piece, nothing hidden of tensor parallelism.
 """
 
-from lowband.spec.machine import Level, Machine
+from lowband.spec.machine import Level, Machine, Tier, TierName
 from lowband.spec.mesh import WORLD
 from lowband.spec.sourced import DEFAULT, Fact
 from lowband.spec.stack import Stack
@@ -57,6 +57,19 @@ STACK = {
 }  # fmt: skip
 
 
+# The host's memory, as Adam goes through it.
+UPDATE = {
+    "update_gigabytes_per_s": _default(
+        61, 18, 250, "one rank alone on a node of Polaris; from one core of a server to what all ranks of a "
+        "node of four faster devices reach (offload_constants.csv)"
+    ),
+    "node_update_gigabytes_per_s": _default(
+        127, 61, 250, "the middle one of three nodes of four devices (offload_constants.csv); from one rank "
+        "alone to the fastest of them"
+    ),
+}  # fmt: skip
+
+
 def with_defaults(machine: Machine, stack: Stack) -> tuple[Machine, Stack]:
     """Both with a default in place of each constant that the prediction needs and neither file states."""
     device = machine.device
@@ -77,9 +90,20 @@ def with_defaults(machine: Machine, stack: Stack) -> tuple[Machine, Stack]:
     levels = tuple(_level(level) for level in machine.levels)
     software = {key: fact for key, fact in STACK.items() if getattr(stack, key) is None}
     return (
-        machine.model_copy(update={"device": device.model_copy(update=missing), "levels": levels}),
+        machine.model_copy(
+            update={
+                "device": device.model_copy(update=missing),
+                "levels": levels,
+                "tiers": {name: _tier(name, tier) for name, tier in machine.tiers.items()},
+            }
+        ),
         stack.model_copy(update=software),
     )
+
+
+def _tier(name: TierName, tier: Tier) -> Tier:
+    missing = {key: fact for key, fact in UPDATE.items() if getattr(tier, key) is None}
+    return tier.model_copy(update=missing if name == "host" else {})
 
 
 def _level(level: Level) -> Level:
@@ -95,7 +119,6 @@ def _level(level: Level) -> Level:
 
 
 def constants(machine: Machine, stack: Stack) -> dict[str, Fact]:
-    """The constants that decide a prediction, by their paths; those of storage decide none."""
-    return {
-        path: fact for path, fact in (machine.facts | stack.facts).items() if not path.startswith("storage.")
-    }
+    """The constants that decide a prediction, by their paths; storage and tiers are no part of it."""
+    found, apart = machine.facts | stack.facts, ("storage.", "tiers.")
+    return {path: fact for path, fact in found.items() if not path.startswith(apart)}

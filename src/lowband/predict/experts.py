@@ -8,8 +8,8 @@ way (cost/experts.py) over levels of a rate and a latency,
 
 Of an uneven load the fullest rank decides, which receives rows, and sends them back: `Workload.load` times
 the mean. Over hops that is an upper bound, as of a group's ranks not every one need be as full. Copies of the
-most loaded experts are sent beside, and what they save is not predicted: rows are those of equally likely
-experts. The loads that balance experts are summed once a step.
+most loaded experts are sent beside; for that fewer tokens leave their group of the outermost level, and the
+fullest rank has less (cost/popular.py). The loads that balance experts are summed once a step.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,8 @@ def route_waits(job: Workload, place: Place, network: Network) -> Waits:
     if job.model.experts is None:
         return Waits()
     rows: dict[str, list[Part]] = {}
-    for part in parts(job.model, job.levels_of_experts, job.axes.route, job.compute_dtype, job.axes.copies):
+    of_way = job.model, job.levels_of_experts, job.axes.route, job.compute_dtype, job.axes.copies
+    for part in parts(*of_way, job.crossing):
         rows.setdefault(part.row.name, []).append(part)
     again, lane = job.recompute == "full", dict[str, Num]()
     waits: dict[str | None, Num] = {"forward": 0.0, "backward": 0.0}
@@ -94,6 +95,6 @@ def experts_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
         job.model, job.levels_of_experts, axes.route, _token_axes(job),
         [place.blocks for place in places(job)] if axes.is_uneven else blocks,
         Fraction(int(job.micro_batch * job.own_tokens), axes.outside), int(job.accumulation),
-        job.recompute == "full", job.compute_dtype, axes.copies,
+        job.recompute == "full", job.compute_dtype, axes.copies, job.crossing,
     )  # fmt: skip
     return {key: mean(sent.numerator, sent.denominator) for key, sent in found.items()}

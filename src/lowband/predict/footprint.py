@@ -7,12 +7,14 @@ from math import prod
 import numpy as np
 
 from lowband.cost import linear
-from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token
+from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, loss_bytes
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
+from lowband.cost.experts import copied_bytes
 from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, fullest
+from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, Levels
@@ -30,11 +32,13 @@ def memory_items(job: Workload) -> dict[str, Num]:
     """Peak bytes per rank by kind. In addition to the states of `state_bytes`:
 
         activations  of all blocks for the micro-batches in flight, and of the one block being recomputed
+        copies       of experts, and a rank's own beside them, of all layers or of the one being recomputed
         logits       of the output layer, at the loss
         context      along context alone: what attention of the block in backward holds (cost.context_load)
         linear       of linear layers: what attention of the block in backward holds (cost.linear)
         framework    memory of the machine's runtime itself
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
+        ..@<tier>    of states beyond the device (tiers.py)
 
     With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
     keeps activations of all micro-batches (breadth-first), or of as many as its schedule has in flight at
@@ -62,13 +66,16 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     kept = kept_bytes_per_token(
         job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
         _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
+        job.levels_of_experts,
     )  # fmt: skip
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
     items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
-    items["logits"] = (
-        place.heads * tokens * _value(job.stack.logit_bytes, LOGIT_BYTES) * job.model.vocab / axes.tensor
-    )
+    if axes.copies:
+        of_layer = copied_bytes(job.model, job.levels_of_experts, axes.route, job.compute_dtype, axes.copies)
+        items["copies"] = of_layer * (1 if job.recompute == "full" else place.blocks)
+    logit = _value(job.stack.logit_bytes, LOGIT_BYTES)
+    items["logits"] = place.heads * loss_bytes(job.model, tokens, job.loss_chunks, logit) / axes.tensor
     if axes.context > 1 and job.model.linear_layers < job.model.layers:
         items["context"] = tokens * held_more(job.model, axes.tensor, job.layout, job.compute_dtype)
     if job.model.linear_layers:
@@ -79,7 +86,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
         job.model, job.scheme, levels, job.levels_alike, job.compute_dtype, axes, *units
     )
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
-    return items
+    return moved(job, place, items)
 
 
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
@@ -87,14 +94,15 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     of_both = [
         state_bytes(
             numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, accumulation, "nccl",
-            job.collectives or "hops", "breadth" if job.is_in_stages else job.order,
+            job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
             DTYPE_BYTES[job.stack.summed_dtype],
         )
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels
     ]  # fmt: skip
     return {
-        kind: (max if kind == "buffers" else sum)(states[kind] for states in of_both) for kind in of_both[0]
+        kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
+        for kind in of_both[0]
     }
 
 
@@ -120,7 +128,7 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     weights = weights + sum(items.get(kind, 0) for kind in ("anchor", "outer", "in_flight"))
     masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
     last = np.maximum(items["logits"], np.maximum(items.get("context", 0), items.get("linear", 0)))
-    at_loss = items["activations"] + last + np.where(accumulates, items["grads"], 0)
+    at_loss = items["activations"] + items.get("copies", 0) + last + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]
     at_peak = np.maximum(at_loss, after) + items.get("sums", 0)
     in_step = items["optim"] + items["gathered"] + at_peak

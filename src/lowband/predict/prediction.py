@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from lowband.cost.activations import Recompute
 from lowband.cost.flops import hardware_flops_per_token, model_flops_per_token
 from lowband.cost.numbers import Num
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.interval import step_interval
+from lowband.predict.tiers import held
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.machine import TierName
 from lowband.spec.model import ModelSpec
 
 
@@ -21,7 +25,9 @@ class Prediction:
     time_s:          by the names in predict.time.ITEMS; they add up to step_time_s
     communication_s: time of each collective in the lane, hidden or not
     memory_bytes:    by kind; the kinds peak at different times, `peak_memory_bytes` is their joint peak
-    fits:            whether that peak is within the device's memory; None if its size is not known
+    tier_bytes:      of a node in each tier beyond the device that is used
+    fits:            whether that peak is within the device's memory, and each tier within its own; None if
+                     the size of the device's is not known
     step_time_slow_s, step_time_fast_s: ends of the 80 % interval (predict/interval.py)
     """
 
@@ -32,6 +38,7 @@ class Prediction:
     communication_s: dict[str, Num]
     memory_bytes: dict[str, Num]
     peak_memory_bytes: Num
+    tier_bytes: dict[TierName, Num]
     fits: Any
     tokens_per_s_per_gpu: Num
     tflops_per_gpu: Num
@@ -66,6 +73,10 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
     items = memory_items(job)
     peak = peak_bytes(items, job.keeps_grads)
     memory_gib = job.machine.device.memory_gib
+    tiers = held(job, items)
+    fits = None if memory_gib is None else np.asarray(peak <= memory_gib * GIB)
+    for tier, size in tiers.items():
+        fits = None if fits is None else fits & (size <= job.machine.tier(tier).capacity_gib * GIB)
     return Prediction(
         **vars(_speed(job, step.total)),
         step_time_slow_s=slow,
@@ -74,7 +85,8 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
         communication_s=step.lane,
         memory_bytes=items,
         peak_memory_bytes=peak,
-        fits=None if memory_gib is None else peak <= memory_gib * GIB,
+        tier_bytes=tiers,
+        fits=fits,
     )
 
 

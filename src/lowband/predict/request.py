@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from lowband.cost.activations import Recompute
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
@@ -56,6 +57,7 @@ class Grid:
     states: Sequence[States] = ()  # how those of linear layers travel, as `in_ways` has it
     imbalance: float = 1.0  # of experts, as Workload has it
     stack: str | None = None  # none: the machine's
+    beyond: Beyond | None = None  # the device: which states lie there
 
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
@@ -71,7 +73,7 @@ class Grid:
             for one in self._possible(machine, model, ranks, axes, length):
                 yield Workload(
                     machine, stack, model, scheme, ranks, b, length, a, recompute, axes=one,
-                    imbalance=self.imbalance,
+                    imbalance=self.imbalance, beyond=self.beyond,
                 )  # fmt: skip
 
     def _possible(

@@ -39,6 +39,9 @@ Tokens that other ranks have experts for travel there and back, and a block wait
 `experts`. Experts that ranks divide are units of their own, gathered and reduced over the ranks with the same
 ones, beside their block's. Ranks along tensor divide attention alone: one all-reduce a pass, not two.
 
+States beyond the device add what copies do not hide, and the host's update (tiers.py): items `stash`,
+`host_update` and `fetch`.
+
 All computation takes as long as on the slowest of the ranks (cost/stragglers.py); what it takes beyond a
 middle device's is the item `straggler`.
 """
@@ -60,13 +63,14 @@ from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.place import Place, alike, unlike
+from lowband.predict.tiers import tier_waits
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.step import ANCHOR_GATHER, BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
-    "context", "experts", "pipeline_exchange", "bubble",
+    "context", "experts", "pipeline_exchange", "bubble", "stash", "host_update", "fetch",
     *(f"exposed_{row.name}" for row in STEP),
 )  # fmt: skip
 
@@ -131,7 +135,12 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
     add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
-    optimizer = {"optimizer": _optimizer_s(job, place, computer)}
+    in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
+    in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
+    tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
+    for name, time in (("stash", tiers.stash), ("host_update", tiers.update), ("fetch", tiers.fetch)):
+        add(name, time)
+    optimizer = {"optimizer": tiers.on_device * _optimizer_s(job, place, computer)}
     for name, time in (_computed(middle, place, micro_batches) | optimizer).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 
 from lowband.cost.activations import Attention, Recompute
+from lowband.cost.experts import groups_of
 from lowband.cost.numbers import Num
+from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
 from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
@@ -22,6 +26,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, Schedule, States, StatesOption, passes
+from lowband.spec.tiers import DEVICE
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Workload:
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
+    loss_chunks, fused_adamw: as a run's
+    beyond:       the device, where states lie there beside those that the scheme places there; None: none
     """
 
     machine: Machine
@@ -55,6 +62,9 @@ class Workload:
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
+    loss_chunks: int = 1
+    fused_adamw: bool = False
+    beyond: Beyond | None = None
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
@@ -64,6 +74,8 @@ class Workload:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if not self.imbalance >= 1:
             raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
+        for tier in self.beyond.tiers if self.beyond else ():
+            self.machine.tier(tier)
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
@@ -85,6 +97,14 @@ class Workload:
             what = f"stages in which not every {every}-th layer is one of softmax are not predicted"
             allowed = f"stages of multiples of {every} layers"
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
+
+    @cached_property
+    def placed(self) -> Beyond | None:
+        """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
+        tier = self.scheme.optim_tier
+        if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
+            return self.beyond
+        return replace(self.beyond or Beyond(), optim=tier)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -113,7 +133,21 @@ class Workload:
     @property
     def load(self) -> float:
         """Of experts: rows of the fullest rank's as a multiple of the mean; of one rank all."""
-        return min(self.imbalance, self.axes.expert)
+        return self._behind_copies[0]
+
+    @property
+    def crossing(self) -> Fraction:
+        """The part of tokens that copies of popular experts leave to other groups of ranks."""
+        return Fraction(self._behind_copies[1])
+
+    @cached_property
+    def _behind_copies(self) -> tuple[float, float]:
+        axes, model = self.axes, self.model
+        load = min(self.imbalance, axes.expert)
+        if not axes.copies or model.experts is None:
+            return load, 1.0
+        groups = groups_of(self.levels_of_experts, axes.route)
+        return with_copies(model.experts, model.top_k, axes.expert, groups, axes.copies, load)
 
     @cached_property
     def layout(self) -> Layout:
@@ -244,4 +278,5 @@ def workload_of(spec: RunSpec) -> Workload:
             schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        loss_chunks=spec.loss_chunks, fused_adamw=spec.fused_adamw,
     )  # fmt: skip

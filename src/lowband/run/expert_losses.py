@@ -36,13 +36,18 @@ class Loss(NamedTuple):
 
 
 class Load(NamedTuple):
-    """max_over_mean: pairs of the expert with the most, over the mean of all; mean over WINDOW steps"""
+    """Pairs of the expert with the most, over the mean of all.
+
+    max_over_mean: of a step's tokens, the mean over the WINDOW steps up to `step`
+    of_window:     of all their tokens together
+    """
 
     way: str
     seed: int
     step: int
     layer: int
     max_over_mean: float
+    of_window: float
 
 
 class End(NamedTuple):
@@ -56,10 +61,10 @@ class End(NamedTuple):
 
 
 class Found(NamedTuple):
-    """losses: of each step; loads: [steps, layers], max over mean; validation_loss: as of `End`"""
+    """losses: of each step; loads: [layers, steps, experts] int64; validation_loss: as of `End`"""
 
     losses: list[float]
-    loads: list[list[float]]
+    loads: torch.Tensor
     validation_loss: float
 
 
@@ -84,8 +89,11 @@ def measure(steps: int) -> tuple[list[Loss], list[Load], list[End]]:
             for first in range(0, steps, WINDOW):
                 last = min(first + WINDOW, steps)
                 losses.append(Loss(way, seed, last, _mean(found.losses[first:last])))
-                for layer, ratios in enumerate(zip(*found.loads[first:last], strict=True)):
-                    loads.append(Load(way, seed, last, layer, _mean(ratios)))
+                for layer, of_layer in enumerate(found.loads[:, first:last].double()):
+                    ratios = of_layer.amax(1) / of_layer.mean(1)
+                    whole = of_layer.sum(0)
+                    of_window = whole.max() / whole.mean()
+                    loads.append(Load(way, seed, last, layer, float(ratios.mean()), float(of_window)))
             flops = model_flops_per_token(spec, spec.seq_len)
             ends.append(End(way, seed, spec.parameters, flops, found.validation_loss))
     return losses, loads, ends
@@ -98,7 +106,7 @@ def _train(spec: ModelSpec, corpus: Corpus, seed: int, steps: int) -> Found:
         model = GPT(spec)
     on_job(model, Config().scheme("zero1"), topology, compute_dtype=torch.float32, seed=seed, device="cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    losses, loads = list[torch.Tensor](), list[list[float]]()
+    losses, loads = list[torch.Tensor](), list[torch.Tensor]()
     for step in range(steps):
         loss = model(*_batch(corpus.train, spec, seed, step, place))
         loss.backward()
@@ -106,15 +114,15 @@ def _train(spec: ModelSpec, corpus: Corpus, seed: int, steps: int) -> Found:
         lowband.clip_grad_norm_(model, CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        of_step = lowband.balance_experts(model).values()
-        loads.append([float(load.max() / load.double().mean()) for load in of_step])
+        of_step = [*lowband.balance_experts(model).values()]
+        loads.append(torch.stack(of_step) if of_step else torch.empty(0, 0))
     with torch.no_grad():
         ends = (_batch(corpus.validation, spec, seed, step, place) for step in range(VALIDATIONS))
         at_end = [model(*pair) for pair in ends]
     total = torch.stack([*losses, *at_end])
     dist.all_reduce(total)
     means = (total / RANKS).tolist()
-    return Found(means[:steps], loads, _mean(means[steps:]))
+    return Found(means[:steps], torch.stack(loads, 1), _mean(means[steps:]))
 
 
 def _batch(text: Any, spec: ModelSpec, seed: int, step: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Join a job as one of its ranks: its network, its device, the process group of all ranks."""
 
 import ctypes
+import os
 from datetime import timedelta
 
 import torch
@@ -24,7 +25,7 @@ def join_job(rank: Rank, spec: RunSpec, links: str, device_type: str) -> torch.d
         join(spec, rank.rank, rank.local_rank)
     share_one_heap()
     device = _device(rank, device_type)
-    torch.set_num_threads(1)  # the cores are shared by the ranks
+    torch.set_num_threads(_threads(spec, device))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=rank.init_method,
@@ -67,6 +68,15 @@ def device_type(spec: RunSpec, is_launched: bool) -> str:
             allowed="a build of torch for it, on nodes that have it (docs/sites.md)",
         )
     return "cuda" if devices >= (1 if is_launched else spec.ranks) else "cpu"
+
+
+def _threads(spec: RunSpec, device: torch.device) -> int:
+    """This rank's share of the cores: one where they train, as sums in several threads have another order;
+    beside a GPU they only update states in host memory.
+    """
+    if device.type == "cpu":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // min(spec.ranks, torch.cuda.device_count()))
 
 
 def _device(rank: Rank, device_type: str) -> torch.device:

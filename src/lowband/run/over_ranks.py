@@ -16,7 +16,8 @@ from lowband.run.clock import StepTimes, peak_memory_bytes, peak_reserved_bytes
 from lowband.spec.activations import CONTEXT, EXPERT, PIPELINE, TENSOR
 from lowband.spec.records import Outcome, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import RunSpec
-from lowband.spec.step import NORM_GATHER, STEP
+from lowband.spec.step import COPIES, NORM_GATHER, STEP
+from lowband.spec.tiers import TIERS
 from lowband.trainers.trainer import Trainer
 
 
@@ -73,9 +74,9 @@ def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
     """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
     if spec.engine != "lowband":  # a peer's engine counts nothing
         return []
-    names = (*(row.name for row in (*STEP, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)), NORM_GATHER)
+    names = (*(row.name for row in (*STEP, *COPIES, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)), NORM_GATHER)
     wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
-    levels = spec.job_levels.names
+    levels = (*spec.job_levels.names, *TIERS)
     return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])
 
 

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
@@ -178,9 +179,12 @@ class InStages(Axes):
             raise UserError(what, where=f"model '{model.name}'")
 
 
-def to_experts(degrees: Sequence[int], routes: Sequence[Route]) -> list[tuple[int, Route]]:
-    """Each degree in each of the routes; one rank has none."""
-    return [(ep, way) for ep in degrees for way in (routes if ep > 1 else get_args(Route)[-1:])]
+def to_experts(
+    degrees: Sequence[int], routes: Sequence[Route], copies: Sequence[int] = (0,)
+) -> list[tuple[int, Route, int]]:
+    """Each degree in each of the routes with as many copies; one rank has neither."""
+    several = [*product(routes, copies)]
+    return [(ep, *way) for ep in degrees for way in (several if ep > 1 else [(get_args(Route)[-1], 0)])]
 
 
 def shown(value: object) -> object:
@@ -209,11 +213,12 @@ class Ways(InStages):
         cp: int = 1,
         ep: int = 1,
         route: Route = "merged",
+        copies: int = 0,
     ) -> "Ways":
         """By the names of options, with sequence parallelism wherever there is a tensor axis."""
         return cls(
-            tensor=tp, context=cp, expert=ep, route=route, pipeline=pp, chunks=interleave, schedule=schedule,
-            sequence_parallel=tp > 1, layers=tuple(layers),
+            tensor=tp, context=cp, expert=ep, route=route, copies=copies, pipeline=pp, chunks=interleave,
+            schedule=schedule, sequence_parallel=tp > 1, layers=tuple(layers),
         )  # fmt: skip
 
     @property

@@ -120,6 +120,17 @@ BENCHMARKS = {
         "compile", "time steps: blocks as they are, and compiled by torch",
         "Uses the GPU if there is one. Takes three minutes.", "ranks", "engine", "blocks",
     ),
+    "mfu": Benchmark(
+        help="time steps of a whole GPT, and the share of a GPU's peak",
+        more="The bare module, ours and FSDP2's, each alone, twice. Takes two minutes.",
+        parts=(Part(("mfu",), "bench.mfu:bench"),),
+        shows={
+            "mfu": Medians(
+                ("engine", "blocks", "loss_chunks", "optimizer", "reshard", "round"),
+                ("step_s", "mfu", "peak_bytes"), "%.4g",
+            )
+        },
+    ),
     "joined": _in_turns(
         "joined", "time steps: hops, joined hops, DDP and FSDP2, in turns", "Takes two minutes.",
         "ranks", "scheme", "engine",
@@ -154,7 +165,16 @@ BENCHMARKS = {
         parts=(Part(("losses", "loads", "ends"), "run.expert_losses:measure", ("steps",)),),
         shows={
             "ends": Medians(("way",), ("flops_per_token", "parameters", "validation_loss"), "%.4f"),
-            "loads": Medians(("way", "layer"), ("max_over_mean",)),
+            "loads": Medians(("way", "layer"), ("max_over_mean", "of_window")),
+        },
+    ),
+    "padding": Benchmark(
+        help="count and time what padding of experts' rows wastes",
+        more="Grouped products, a loop, and padded ones by capacity and skew, in turns. Takes two minutes.",
+        parts=(Part(("rows", "times"), "run.padded_experts:measure", ()),),
+        shows={
+            "rows": Medians(("experts", "skew", "way"), ("rows", "padding", "dropped")),
+            "times": Medians(("experts", "skew", "way")),
         },
     ),
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """A machine's hardware as data: levels, links, device, storage. Software is a stack (spec/stack.py)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -8,6 +8,7 @@ from lowband.errors import UserError
 from lowband.spec.mesh import MOST_RANKS, SELF, WORLD
 from lowband.spec.sourced import LEAST, Fact, Magnitude, divides, facts_of
 from lowband.spec.stack import OURS
+from lowband.spec.tiers import TIERS
 from lowband.spec.yaml_model import Strict
 
 # A GPU of 2025 has some 15,000 in 4 bits, a whole wafer 125,000 (Cerebras WSE-3): more is a typing error.
@@ -92,6 +93,37 @@ class Storage(Strict):
     _divide = field_validator("*")(divides)
 
 
+TierName = Literal["host", "disk"]  # from the device outwards: what lies on the disk passes through the host
+
+
+class Tier(Strict):
+    """Memory of a node beyond its devices': the host's, or a disk's. Rates are of large transfers."""
+
+    capacity_gib: Magnitude = Field(description="of a node")
+    source: str = Field(min_length=1, description="where the capacity comes from")
+    fetch_gigabytes_per_s: Fact = Field(
+        description="10^9 bytes per second towards the device, one rank alone"
+    )
+    stash_gigabytes_per_s: Fact = Field(description="likewise away from it")
+    node_fetch_gigabytes_per_s: Fact | None = Field(
+        default=None, description="of all ranks of a node together; none: each has a link of its own"
+    )
+    node_stash_gigabytes_per_s: Fact | None = Field(default=None, description="likewise away from the device")
+    update_gigabytes_per_s: Fact | None = Field(
+        default=None,
+        description="at which one rank's cores update parameters where they lie, counted as Adam's 28 bytes "
+        "each; none: a default in the host's memory, and no update on a disk",
+    )
+    node_update_gigabytes_per_s: Fact | None = Field(
+        default=None, description="of all ranks of a node together"
+    )
+
+    _divide = field_validator(
+        "fetch_gigabytes_per_s", "stash_gigabytes_per_s", "node_fetch_gigabytes_per_s",
+        "node_stash_gigabytes_per_s", "update_gigabytes_per_s", "node_update_gigabytes_per_s",
+    )(divides)  # fmt: skip
+
+
 class Box(Strict):
     """A scale model of a machine on one computer: computation and links at the machine's rates / scale."""
 
@@ -114,6 +146,9 @@ class Machine(Strict):
         description="the stack that is predicted if none is named: a file of config/stacks/",
     )
     storage: Storage | None = Field(default=None, description="none: its rates are not known")
+    tiers: dict[TierName, Tier] = Field(
+        default={}, description="memory beyond the devices'; of a name that is missing nothing is known"
+    )
 
     @field_validator("levels")
     @classmethod
@@ -121,8 +156,8 @@ class Machine(Strict):
         names = [level.name for level in levels]
         if names[-1] != WORLD or levels[-1].size is not None:
             raise ValueError("the last level is 'world', without a size")
-        if len(set(names)) < len(names) or SELF in names:
-            raise ValueError("level names are unique and none is 'self'")
+        if len(set(names)) < len(names) or {SELF, *TIERS} & set(names):
+            raise ValueError(f"level names are unique and none is {' or '.join((SELF, *TIERS))}")
         if any(level.size is None for level in levels[:-1]):
             raise ValueError("every level but world has a size")
         return levels
@@ -146,7 +181,8 @@ class Machine(Strict):
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """Every constant with a source, by its path: device.<key>, <level>.<key>, storage.<key>."""
+        """Every constant with a source, by its path: device.<key>, <level>.<key>, storage.<key>,
+        tiers.<tier>.<key>."""
         found = facts_of("device", self.device)
         for level in self.levels:
             if level.link is not None:
@@ -155,6 +191,8 @@ class Machine(Strict):
                 found |= {f"{level.name}.efficiency_by_cards.{cards}": fact for cards, fact in by_cards}
         if self.storage is not None:
             found |= facts_of("storage", self.storage)
+        for name, tier in self.tiers.items():
+            found |= facts_of(f"tiers.{name}", tier)
         return found
 
     @property
@@ -182,6 +220,13 @@ class Machine(Strict):
             if known.name == level and known.link is not None:
                 return known.link
         raise UserError(f"the link of level '{level}' has no rate", where=f"machine '{self.name}'")
+
+    def tier(self, name: TierName) -> Tier:
+        """A tier. Raises UserError if the machine states none of that name."""
+        if name not in self.tiers:
+            allowed = f"tiers: {{{name}: ..}} in its machine.yaml"
+            raise UserError(f"tier '{name}' has no rates", where=f"machine '{self.name}'", allowed=allowed)
+        return self.tiers[name]
 
 
 _NOT_HARDWARE = ("description", "source", "stack")

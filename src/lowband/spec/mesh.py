@@ -15,6 +15,7 @@ from math import prod
 from typing import Final, TypeVar
 
 from lowband.errors import UserError
+from lowband.spec.tiers import TIERS
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -130,9 +131,10 @@ class Levels:
         """
         if world < 1:
             raise UserError(f"{world} ranks", allowed="1 or more")
-        if any(size < 1 for size in inner.values()) or {SELF, WORLD} & set(inner):
+        if any(size < 1 for size in inner.values()) or {SELF, WORLD, *TIERS} & set(inner):
             raise UserError(
-                f"inner levels {dict(inner)}", allowed="sizes of 1 or more; names other than self and world"
+                f"inner levels {dict(inner)}",
+                allowed=f"sizes of 1 or more; names other than {', '.join((SELF, WORLD, *TIERS))}",
             )
         names = (SELF, *inner, WORLD)
         sizes = (1, *(min(size, world) for size in inner.values()), world)

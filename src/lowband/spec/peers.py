@@ -142,6 +142,8 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
     if scheme.sync is not None:
         return _local_sgd(peer, scheme, scheme.sync, levels, where)
+    if scheme.copies:
+        raise UserError(f"no counterpart: the optimizer's states lie in {scheme.optim_tier}", where=where)
     form = form_of(scheme, levels)
     cell = TABLE[form][peer]
     if isinstance(cell, Lacks):

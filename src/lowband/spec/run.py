@@ -1,87 +1,21 @@
 """The complete specification of one training run: nothing downstream reads the configuration again."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.axes import AXES, InStages
+from lowband.spec.axes import AXES
 from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine
-from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
-from lowband.spec.model import AttentionKernel, ModelSpec
-from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG, Engine, peer_arguments
+from lowband.spec.mesh import Levels, Mesh
+from lowband.spec.model import ModelSpec
+from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG, peer_arguments
+from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
-from lowband.spec.schedules import SCHEDULES, Name, check_numbers, lists
+from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Order, Pattern
-
-Dtype = Literal["fp32", "bf16"]
-
-
-class RunOptions(InStages):
-    """The options that a suite may set for a run, one line each: type, default and meaning.
-
-    Among them are its axes.
-    """
-
-    younger: ClassVar = ("schedule", "chunks", "layers")
-
-    engine: Engine = "lowband"
-    ranks: PositiveInt = Field(le=MOST_RANKS)
-    accumulation: PositiveInt = Field(default=1, description="backward passes per optimizer step")
-    order: Order = Field(
-        default="depth", description="of accumulation; breadth: a unit computes all passes, gathered once"
-    )
-    schedule: Name = Field(default="1f1b", description="of accumulation where ranks lie along pipeline")
-    chunks: NonNegativeInt = Field(
-        default=0, description="stages on each rank along pipeline; 0: the fewest that the schedule allows"
-    )
-    seq_len: PositiveInt
-    steps: PositiveInt
-    warmup_steps: NonNegativeInt = Field(default=2, description="first steps, left out of every time")
-    seed: NonNegativeInt = Field(default=1, description="of initial weights and of the order of data")
-    device: Literal["auto", "fake"] = Field(
-        default="auto",
-        description="auto: a GPU if there is one, else the CPU; fake: nothing is computed, bytes are counted",
-    )
-    attention: AttentionKernel = Field(
-        default="sdpa", description="sdpa: torch's kernels; flash2: ours in Triton, for a GPU"
-    )
-    recompute: Literal["none", "full"] = Field(
-        default="none", description="full: of each block only the input is kept, and it computes twice"
-    )
-    compute_dtype: Dtype = "fp32"
-    reduce_dtype: Dtype = "fp32"
-    overlap: bool = Field(default=True, description="communication behind the computation")
-    collectives: Pattern = Field(
-        default="hops",
-        description="hops: one per level; flat: a ring over all ranks; joined: one exchange of all",
-    )
-    learning_rate: PositiveFloat = 1e-3
-    weight_decay: NonNegativeFloat = 0.1
-    grad_clip: PositiveFloat = 1.0
-    text: str = Field(default="stdlib", description="stdlib, a text file, or a .bin file of tokens")
-    checkpoint_every: NonNegativeInt = Field(default=0, description="steps between checkpoints; 0: none")
-    fingerprint: bool = Field(default=True, description="a checksum of the final weights, made at the end")
-    time_limit_s: PositiveInt = Field(default=900, description="the whole run ends as `timeout` after this")
-    peer_timeout_s: PositiveInt = Field(
-        default=60, description="a rank that waits longer for another ends the run"
-    )
-
-    @property
-    def chunks_each(self) -> int:
-        """Stages on each rank along pipeline."""
-        return self.chunks or SCHEDULES[self.schedule].chunks[0]
-
-    @property
-    def stages(self) -> int:
-        return self.pipeline * self.chunks_each if self.is_in_stages else self.pipeline
-
-    @property
-    def is_in_stages(self) -> bool:
-        """Whether the model is cut into stages."""
-        return self.pipeline > 1
+from lowband.spec.tiers import DEVICE
 
 
 class RunSpec(RunOptions):
@@ -164,6 +98,7 @@ class RunSpec(RunOptions):
             check_context(self, self.scheme, self.levels)
             self._check_context()
             self._check_experts()
+            self._check_step()
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
@@ -225,6 +160,23 @@ class RunSpec(RunOptions):
             what = "tokens choose their experts, and one rank is counted for all"
             raise UserError(what, where=f"device fake, expert {self.expert}", allowed="expert 1")
         self.scheme.check(self.levels_alike)
+
+    def _check_step(self) -> None:
+        self.check_step()
+        if self.compile and self.model.experts is not None:
+            raise UserError(
+                "each token chooses its experts", where="compile", allowed="models without experts"
+            )
+        if self.fused_adamw and (self.scheme.sync is not None or self.scheme.optim_tier != DEVICE):
+            what = f"scheme '{self.scheme.name}': replicas that meet seldom, or states off the device"
+            raise UserError(what, where="fused_adamw", allowed="schemes without both")
+        if self.loss_chunks > self.micro_batch * self.seq_len:
+            tokens = self.micro_batch * self.seq_len
+            raise UserError(
+                f"{self.loss_chunks} pieces",
+                where="loss_chunks",
+                allowed=f"at most {tokens}, the tokens of a pass",
+            )
 
     @property
     def layout(self) -> Layout:

@@ -3,13 +3,23 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, create_model, model_serializer
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveInt,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
-from lowband.spec.step import STEP, SYNC_REDUCE, SYNC_SWAP, Collective, Place
+from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
+from lowband.spec.tiers import DEVICE, HOST, TIERS, Tier, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -19,16 +29,20 @@ _MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 
 
 class Placement(Strict):
-    """The level that each state is sharded over: a level of the machine, or `self` (not sharded)."""
+    """The level that each state is sharded over: a level of the machine, or `self` (not sharded).
+
+    Behind it, after an @, the tier in which the optimizer's shards lie, if that is not the device.
+    """
 
     name: str
     weights: str = Field(description="level of the copy used for compute, in the compute dtype")
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
-    optim: str = Field(description="level of fp32 master weights and Adam moments")
+    optim: str = Field(description="level of fp32 master weights and Adam moments; @host: in host memory")
     sync: Sync | None = Field(
         default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
     )
+    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level
 
 
 if TYPE_CHECKING:
@@ -48,10 +62,34 @@ class Scheme(_WithWires):
     block_size: PositiveInt = Field(default=ALIGN, description="values per scale of int8 and int4 wires")
     known_as: str = ""
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_tier(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
+        """Take `world@host` apart."""
+        optim = values.get("optim") if isinstance(values, dict) else None
+        if not isinstance(optim, str) or "@" not in optim:
+            return handler(values)
+        level, _, tier = optim.partition("@")
+        if tier not in TIERS:
+            raise ValueError(f"optim: no tier '{tier}' (allowed: {', '.join(TIERS)})")
+        made = handler({**values, "optim": level})
+        made._optim_tier = tier
+        return made
+
+    @property
+    def optim_tier(self) -> Tier:
+        """The tier of the optimizer's shards: of fp32 master weights and Adam moments."""
+        return self._optim_tier
+
+    @property
+    def update_tier(self) -> Tier:
+        """The tier in which the optimizer updates them, from gradients that lie there."""
+        return DEVICE if self._optim_tier == DEVICE else HOST
+
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the wires of exchanges that it has not, or without `sync`, so that checksums stay."""
-        values: dict[str, Any] = handler(self)
+        values: dict[str, Any] = {**handler(self), "optim": at(self.optim, self.optim_tier)}
         absent = [row.name for row in STEP if row not in self.rows]
         for key in absent if self.sync is not None else ("sync", *absent):
             values.pop(key, None)
@@ -78,6 +116,7 @@ class Scheme(_WithWires):
                 where=where,
                 allowed=levels.names[:weights],
             )
+        self._check_tier()
         if self.sync is None:
             return
         for row in _MEETINGS:
@@ -116,6 +155,23 @@ class Scheme(_WithWires):
                 f"sync.partners ring: {hops[0].count} replicas do not make pairs",
                 where=where,
                 allowed="an even number of replicas, or partners exponential",
+            )
+
+    def _check_tier(self) -> None:
+        if self.optim_tier == DEVICE:
+            return
+        where, update = f"scheme '{self.name}'", self.wire(UPDATE_GATHER.name)
+        if update != "native":
+            raise UserError(
+                f"update_gather {update}: weights come from the host in the compute dtype",
+                where=where,
+                allowed="update_gather native",
+            )
+        if self.sync is not None:
+            raise UserError(
+                f"optim {at(self.optim, self.optim_tier)}: replicas that meet seldom exchange on the device",
+                where=where,
+                allowed=f"optim {self.optim}, or no sync",
             )
 
     def on(self, inner: Sequence[str]) -> "Scheme":
@@ -169,6 +225,11 @@ class Scheme(_WithWires):
         if self.sync is None:
             return tuple(row for row in STEP if row.every != "sync")
         return tuple(row for row in STEP if row is self.meeting or row not in _MEETINGS)
+
+    @property
+    def copies(self) -> tuple[Collective, ...]:
+        """The rows that move a rank's shards between tiers."""
+        return () if self.optim_tier == DEVICE else COPIES
 
     @property
     def meeting(self) -> Collective:

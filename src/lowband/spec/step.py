@@ -22,7 +22,7 @@ Order = Literal["depth", "breadth"]
 # several chunks is interleaved; the lists of all of them are in spec/schedules.py.
 Schedule = Literal["1f1b", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"]
 
-Kind = Literal["gather", "reduce", "all_reduce", "swap", "all_to_all", "scan"]
+Kind = Literal["gather", "reduce", "all_reduce", "swap", "all_to_all", "scan", "copy"]
 
 # How collectives run: a hop per level, one ring over all their ranks, or one exchange between all of them.
 Pattern = Literal["hops", "flat", "joined"]
@@ -43,7 +43,7 @@ class Collective:
              summed shard of `outer`; all_reduce: a reduce and a gather back; swap: the shard of `inner`
              goes to one rank and another one's comes from one, across the links of one level; all_to_all:
              each rank has a part for every other one; scan: the shards of ranks before it become a
-             rank's sum
+             rank's sum; copy: a rank's own shard goes to another memory of its
     carries: weights and activations travel in the compute dtype, gradients in the reduce dtype, master
              weights in fp32
     every:   once per pass over a unit (see `passes`), once per optimizer step (at the boundary of
@@ -94,6 +94,13 @@ STEP: tuple[Collective, ...] = (
     ANCHOR_GATHER,
     UPDATE_GATHER,
 )
+
+# Of a state that lies in another tier than the device (spec.tiers). A scheme has no wire for them.
+STASH = Collective(  # gradients, averaged, to the optimizer's shard
+    "stash", "copy", "optim", "optim", "masters", "step", "backward")
+FETCH = Collective(  # new weights back, before `update_gather`
+    "fetch", "copy", "optim", "optim", "weights", "step", "forward")
+COPIES: tuple[Collective, ...] = (STASH, FETCH)
 # fmt: on
 
 # One fp64 number from each rank, for clipping by the global norm; belongs to no unit and is always native.

@@ -15,7 +15,8 @@ from lowband.errors import UserError
 from lowband.spec.axes import shown
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
-from lowband.spec.run import RunOptions, RunSpec
+from lowband.spec.run import RunSpec
+from lowband.spec.run_options import RunOptions
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Magnitude
 from lowband.spec.yaml_model import Strict

@@ -14,6 +14,7 @@ from lowband.engine.api import (
     sync_replicas,
 )
 from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.engine.optimizers.adamw import AdamW
 from lowband.engine.parallel.experts import balance_experts
 from lowband.engine.parallel.pipeline import Pipeline
 from lowband.engine.passes.engine import engine_of
@@ -25,6 +26,7 @@ from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
+from lowband.spec.tiers import at
 from lowband.trainers.trainer import Batch, Trainer, adamw, fingerprint_of
 
 
@@ -49,7 +51,11 @@ class Lowband(Trainer):
             device=device,
             **of_step,
         )
-        self.optimizer = adamw(self.model, spec)
+        self.optimizer = (
+            AdamW(self.model, spec.learning_rate, weight_decay=spec.weight_decay)
+            if spec.fused_adamw
+            else adamw(self.model, spec)
+        )
         self._has_experts = spec.model.experts is not None
         self._engine, self._order = engine_of(self.model), spec.order
         self.lanes, self.replicas = self._engine.lanes, self._engine.replicas
@@ -78,6 +84,8 @@ class Lowband(Trainer):
         return norm
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        if isinstance(self.optimizer, AdamW):
+            return self.optimizer.clip_grad_norm_(max_norm)
         return clip_grad_norm_(self.model, max_norm)
 
     def take_sent(self) -> list[Sent]:
@@ -89,7 +97,7 @@ class Lowband(Trainer):
     def state_peaks(self) -> dict[str, int]:
         """The engine's, plus the optimizer's moments under `optim`."""
         peaks = dict(self._engine.meter.peak)
-        peaks["optim"] += sum(
+        peaks[at("optim", self._engine.collectives.scheme.optim_tier)] += sum(
             value.numel() * value.element_size()
             for state in self.optimizer.state.values()
             for value in state.values()

@@ -18,7 +18,9 @@ def prepare(spec: RunSpec, device: torch.device) -> Trainer:
     """The spec's model under the spec's engine. Raises UserError if a peer has no such scheme."""
     is_deferred = spec.engine == "lowband"
     with torch.device("meta") if is_deferred else device:
-        model = GPT(spec.model, spec.seed, spec.attention, spec.recompute)
+        model = GPT(spec.model, spec.seed, spec.attention, spec.recompute, spec.loss_chunks)
+    if spec.compile:
+        model.compile_parts()
     if is_deferred:
         return Lowband(model, spec, device)
     if spec.is_in_stages:

@@ -108,9 +108,10 @@ def _digests(state: Mapping[str, torch.Tensor], tick: Tick) -> dict[str, str]:
 
 
 def adamw(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer:
-    """The optimizer of every engine; on a GPU it is fused and needs no temporaries of the model's size."""
+    """The optimizer of every engine; on a GPU it is fused and needs no temporaries of the model's size, and
+    so it is where a CPU updates for the device, several times as fast as torch's default."""
     parameters = list(model.parameters())
-    is_fused = all(parameter.device.type == "cuda" for parameter in parameters)
+    is_fused = spec.scheme.copies or all(parameter.device.type == "cuda" for parameter in parameters)
     return torch.optim.AdamW(
-        parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=is_fused or None
+        parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=bool(is_fused) or None
     )

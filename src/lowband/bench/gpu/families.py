@@ -30,12 +30,20 @@ class Family(NamedTuple):
 FAMILIES = {
     "ceilings": Family(50, 2, (*_MEASURE, f"{_BENCH}/ceilings.py")),
     "attention": Family(6, 2, (*_MEASURE, *_FLASH, f"{_BENCH}/attention.py")),
-    "tests": Family(500, 80, (*_ENGINE, *_QUANT, *_FLASH, f"{_KERNELS}/softmax*.py", "tests/gpu/*.py")),
+    "tests": Family(500, 80, (*_ENGINE, f"{_KERNELS}/*.py", "tests/gpu/*.py")),
     "steps": Family(480, 60, (*_ENGINE, "src/lowband/bench/compile.py")),
+    "mfu": Family(
+        700,
+        120,
+        (*_ENGINE, f"{_KERNELS}/adamw*.py", "src/lowband/bench/mfu.py", "src/lowband/bench/compile.py"),
+    ),
     "overhead": Family(280, 40, (*_ENGINE, "tests/gpu/overhead.py")),
     "block_quant": Family(6, 1, (*_MEASURE, *_QUANT, f"{_BENCH}/block_quant.py")),
     "training": Family(50, 10, (*_MEASURE, *_FLASH, "src/lowband/model/*.py", f"{_BENCH}/training.py")),
-    "one-gpu": Family(60, 25, (*_ENGINE, "src/lowband/trainers/*.py", "config/suites/one-gpu.yaml")),
+    "experts": Family(
+        20, 8, (*_MEASURE, "src/lowband/engine/parallel/expert_products.py", f"{_BENCH}/experts.py")
+    ),
+    "one-gpu": Family(60, 25, (*_ENGINE, "src/lowband/trainers/*.py", "config/suites/one-gpu*.yaml")),
     "softmax": Family(2, 1, (*_MEASURE, f"{_KERNELS}/softmax*.py", f"{_BENCH}/softmax.py")),
     "products": Family(0.2, 0.5, (*_MEASURE, f"{_BENCH}/products.py")),
 }

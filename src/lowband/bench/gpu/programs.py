@@ -18,9 +18,13 @@ from lowband.bench.gpu.families import FAMILIES, ROOT
 from lowband.bench.gpu.queue import Item
 
 LOG = "log.txt"
-SUITE = "one-gpu"
+RUNS, SUITES = "one-gpu", ("one-gpu-host", "one-gpu")  # a family, and the suites whose runs it has
 # Races between streams first, because all else rests on them; cases of kernels are compiled in parallel.
-TESTS = {"engine": "engine or streams", "kernels": "block_quant or softmax", "attention": "flash_attention"}
+TESTS = {
+    "engine": "engine or streams",
+    "kernels": "adamw or block_quant or softmax",
+    "attention": "flash_attention",
+}
 _PYTHON = (sys.executable, "-m")
 
 
@@ -42,18 +46,21 @@ def items(out: Path, device_type: str, families: list[str]) -> Iterator[Item]:
         yield _item(
             "steps", "steps", out, [(*_PYTHON, "lowband", "bench-compile", "--out", str(out / "compile"))]
         )
-    if SUITE in families:
+    if "mfu" in families:
+        yield _item("mfu", "mfu", out, [(*_PYTHON, "lowband", "bench-mfu", "--out", str(out / "mfu"))])
+    if RUNS in families:
         yield from _runs(out)
 
 
 def _runs(out: Path) -> Iterator[Item]:
-    """Each run of the suite, in its folder under runs/."""
+    """Each run of the suites, in its folder under runs/."""
     from lowband.spec.config import Config
 
-    write_specs = (*_PYTHON, "lowband", "spec", "--suite", SUITE, "--out", str(out / "runs"))
-    for run in Config(ROOT).runs([SUITE]):
-        train = (*_PYTHON, "lowband", "train", str(out / "runs" / run.run_id / "spec.json"))
-        yield _item(run.run_id, SUITE, out, [write_specs, train])
+    for suite in SUITES:
+        write_specs = (*_PYTHON, "lowband", "spec", "--suite", suite, "--out", str(out / "runs"))
+        for run in Config(ROOT).runs([suite]):
+            train = (*_PYTHON, "lowband", "train", str(out / "runs" / run.run_id / "spec.json"))
+            yield _item(run.run_id, RUNS, out, [write_specs, train])
 
 
 def _item(name: str, family: str, out: Path, commands: list[tuple[str, ...]]) -> Item:

@@ -42,6 +42,7 @@ from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
+from lowband.engine.units.on_disk import all_in_memory
 from lowband.errors import UserError
 
 
@@ -82,7 +83,8 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self.wait()
-        snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
+        with all_in_memory(engine_of(module).on_disk(), optimizer, writes=False):
+            snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
         content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
         snapshot = replace(snapshot, content=content)
         # Not a daemon: a process that exits without `wait` first completes the checkpoint.
@@ -114,7 +116,7 @@ class Checkpointer:
         """
         self.wait()
         path = self._meeting.everyone(Path(path))[0]  # a shared file system may show ranks different folders
-        return self._fill(path, self._verify(path), module, optimizer)
+        return self._fill_in_memory(path, self._verify(path), module, optimizer)
 
     def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
         """Load the newest undamaged checkpoint; returns its `extra`, or None if there is no checkpoint.
@@ -135,7 +137,7 @@ class Checkpointer:
                 if self._meeting.rank == 0:
                     sys.stderr.write(f"lowband: checkpoint skipped: {error}\n")
                 continue
-            return self._fill(path, manifest, module, optimizer)
+            return self._fill_in_memory(path, manifest, module, optimizer)
         if damage is not None:
             what = f"{damage.what}; every checkpoint in this folder is damaged; remove it to start over"
             raise UserError(what, where=damage.where)
@@ -182,6 +184,12 @@ class Checkpointer:
 
         self._meeting.together(what, verify)
         return manifest
+
+    def _fill_in_memory(
+        self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Any]:
+        with all_in_memory(engine_of(module).on_disk(), optimizer, writes=True):
+            return self._fill(path, whole, module, optimizer)
 
     def _fill(
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer

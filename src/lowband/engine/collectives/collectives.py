@@ -84,7 +84,8 @@ class Collectives:
 
         def counted() -> Work:
             yield from work(call)
-            self.meter.reach("buffers", call.buffers.peak["buffers"])
+            for kind, peak in call.buffers.peak.items():
+                self.meter.reach(kind, peak)
 
         handle = self.lanes.submit(levels or [SELF], counted(), uses)
         if not self.options.overlap:

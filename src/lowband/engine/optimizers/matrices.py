@@ -29,6 +29,7 @@ from lowband.engine.units.unit import Unit
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
+from lowband.spec.tiers import DEVICE
 
 GATHER, RETURN = "matrix_gather", "matrix_return"
 
@@ -268,6 +269,9 @@ def _cut(flat: torch.Tensor, matrices: list[Matrix], rank: int) -> Iterator[torc
 
 def _level(unit: Unit, over: str | None) -> str:
     """The level that a unit's matrices are dealt out over."""
+    if unit.scheme.optim_tier != DEVICE:
+        what = f"optim in {unit.scheme.optim_tier} of '{unit.name}': owners update matrices on the device"
+        raise UserError(what, where="Matrices", allowed=f"optim {unit.scheme.optim}")
     optim, names = unit.scheme.optim, unit.levels.names
     allowed = names[unit.levels.index(optim) :]
     if over is not None and over not in allowed:

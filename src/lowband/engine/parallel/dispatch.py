@@ -9,13 +9,19 @@
 With `flat` a rank's experts see their tokens in the order of one process that has those of all ranks, and
 every sum is in its order, too: the same bits.
 
-Source: HetuMoE (arXiv 2203.14685) for hops; DeepEP for merging, there over two levels in CUDA.
+Kept for the backward, beside what experts keep (expert_products): the rows that come to a rank, and each
+pair's output where its weight is known only behind it, without hops, `flat` and `hops`; places of rows.
+Nothing of what is on its way, sorted or summed.
+
+Source: HetuMoE (arXiv 2203.14685) for hops; DeepEP for merging, there over two levels in CUDA. Nothing kept
+of rows that are sorted or summed: ScatterMoE (arXiv 2403.08245).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.parallel.hot_experts import HotExperts
@@ -101,7 +107,7 @@ class Dispatch:
             of_them = self._sent(experts[order].int(), sent, came, bound, PAIRS).long()
             all_ = torch.arange(len(arrived), device=x.device)
             found = self._sent(self._each(arrived, all_, of_them, hops[1:], per), came, sent, bound, BACK)
-        return torch.zeros_like(found).index_copy(0, order, found)
+        return found.index_select(0, order.argsort())
 
     def _merged(
         self,
@@ -125,14 +131,15 @@ class Dispatch:
         (sent, pairs_sent), (came, pairs_came) = self._counted(torch.stack([to, pairs_to], 1), bound)
         of_message = copy_of - (to.cumsum(0) - to)[partners]
         pairs = torch.stack([of_message, experts], 1)[order].int()
-        arrived = self._sent(x.index_select(0, copies % length), sent, came, bound, OUT)
+        of_copy = copies % length
+        arrived = self._sent(x.index_select(0, of_copy), sent, came, bound, OUT)
         pairs = self._sent(pairs, pairs_sent, pairs_came, bound, PAIRS).long()
         theirs = self._sent(weights.index_select(0, order), pairs_sent, pairs_came, bound, WEIGHTS)
         begins = torch.tensor(came).cumsum(0) - torch.tensor(came)
         begin = begins.repeat_interleave(torch.tensor(pairs_came)).to(x.device)
         found = self._merged(arrived, pairs[:, 0] + begin, pairs[:, 1], theirs, hops[1:], per)
         back = self._sent(found, came, sent, bound, BACK)
-        return _summed(back, copies % length, None, x)
+        return _summed(back, of_copy, None, x)
 
     def _partners(self, experts: torch.Tensor, bound: BoundHop, span: int) -> torch.Tensor:
         """By pair, the partner of a hop that has its expert, or leads there."""
@@ -195,6 +202,38 @@ def _summed(
     parts: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, like: torch.Tensor
 ) -> torch.Tensor:
     """By row of `like`, the sum of its parts, in their order and in fp32 at least; in its dtype."""
-    wide = torch.promote_types(like.dtype, torch.float32)
-    parts = parts.to(wide) if weights is None else parts.to(wide) * weights.to(wide).unsqueeze(1)
-    return parts.new_zeros(like.shape).index_add(0, rows, parts).to(like.dtype)
+    return _Summed.apply(parts, rows, weights, like.shape, like.dtype)  # type: ignore[no-any-return]
+
+
+class _Summed(torch.autograd.Function):
+    """Keeps parts as they are, and only if they are weighted: autograd would keep them in fp32, twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        parts: torch.Tensor,
+        rows: torch.Tensor,
+        weights: torch.Tensor | None,
+        shape: torch.Size,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(rows, *(() if weights is None else (parts, weights)))
+        ctx.wide, ctx.dtype = torch.promote_types(dtype, torch.float32), parts.dtype
+        wide = parts.to(ctx.wide) if weights is None else parts.to(ctx.wide) * _column(weights, ctx.wide)
+        return wide.new_zeros(shape).index_add(0, rows, wide).to(dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, *weighted = ctx.saved_tensors
+        of_parts, of_weights = grad.to(ctx.wide).index_select(0, rows), None
+        if weighted:
+            parts, weights = weighted
+            if ctx.needs_input_grad[2]:
+                of_weights = (of_parts * parts.to(ctx.wide)).sum(1).to(weights.dtype)
+            of_parts = of_parts * _column(weights, ctx.wide)
+        return of_parts.to(ctx.dtype), None, of_weights, None, None
+
+
+def _column(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return weights.to(dtype).unsqueeze(1)

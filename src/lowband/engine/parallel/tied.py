@@ -33,7 +33,8 @@ class Tied:
         moving = []
         for unit, part in parts:
             assert unit.tied is not None
-            mine = torch.cat([part, _checksum(unit.master)])
+            values = unit.master if unit.held.disk is None else unit.held.disk.rounded.float()
+            mine = torch.cat([part, _checksum(values)]).to(unit.collectives.device)
             others = [place for place in unit.tied.places if place != unit.tied.place]
             sent = [self._messages.send(mine, to, self._name(unit.tied)) for to in others]
             arriving = {

@@ -38,7 +38,7 @@ class Backward:
     ) -> None:
         """at_boundary: whether it ends an accumulation; tensor: the axis over which partial sums are added"""
         self._units, self._buckets, self._at_boundary = units, buckets, at_boundary
-        self._tensor = tensor
+        self._tensor, self._device = tensor, units[0].collectives.device
         self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
         self.runs = False
         self.in_use: set[Unit] = set()
@@ -111,6 +111,8 @@ class Backward:
             unit.drop()
         for bucket in self._buckets:
             bucket.wait_reduce()
+        for bucket in self._buckets:
+            bucket.settle()
         self._sum_partial([part for bucket in self._buckets for part in bucket.partial_sums])
         self.sum_tied([each for bucket in self._buckets for each in bucket.tied_parts])
         for bucket in self._buckets:
@@ -121,7 +123,7 @@ class Backward:
         """Add partial sums over the tensor axis, in place: see parallel.tensor, [Note: shared]."""
         if not parts or self._tensor is None:
             return
-        summed = self._tensor.summed(torch.cat(parts), SHARED_REDUCE, "shared")
+        summed = self._tensor.summed(torch.cat(parts).to(self._device), SHARED_REDUCE, "shared")
         for part, total in zip(parts, summed.split([part.numel() for part in parts]), strict=True):
             part.copy_(total)
 

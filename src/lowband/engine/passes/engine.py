@@ -24,6 +24,7 @@ from lowband.engine.units.division import Wrap, divide
 from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
 from lowband.engine.units.leaves import Slot
+from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
 from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
@@ -119,6 +120,10 @@ class Engine:
         """The ranks over which a unit is placed: those that have its parameters."""
         of_expert = is_of_expert(getattr(*slots[0][0]))
         return self.experts.alike if self.experts is not None and of_expert else self.axis
+
+    def on_disk(self) -> list[tuple[OnDisk, list[nn.Parameter]]]:
+        """Units' states that lie on a disk, with their shards."""
+        return [(unit.held.disk, unit.shards) for unit in self.units if unit.held.disk is not None]
 
     @property
     def tensor_ranks(self) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -26,14 +27,15 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
     exchanges = [] if replicas is None or replicas.is_new else replicas.exchanges
     exchange_of = {each.unit: each for each in exchanges}
     for unit in engine.units:
-        whole = unit.master.new_empty(unit.layout.numel)
+        whole = torch.empty(unit.layout.numel, dtype=torch.float32, device=unit.collectives.device)
         messages = unit.collectives
         held, level = unit.master, unit.scheme.optim
         if unit in exchange_of:
             held, level = exchange_of[unit].agreed()
         gather = partial(messages.gather, shard=held, out=whole, inner=SELF, outer=level, name="state_dict")
         # On the lanes, because a forward that failed half-way may have left a gather there.
-        messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
+        with nullcontext() if unit.held.disk is None else unit.held.disk.in_memory():
+            messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
         places = zip(unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True)
         yield [
             (shard, _joined(engine, shard, whole[start:stop].view(shape)))

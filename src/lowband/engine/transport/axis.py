@@ -17,6 +17,7 @@ from lowband.engine.transport.order import Order
 from lowband.errors import UserError
 from lowband.spec.axes import AxisName
 from lowband.spec.mesh import Hop, Joined, Mesh, Ring
+from lowband.spec.tiers import TIERS
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Axis:
     def lanes(self, device: torch.device) -> Lanes:
         """The lanes for tensors on a device; every call returns the same ones."""
         if device not in self._lanes:
-            self._lanes[device] = new_lanes(self.levels.names, device)
+            self._lanes[device] = new_lanes((*self.levels.names, *TIERS), device)
         return self._lanes[device]
 
     def next_call(self) -> int:

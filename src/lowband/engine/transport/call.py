@@ -6,6 +6,7 @@ import torch
 
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
+from lowband.spec.tiers import DEVICE, Tier, at
 
 
 @dataclass
@@ -26,10 +27,10 @@ class Call:
     def name(self, collective: str) -> str:
         return f"{collective} of '{self.unit}' (collective {self.number})"
 
-    def hold(self, tensor: torch.Tensor) -> torch.Tensor:
+    def hold(self, tensor: torch.Tensor, tier: Tier = DEVICE) -> torch.Tensor:
         """Count a buffer from now on; returns it."""
-        return self.buffers.hold("buffers", tensor)
+        return self.buffers.hold(at("buffers", tier), tensor)
 
-    def release(self, tensor: torch.Tensor) -> None:
+    def release(self, tensor: torch.Tensor, tier: Tier = DEVICE) -> None:
         """Stop counting a buffer, which is about to be freed."""
-        self.buffers.release("buffers", tensor.nbytes)
+        self.buffers.release(at("buffers", tier), tensor.nbytes)

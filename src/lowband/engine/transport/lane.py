@@ -1,4 +1,5 @@
-"""Lanes run collectives behind the computation; there is one lane for the links of each level.
+"""Lanes run collectives behind the computation; there is one lane for the links of each level, and one for
+each other memory that a rank's own shards are copied to and from (spec.tiers).
 
 [Note: order] A collective is a generator. Its first part runs in the lane of its first level; at each
 `yield level, tensors` it moves on to that level's lane. A lane runs parts in the order in which their
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from lowband.engine.transport.gloo import PeerLost
+from lowband.spec.tiers import DISK
 
 # Yields the level whose lane comes next, and the tensors that were made in this lane and are used in the
 # next one.
@@ -51,7 +53,7 @@ class Lanes:
     """The lanes of one topology, a thread each. Every engine on the topology submits to them."""
 
     def __init__(self, levels: Sequence[str]) -> None:
-        """levels: the topology's levels, including `self`, where collectives without a hop run"""
+        """levels: the topology's levels, including `self`, where collectives without a hop run; and tiers"""
         threads = torch.get_num_threads()  # a new thread would start with the library's default
         self._threads = {
             level: ThreadPoolExecutor(
@@ -191,7 +193,7 @@ class StreamLanes(Lanes):
     """
 
     def __init__(self, levels: Sequence[str], device: torch.device) -> None:
-        super().__init__(())
+        super().__init__((DISK,))  # whose work is the CPU's
         self._device = device
         self._streams = {level: torch.cuda.Stream(device, priority=-1) for level in levels}
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
@@ -199,6 +201,8 @@ class StreamLanes(Lanes):
         self._is_timed = False  # True from the first `take_times` on: events are kept only if they are read
 
     def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
+        if levels == [DISK]:
+            return super().submit(levels, work, uses)
         held = list(uses)  # copied before the work, which may empty the caller's list
         caller = torch.cuda.current_stream(self._device)
         done: torch.cuda.Event | None = None
@@ -232,7 +236,9 @@ class StreamLanes(Lanes):
         self._parts = [part for part in self._parts if part not in ended]
         busy_ms = _union_ms(ended)
         self._waits.clear()
-        return LaneTimes(exposed_ms / 1e3, busy_ms / 1e3, exchange_ms / 1e3)
+        of_disk = super().take_times()
+        exposed_s, busy_s = exposed_ms / 1e3 + of_disk.exposed_s, busy_ms / 1e3 + of_disk.busy_s
+        return LaneTimes(exposed_s, busy_s, exchange_ms / 1e3)
 
 
 def _union_ms(parts: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:

@@ -9,7 +9,8 @@ import torch
 class MemoryMeter:
     """Counts tensors from the line that makes them to the line that frees them.
 
-    Kinds: weights, secondary, grads, optim (states), gathered (whole units in use), sums (of whole units'
+    Kinds, those in another tier than the device with its name behind (`optim@host`, spec.tiers): weights,
+    secondary, grads, optim (states), gathered (whole units in use), sums (of whole units'
     gradients over micro-batches, breadth-first), buffers (gradients being reduced; send and receive buffers;
     the peak is the largest of one submission, because timing decides how many submissions overlap). Not
     counted: activations and the leaves' gradients, which belong to autograd, and the temporaries of encoding
@@ -23,10 +24,14 @@ class MemoryMeter:
 
     def hold(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor's bytes from now on; returns it."""
-        with self._lock:
-            self.now[kind] += tensor.nbytes
-            self.peak[kind] = max(self.peak[kind], self.now[kind])
+        self.add(kind, tensor.nbytes)
         return tensor
+
+    def add(self, kind: str, count: int) -> None:
+        """Count bytes from now on."""
+        with self._lock:
+            self.now[kind] += count
+            self.peak[kind] = max(self.peak[kind], self.now[kind])
 
     def release(self, kind: str, count: int) -> None:
         """Stop counting bytes that are about to be freed."""

@@ -17,6 +17,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
+from lowband.cost.memory import averages_exactly
+from lowband.engine.collectives.copies import settle, stash
 from lowband.engine.collectives.wire import name_of
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
@@ -26,6 +28,7 @@ from lowband.engine.units.waiting import Waiting
 from lowband.spec.buckets import buckets
 from lowband.spec.partition import intersect, shard_range
 from lowband.spec.step import reductions
+from lowband.spec.tiers import DEVICE, at
 
 
 class Bucket:
@@ -40,6 +43,8 @@ class Bucket:
         ends = list(accumulate((unit.layout.numel for unit in units), initial=0))
         self._ranges, self._numel = dict(zip(units, pairwise(ends), strict=True)), ends[-1]
         self._ranks = first.levels.size(first.scheme.level("replica")) * first.expert_ranks
+        self.tier = first.scheme.update_tier
+        self._handed = at("grads", self.tier)  # of the gradients that the optimizer's parameters have
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction
@@ -55,7 +60,7 @@ class Bucket:
         """Prepare for a backward that begins."""
         self._is_reduced = False
         if all(unit.grads.are_unset for unit in self.units):
-            self._meter.release("grads", self._handed_bytes)
+            self._meter.release(self._handed, self._handed_bytes)
             self._handed_bytes = 0
 
     @property
@@ -116,11 +121,11 @@ class Bucket:
         # Two refer to the storage of a tensor that nobody else has: the tensor, and who asks.
         if kept is not None and torch._C._storage_Use_Count(kept.untyped_storage()._cdata) == 2:
             return kept
-        return self.units[0].master.new_empty(self._numel, dtype=self._dtype)
+        return torch.empty(self._numel, dtype=self._dtype, device=self._collectives.device)
 
     def _can_keep(self, reduced: torch.Tensor) -> bool:
         """Not what torch.func's transforms have wrapped, which is gone with them."""
-        is_alike = reduced.numel() == self._numel and reduced.dtype == self._dtype
+        is_alike = reduced.numel() == self._numel and reduced.dtype == self._dtype and self.tier == DEVICE
         return (
             len(self.units) > 1 and is_alike and not torch._C._functorch.is_functorch_wrapped_tensor(reduced)
         )
@@ -133,7 +138,8 @@ class Bucket:
 
     def _levels_of_reduction(self, at_boundary: bool) -> list[str]:
         rows = reductions("pass") + (reductions("step") if at_boundary else [])
-        return [level for row in rows for level in self._collectives.levels_of_reduction(row, self._dtype)]
+        levels = [level for row in rows for level in self._collectives.levels_of_reduction(row, self._dtype)]
+        return [*levels, self.tier] if at_boundary and self.tier != DEVICE else levels
 
     def _reduce(self, call: Call, taken: Taken, at_boundary: bool) -> Work:
         meter, first = self._meter, self.units[0]
@@ -141,7 +147,9 @@ class Bucket:
         if taken.flat:
             moving = [call.hold(taken.flat.pop())]
         else:
-            moving = [call.hold(first.master.new_empty(first.layout.numel, dtype=self._dtype))]
+            empty = torch.empty(first.layout.numel, dtype=self._dtype, device=self._collectives.device)
+            moving = [call.hold(empty)]
+            del empty
             taken.move_to(moving[0], first.layout)
         for row in reductions("pass"):
             moving.append((yield from self._collectives.reduce(call, moving.pop(), row)))
@@ -168,12 +176,29 @@ class Bucket:
         part = yield from self._collectives.reduce(call, moving.pop(), last, average)
         call.release(part)
         if not is_fp32:
-            part = part.float()
+            part = part if self._hands_over_reduced else part.float()
             self._average(part)
+        if self.tier != DEVICE:
+            part = yield from stash(call, call.hold(part))
+        self._take_boundary(part)
+
+    def _take_boundary(self, part: torch.Tensor) -> None:
         if self._boundary is None:
-            self._boundary = meter.hold("grads", part)
+            self._boundary = self._meter.hold(self._handed, part)
         else:  # a second reduction in one backward: see Backward.end
-            self._boundary += part
+            self.settle()
+            self._meter.release(self._handed, self._boundary.nbytes)
+            self._boundary = self._meter.hold(self._handed, self._boundary.float().add_(part))
+
+    @property
+    def _hands_over_reduced(self) -> bool:
+        """Whether gradients keep the reduce dtype, of which the optimizer takes them."""
+        return self.units[0].grads.takes_reduced and averages_exactly(self._ranks)
+
+    def settle(self) -> None:
+        """Return when gradients that were stashed may be read."""
+        if self.tier != DEVICE:
+            settle(self._collectives.device)
 
     def _average(self, summed: torch.Tensor) -> None:
         if self._ranks > 1:
@@ -209,7 +234,7 @@ class Bucket:
             self._handed_bytes = boundary.nbytes
             self._kept = boundary if self._can_keep(boundary) else None
         else:  # gradients accumulate without no_sync
-            self._meter.release("grads", boundary.nbytes)
+            self._meter.release(self._handed, boundary.nbytes)
         for unit, part in parts:
             unit.grads.hand_over(part)
 
@@ -219,8 +244,8 @@ class Bucket:
             self.wait_reduce()
         for unit in self.units:
             unit.grads.forget()
-        for held in (self._accumulated, self._boundary):
-            self._meter.release("grads", 0 if held is None else held.nbytes)
+        for kind, held in (("grads", self._accumulated), (self._handed, self._boundary)):
+            self._meter.release(kind, 0 if held is None else held.nbytes)
         self._accumulated = self._boundary = self._filling = None
         self._filled.clear()
         self._waiting.be_of(())

@@ -22,6 +22,8 @@ from torch.optim.optimizer import (
 )
 
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
+from lowband.engine.units.on_disk import OnDisk
+from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
 from lowband.engine.units.waiting import check_reduced, discard
 from lowband.errors import UserError
@@ -31,6 +33,7 @@ _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole mat
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 _BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
+_ON_DISK = "_lowband_on_disk"  # attribute of an optimizer some of whose states are there
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
@@ -47,8 +50,11 @@ class Watcher(Protocol):
 class Changes:
     """Changes to one unit's shards since they were made."""
 
-    def __init__(self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter]) -> None:
-        """master: 1D, fp32; shards: views that cover it"""
+    def __init__(
+        self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter], disk: OnDisk | None
+    ) -> None:
+        """master: 1D, fp32; shards: views that cover it; disk: where these have their memory, or None"""
+        self.disk = disk
         self._unit, self._master, self._shards = unit, master, shards
         self._trains = shards[0].requires_grad
         self._steps = 0
@@ -240,6 +246,9 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
         check_class(optimizer)
         if is_known(optimizer):
             setattr(optimizer, _BY_ELEMENT, True)
+        if any(changes.disk is not None for changes in _by_unit(optimizer)):
+            setattr(optimizer, _ON_DISK, True)
+            refuse_states(optimizer)
         _step_on_shards(type(optimizer))
 
 
@@ -267,6 +276,13 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
     def on_shards(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
+        if hasattr(optimizer, _ON_DISK):
+            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users))
+            by_unit = _by_unit(optimizer).items()
+            with torch._C.DisableTorchFunctionSubclass():
+                return step_in_turns(
+                    optimizer, step, {unit.disk: mine for unit, mine in by_unit if unit.disk is not None}
+                )
         if is_users or not hasattr(optimizer, _BY_ELEMENT):
             return step(optimizer, *args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():

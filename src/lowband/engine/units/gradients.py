@@ -75,6 +75,7 @@ class Gradients:
         self._leaves, self._shards, self._layout, self._meter = leaves, shards, layout, meter
         spans = [intersect(span, optim_range) for span in layout.spans()]
         self._sizes = [stop - start for start, stop in spans]
+        self.takes_reduced = False  # whether the optimizer takes gradients in the reduce dtype
         self._missing: set[int] = set()  # places of leaves still without a gradient in this backward
         self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
         self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
@@ -167,12 +168,17 @@ class Gradients:
             return all(shard.grad is None for shard in self._shards)
 
     def hand_over(self, reduced: torch.Tensor) -> None:
-        """Set or add to the gradients of the optimizer's parameters. reduced: 1D, fp32, of all shards"""
+        """Set or add to the gradients of the optimizer's parameters. reduced: 1D, of all shards, fp32 or what
+        the optimizer takes
+        """
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
             for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):
                 if shard.grad is not None:
-                    shard.grad.add_(values)
-                elif isinstance(values, FakeTensor):
+                    if shard.grad.dtype == values.dtype == torch.float32:
+                        shard.grad.add_(values)
+                        continue
+                    values = shard.grad.float().add_(values)  # noqa: PLW2901  sums are fp32
+                if isinstance(values, FakeTensor):
                     shard.grad = values
                 else:
                     shard.grad = part = values.as_subclass(ShardGrad)

@@ -15,7 +15,7 @@ from lowband.errors import UserError
 # package -> classes
 _OF_PACKAGES = {
     "torch": "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta ASGD Rprop RMSprop",
-    "lowband": "Lamb Adafactor",
+    "lowband": "Lamb Adafactor AdamW",
     # Version 4.1; but for those that can be asked to centralize gradients of two dimensions (Lion, Adan).
     "pytorch_optimizer": (
         "AccSGD AdaBelief AdaBound AdaDelta AdaMax AdamC AdaMod AdaPNM AdaSmooth AdEMAMix ADOPT AggMo Ano "

@@ -14,26 +14,31 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from lowband.cost.memory import keeps_secondary, keeps_weights_copy
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, keeps_secondary, keeps_weights_copy
 from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.collectives.copies import CPU, fetch
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.initial import Initial
+from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
+from lowband.spec.tiers import DEVICE, DISK, HOST, at
 
 
 class RankShards:
     """A rank's shards of one unit.
 
-    master:         1D, fp32, over `optim`
+    master:         1D, fp32, over `optim`, in the optimizer's tier
     parameters:     the optimizer's, views into it
     weights:        1D, in the compute dtype, over `weights`; None where `master` serves
     secondary:      1D, in the compute dtype, over the backward's level; None without one
+    disk:           where `master` has its memory but while it is used; or None
     is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
     partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
     """
@@ -45,25 +50,47 @@ class RankShards:
         originals: Sequence[nn.Parameter],
         names: Sequence[str],
         initial: Initial,
+        unit: str,
     ) -> None:
         """originals, names: the whole parameters, and their names in the sharded module
+        unit: its name
         initial: their values
         """
         self._layout, self._collectives, self._scheme = layout, collectives, collectives.scheme
         self._levels, self._rank = collectives.axis.levels, collectives.axis.rank
         scheme, levels, compute_dtype = self._scheme, self._levels, collectives.options.compute_dtype
-        self.master = self._zeros("optim", scheme.optim, torch.float32)
+        tier, device = scheme.optim_tier, collectives.device
+        where = device if scheme.update_tier == DEVICE else CPU
+        self.master = self._zeros(at("optim", tier), scheme.optim, torch.float32, where)
         note_master(self.master, self)
         self.parameters = self._parameters(originals, names)
         self.partial_ranges = self._partial_ranges(originals)
         self.is_whole = not levels.hops(SELF, scheme.weights)
         self.weights: torch.Tensor | None = None
         if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
-            self.weights = self._zeros("weights", scheme.weights, compute_dtype)
+            self.weights = self._zeros("weights", scheme.weights, compute_dtype, device)
         self.secondary: torch.Tensor | None = None
         if keeps_secondary(scheme, levels):
-            self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype)
+            self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype, device)
         self._take_values(originals, names, initial)
+        self.disk = self._on_disk(unit) if tier == DISK else None
+
+    def _on_disk(self, unit: str) -> OnDisk:
+        """Have the disk keep the states, from now on."""
+        disk = self._collectives.options.disk
+        if disk is None:
+            raise UserError(
+                f"optim {self._scheme.optim}@{DISK}, and no folder",
+                where=f"scheme '{self._scheme.name}'",
+                allowed="lowband.shard(..., disk=folder)",
+            )
+        dtype = self._collectives.options.compute_dtype
+        rounded = self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
+        states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        made = OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
+        made.start_write(None, (), is_counted=False)
+        made.wait()
+        return made
 
     def range_of(self, level: str) -> tuple[int, int]:
         """This rank's range of the unit's elements over `level`, as (start, stop)."""
@@ -71,10 +98,10 @@ class RankShards:
 
     # ---- made once
 
-    def _zeros(self, kind: str, level: str, dtype: torch.dtype) -> torch.Tensor:
+    def _zeros(self, kind: str, level: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zeros for this rank's shard over `level`, 1D."""
         start, stop = self.range_of(level)
-        zeros = torch.zeros(stop - start, dtype=dtype, device=self._collectives.device)
+        zeros = torch.zeros(stop - start, dtype=dtype, device=device)
         return self._collectives.meter.hold(kind, zeros)
 
     def _parameters(self, originals: Sequence[nn.Parameter], names: Sequence[str]) -> list[nn.Parameter]:
@@ -88,6 +115,7 @@ class RankShards:
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self._collectives
+            shard.on_disk = self._scheme.optim_tier == DISK
             made.append(shard)
         return made
 
@@ -136,14 +164,26 @@ class RankShards:
     def levels_of_refresh(self) -> list[str]:
         """The levels of the hops that `refresh` makes, in order."""
         scheme = self._scheme
-        return [] if self.weights is None else self._collectives.inwards(scheme.weights, scheme.optim)
+        if self.weights is None:
+            return []
+        fetched = [] if scheme.update_tier == DEVICE else [scheme.update_tier]
+        return [*fetched, *self._collectives.inwards(scheme.weights, scheme.optim)]
 
     def refresh(self, call: Call) -> Work:
-        """Gather the master weights from the optimizer's level to the weights' level. [Note: stale]"""
-        if self.weights is not None:
-            weights, optim = self._scheme.weights, self._scheme.optim
-            row = UPDATE_GATHER.name
-            yield from self._collectives.gather(call, self.master, self.weights, weights, optim, row)
+        """Fetch the master weights to the device and gather them from the optimizer's level to the weights'
+        level. [Note: stale]"""
+        if self.weights is None:
+            return
+        scheme, collectives = self._scheme, self._collectives
+        new = self.master if self.disk is None else self.disk.rounded
+        is_fetched = scheme.update_tier != DEVICE
+        if is_fetched:
+            new = yield from fetch(call, new, self.weights.dtype, collectives.device)
+        yield from collectives.gather(
+            call, new, self.weights, scheme.weights, scheme.optim, UPDATE_GATHER.name
+        )
+        if is_fetched:
+            call.release(new)
 
     def keep_secondary(self, whole: torch.Tensor) -> None:
         """Copy this rank's part of the gathered unit into the secondary shard, if there is one."""

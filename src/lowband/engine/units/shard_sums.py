@@ -71,7 +71,7 @@ def sum_parts(parameters: Sequence[nn.Parameter], mine: Sequence[torch.Tensor]) 
 def _summed(collectives: Collectives, flat: torch.Tensor) -> torch.Tensor:
     """The sum over the ranks of the optimizer's level. flat: 1D"""
     ranks = collectives.axis.levels.size(collectives.scheme.optim)
-    padded = nn.functional.pad(flat, (0, -len(flat) % ranks))
+    padded = nn.functional.pad(flat, (0, -len(flat) % ranks)).to(collectives.device)
     found: list[torch.Tensor] = []
 
     def reduce(call: Call) -> Work:
@@ -80,7 +80,7 @@ def _summed(collectives: Collectives, flat: torch.Tensor) -> torch.Tensor:
         found.append(total)
 
     collectives.submit("sums", collectives.levels_of_reduction(_SUMS, padded.dtype), reduce, [padded]).wait()
-    return found.pop()[: len(flat)]
+    return found.pop()[: len(flat)].to(flat.device)
 
 
 def sum_over_replica(collectives: Collectives, mine: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """The module's state_dict with this rank's shards in the place of parameters."""
     token = _is_own.set(True)
     try:
-        return module.state_dict()
+        return module.state_dict(keep_vars=True)  # shards on a disk have no memory to look at
     finally:
         _is_own.reset(token)
 

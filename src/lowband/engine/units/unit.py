@@ -54,13 +54,13 @@ class Unit:
         # Its gradients are sums over these ranks already: tokens of all of them came here.
         self.expert_ranks = of.ranks if of is not None and of.axis == "expert" else 1
         self.layout = UnitLayout.of([tuple(p.shape) for p in originals], self.levels.world)
-        self.held = RankShards(self.layout, collectives, originals, names, initial)
+        self.held = RankShards(self.layout, collectives, originals, names, initial, name)
         self.master, self.shards, self.is_whole = self.held.master, self.held.parameters, self.held.is_whole
         self.weights, self.secondary = self.held.weights, self.held.secondary
         self.partial_ranges = self.held.partial_ranges
-        self.changes = Changes(name, self.master, self.shards)
+        self.changes = Changes(name, self.master, self.shards, self.held.disk)
         self.gathered_version = self.changes.version  # of the weights that were gathered last
-        if self.weights is not None:
+        if self.weights is not None and self.held.disk is None:
             self.changes.take_sample()
         self._unit_of = unit_of
         self._computed = self._new_leaves(originals)
@@ -96,7 +96,7 @@ class Unit:
         if self.is_whole:
             flat = self.master if self.weights is None else self.weights
         else:
-            flat = self.master.new_empty(self.layout.numel, dtype=self.compute_dtype)
+            flat = torch.empty(self.layout.numel, dtype=self.compute_dtype, device=self.collectives.device)
         leaves = Leaves(self.name, originals, self.layout, flat)
         self._unit_of[flat.untyped_storage()._cdata] = self
         if not self.is_whole:
@@ -132,6 +132,18 @@ class Unit:
 
     def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
         put(parameters, instead_of, self.slots, self.name)
+
+    @property
+    def own_copy(self) -> torch.Tensor | None:
+        """The copy of the weights, 1D, if it is of the same elements as `master` and has its values."""
+        is_current = self.gathered_version == self.changes.version
+        is_own = self.weights is not None and self.weights.numel() == self.master.numel()
+        return self.weights if is_current and is_own else None
+
+    def copy_is_written(self) -> None:
+        """The optimizer whose step is about to end has written the new values to `own_copy`, too."""
+        self.gathered_version = self.changes.version + 1  # that of after the step
+        self.changes.take_sample()
 
     # ---- weights: gather and drop
 
@@ -244,7 +256,7 @@ class Unit:
 
     def _check_copy(self, stale: bool) -> None:
         """Before the copy of the weights is used, check for changes that no version counter shows."""
-        if self.weights is None:
+        if self.weights is None or self.held.disk is not None:
             return
         if stale:
             self.changes.take_sample()

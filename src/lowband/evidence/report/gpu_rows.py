@@ -109,6 +109,8 @@ def _write(folder: Folder, cut: Collection[str], to: Path, root: Path) -> None:
         steps.mkdir(parents=True, exist_ok=True)
         for path in (folder.path / "compile").iterdir():
             shutil.copyfile(path, steps / path.name)
+    if "mfu" in families:
+        shutil.copyfile(folder.path / "mfu" / "mfu.csv", to / "mfu.csv")
     if "one-gpu" in families and (runs := sorted((folder.path / "runs").glob("*"))):
         with tempfile.TemporaryDirectory() as tables:
             collect(runs, Path(tables))

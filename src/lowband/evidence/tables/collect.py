@@ -36,6 +36,7 @@ from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.step_columns import NO_STEPS, Columns, floats, read_columns
 from lowband.spec.step_columns import sent_bytes as sent_in
+from lowband.spec.tiers import TIERS
 
 Row = dict[str, Any]
 
@@ -212,24 +213,24 @@ def _closed_bytes(spec: RunSpec) -> Counter[tuple[str, str, str]]:
 
 
 def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]]) -> Iterator[Row]:
-    """Every level that ranks talk over x every collective of the run; 0 is a row too.
+    """Every level that ranks talk over x every collective of the run; 0 is a row too. Copies to and from a
+    tier are rows of it.
 
     Bytes are those of the last step, a steady one: the first gathers no updated weights. Where replicas meet
     seldom, they are the mean over the last period.
     """
     counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
-    collectives = sorted({(collective, wire) for _, collective, wire in (*counted, *closed)})
-    for hop in spec.job_levels.hops(SELF, WORLD):
-        for collective, wire in collectives:
-            key = hop.level, collective, wire
-            yield {
-                "level": hop.level,
-                "collective": collective,
-                "wire": wire,
-                "counted_bytes": counted[key],
-                "closed_form_bytes": closed[key],
-                "difference_bytes": abs(counted[key] - closed[key]),
-            }
+    found = sorted({*counted, *closed})
+    collectives = sorted({(collective, wire) for level, collective, wire in found if level not in TIERS})
+    levels = [hop.level for hop in spec.job_levels.hops(SELF, WORLD)]
+    copies = [key for key in found if key[0] in TIERS]
+    for key in [*((level, *which) for level in levels for which in collectives), *copies]:
+        yield {
+            **dict(zip(("level", "collective", "wire"), key, strict=True)),
+            "counted_bytes": counted[key],
+            "closed_form_bytes": closed[key],
+            "difference_bytes": abs(counted[key] - closed[key]),
+        }
 
 
 def _outside(outcome: Outcome) -> Iterator[Row]:

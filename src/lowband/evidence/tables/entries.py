@@ -143,8 +143,38 @@ TABLES: dict[str, Table] = {
     "published_context_errors": Table(("published_context", f"{SHIPPED}published_lengths")),
     # What papers on experts print beside what is predicted. off: in % of what was printed
     "published_experts_errors": Table(("published_experts",), view=View(
-        add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity"),
+        add={"distance": "off_percent.abs()"}, by=("provenance", "source", "quantity", "use"),
         of={"rows": "size", "median_off": "median distance", "max_off": "max distance"},
+    )),
+    # What papers on states beyond the device print beside what is predicted. off: in % of what was printed
+    "published_tiers_errors": Table(("published_tiers",), view=View(
+        add={"distance": "off_percent.abs()", "near": "distance <= 15"},
+        by=("provenance", "source", "quantity", "use"),
+        of={
+            "rows": "size", "median_off": "median distance", "max_off": "max distance",
+            "within_15": "sum near",
+        },
+    )),
+    # Raw logs of Deep Optimizer States beside predictions. signs: where the gain has the logs' sign
+    "offload_errors": Table(("offload_logs",), view=View(
+        add={
+            "with_it": "(published_gain_percent > 0) == (predicted_gain_percent > 0)",
+            "with_async": "(published_gain_over_async_percent > 0)"
+            " == (predicted_gain_over_async_percent > 0)",
+            "wrong": "~(with_it & with_async)",
+            "near": "distance_percent <= 10",
+        },
+        by=("provenance", "setting", "model", "use"),
+        of={
+            "rows": "size", "median_off": "median distance_percent",
+            "max_off": "max distance_percent", "within_10": "sum near", "wrong_signs": "sum wrong",
+        },
+    )),
+    # Forwards of a layer of experts with and without copies of the four most popular (`bench-routes`).
+    "expert_copies": Table((f"{SHIPPED}routes",), view=View(
+        add=_MEASURED, where="top_k == 2", by=("provenance", "cluster", "ranks", "skew"), across="copies",
+        of={"took_s": "median took_s", "load": "median load", "slow_rows": "median slow_rows"},
+        then={"gain": "took_s_0 / took_s_4"},
     )),
     "context_ways": Table(("runs",)),
     "softmax": Table(

@@ -1,4 +1,4 @@
-"""What papers on experts print, predicted: MegaBlocks (arXiv 2211.15841) and DeepEP's exchanges.
+"""What papers on experts print, predicted: MegaBlocks (arXiv 2211.15841), DeepEP, FSMoE (fsmoe.py).
 
 MegaBlocks trains GPTs with 64 experts, of which a token has one, on 8 A100 of 80 GB, an eighth of the
 experts each, with Megatron-LM, plain attention and dropout. Its parameters name the shapes, its FLOPs
@@ -19,6 +19,7 @@ from lowband.cost.activations import HALF
 from lowband.cost.collectives import Network
 from lowband.cost.experts import crossings
 from lowband.cost.flops import model_flops_per_token
+from lowband.evidence.validation import fsmoe
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
@@ -62,6 +63,10 @@ def published_experts(config: Config) -> pd.DataFrame:
         if quantity == "latency":
             found = 1e6 * latency_s(_network(config, float(row.link_gbps) / BITS), int(row.gpus), way)
             rows.append(_row(row, "latency, flat", f"{row.gpus} GPUs, {way}", found))
+    for reading, schedule, found in fsmoe.speedups(reported):
+        is_it = (reported["artifact"] == "Table 5") & reported["hardware"].str.startswith("testbed A")
+        [row] = reported[is_it & (reported["system"] == schedule)].itertuples()
+        rows.append(_row(row, "mean speedup over Tutel", schedule, found) | {"use": f"slopes: {reading}"})
     return pd.DataFrame(rows)
 
 

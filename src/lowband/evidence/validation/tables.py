@@ -4,18 +4,22 @@ from pathlib import Path
 
 import pandas as pd
 
-from lowband.evidence.validation import SOURCES, context_cells
+from lowband.evidence.validation import SOURCES, context_cells, eviction
 from lowband.evidence.validation.context import context_balance
 from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_maps import frontier_map, largest, scale
 from lowband.evidence.validation.frontier_pareto import pareto
 from lowband.evidence.validation.frontier_readings import reading_costs, readings
+from lowband.evidence.validation.largest_by_tier import largest_by_tier
 from lowband.evidence.validation.longest import longest
 from lowband.evidence.validation.low_communication import low_communication
+from lowband.evidence.validation.offload_logs import offload_constants, offload_logs, offload_strides
 from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.published_context import published_context, published_lengths
 from lowband.evidence.validation.published_experts import published_experts
+from lowband.evidence.validation.published_tiers import published_tiers
 from lowband.evidence.validation.strong_scaling import strong_scaling
+from lowband.evidence.validation.tier_efficiency import tier_efficiency
 from lowband.evidence.validation.validate import validate
 from lowband.evidence.validation.wan import wan_steps
 from lowband.spec.config import Config
@@ -26,7 +30,9 @@ from lowband.spec.sourced import Fact
 PREDICTED = (  # names of the tables
     "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
     "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
-    "longest_context", "strong_scaling", "wan_steps", "constants",
+    "longest_context", "strong_scaling", "tier_efficiency", "largest_by_tier", "published_tiers",
+    "offload_logs", "offload_constants", "offload_strides", "eviction_gaps", "eviction_steps",
+    "eviction_swaps", "wan_steps", "constants",
 )  # fmt: skip
 
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
@@ -49,6 +55,15 @@ def write_predicted(config: Config, out: Path) -> None:
     write_csv(published_experts(config), out / "published_experts.csv")
     write_csv(longest(config), out / "longest_context.csv")
     write_csv(strong_scaling(config), out / "strong_scaling.csv")
+    write_csv(tier_efficiency(config), out / "tier_efficiency.csv")
+    write_csv(offload_logs(config), out / "offload_logs.csv")
+    write_csv(offload_constants(config), out / "offload_constants.csv")
+    write_csv(offload_strides(config), out / "offload_strides.csv")
+    write_csv(largest_by_tier(config), out / "largest_by_tier.csv")
+    write_csv(published_tiers(config), out / "published_tiers.csv")
+    write_csv(eviction.eviction_gaps(), out / "eviction_gaps.csv")
+    write_csv(eviction.eviction_steps(), out / "eviction_steps.csv")
+    write_csv(eviction.eviction_swaps(), out / "eviction_swaps.csv")
     write_csv(wan_steps(config), out / "wan_steps.csv")
     write_csv(constants(config), out / "constants.csv")
 

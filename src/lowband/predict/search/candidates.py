@@ -17,7 +17,7 @@ SHOWN = 10  # placements of a plan
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MEMORY_KNOBS = (
     "weights", "secondary", "grads", "optim", "recompute", "tensor", "context", "context_attention",
-    "context_states", "expert", "route", "pipeline", "schedule", "chunks",
+    "context_states", "expert", "route", "copies", "pipeline", "schedule", "chunks",
 )  # fmt: skip
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
@@ -54,7 +54,7 @@ def differ_in_one(a: Knobs, b: Knobs) -> bool:
 
 def _free(i: int, knob: str) -> range:
     """The choice and those after it that may differ with it: another degree may have other ways."""
-    return range(i, i + 1 + {"context": 2, "expert": 1, "schedule": 1, "pipeline": 2}.get(knob, 0))
+    return range(i, i + 1 + {"context": 2, "expert": 2, "schedule": 1, "pipeline": 2}.get(knob, 0))
 
 
 def _differs_only(a: Knobs, b: Knobs, free: range) -> bool:
@@ -86,8 +86,10 @@ class Plan:
             along = knob in ("context_attention", "context_states")
             if along and (best.knobs[KNOBS.index("context")] == 1 or best.knobs[i] == "auto"):
                 continue
-            is_routed = knob in ("expert", "route")
-            if is_routed and (best.job.model.experts is None or (knob, best.job.axes.expert) == ("route", 1)):
+            is_routed, has_experts = knob in ("expert", "route", "copies"), best.job.model.experts is not None
+            if is_routed and not (has_experts and (knob == "expert" or best.job.axes.expert > 1)):
+                continue
+            if knob == "copies" and best.job.imbalance == 1:
                 continue
             free = _free(i, knob)
             others = [c for key, c in candidates.items() if _differs_only(key, best.knobs, free)]

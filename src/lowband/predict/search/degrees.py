@@ -4,7 +4,8 @@ tensor    every power of two to the node's size
 pipeline  every number of ranks over which the layers can be divided, or all but the ends can (see `ends`)
 context   every power of two that leaves a rank 4,096 tokens, in every way, or those given, for the levels
           that it crosses
-expert    of a model with experts every power of two that divides them, by every route, or those given
+expert    of a model with experts every power of two that divides them, by every route, or those given,
+          with each of the numbers of copies
 schedule  on one rank along pipeline the order of accumulation: depth (1f1b), breadth (breadth-first)
           where a step has several micro-batches; on several every schedule that is predicted, with every
           number of stages a rank into which layers can be divided, or the stages whose blocks are given
@@ -25,6 +26,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.step import Route, Schedule, States
 
+COPIES = 1, 2, 4, 8  # of popular experts, where ranks are unevenly full
 LEAST_TOKENS = 4096  # of a sequence on a rank along context, where no degree is given
 
 
@@ -37,6 +39,7 @@ def axes_to_try(
     context: Sequence[int] | None = (1,),
     expert: Sequence[int] | None = (1,),
     routes: Sequence[Route] = get_args(Route),
+    copies: Sequence[int] = (0,),
     seq_len: int = 1,
 ) -> list[Ways]:
     """All of these degrees with each other. None: as the module says, of sequences of seq_len.
@@ -49,9 +52,9 @@ def axes_to_try(
     dividing = [count for count in divisors(len(layers)) if count > 1] or [1]
     stages = pipeline or (dividing if layers else _dividing(model.layers))
     return [
-        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp, ep=ep, route=route)
-        for tp, pp, cp, (ep, route) in itertools.product(
-            tensor or _powers(machine.node_size), stages, context, to_experts(expert, routes)
+        Ways.of_options(tp, pp, max(len(layers) // pp, 1), layers=layers, cp=cp, ep=ep, route=route, copies=n)
+        for tp, pp, cp, (ep, route, n) in itertools.product(
+            tensor or _powers(machine.node_size), stages, context, to_experts(expert, routes, copies)
         )
     ]
 

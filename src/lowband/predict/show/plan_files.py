@@ -69,6 +69,7 @@ def _ways(job: Workload) -> dict[str, Any]:
             inside |= {"context_states": axes.context_states, "zigzag": axes.zigzag}
     if axes.expert > 1:
         inside |= {"expert": axes.expert, "route": axes.route}
+        inside |= {"copies": axes.copies} if axes.copies else {}
     if not job.is_in_stages:
         return {**inside, "order": job.order}
     layers = {"layers": list(axes.layers)} if axes.layers else {}

@@ -84,7 +84,10 @@ def _cp(job: Workload) -> str:
 
 
 def _ep(job: Workload) -> str:
-    return f"ep {job.axes.expert} {job.axes.route}, " if job.axes.expert > 1 else ""
+    if job.axes.expert == 1:
+        return ""
+    copies = f" with copies of {job.axes.copies}" if job.axes.copies else ""
+    return f"ep {job.axes.expert} {job.axes.route}{copies}, "
 
 
 def _why(c: Candidate) -> str:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from lowband.cost.bytes import stage_numels, transfers
 from lowband.predict.context import context_sent
@@ -13,7 +13,9 @@ from lowband.predict.prediction import Prediction
 from lowband.predict.room import room_of
 from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT, shown
+from lowband.spec.machine import TierName
 from lowband.spec.sourced import DEFAULT, Kind
+from lowband.spec.tiers import at
 
 SENT = "_sent_bytes"
 STATES = ("weights", "secondary", "grads", "optim")
@@ -32,6 +34,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
         **{key: getattr(job.scheme, key) for key in STATES},
+        "optim": at(job.scheme.optim, job.scheme.optim_tier),
         "gpus": job.ranks,
         **{short: axes[name] for name, short in SHORT.items()},
         "schedule": job.axes.schedule,
@@ -67,7 +70,20 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         **_context(job),
         **_experts(job),
         **_sync(job),
+        **_tiers(job, prediction),
     }
+
+
+def _tiers(job: Workload, prediction: Prediction) -> dict[str, Any]:
+    """Of states beyond the device: which, and a node's bytes in each tier; nothing if all are on it."""
+    if (beyond := job.placed) is None:
+        return {}
+    tiers = {
+        f"{tier}_{name}_bytes": round(float(size))
+        for tier, held in prediction.tier_bytes.items()
+        for name, size in (("node", held), ("capacity", job.machine.tier(tier).capacity_gib * GIB))
+    }
+    return {"tiers": vars(beyond) | tiers}
 
 
 def _context(job: Workload) -> dict[str, Any]:
@@ -85,6 +101,8 @@ def _experts(job: Workload) -> dict[str, Any]:
     if job.axes.expert == 1:
         return {}
     of = {"ep": job.axes.expert, "route": job.axes.route, "imbalance": job.imbalance}
+    if job.axes.copies:
+        of |= {"copies": job.axes.copies, "load": job.load}
     return {"experts": of | _by_level(experts_sent(job))}
 
 
@@ -169,6 +187,7 @@ def text(row: dict[str, Any]) -> str:
         ),
         "",
         *_memory(row),
+        *([_of_node(row["tiers"])] if "tiers" in row else []),
         "",
         *constant_lines(row["constants"]),
     ]
@@ -184,6 +203,19 @@ def _does_not_fit(row: dict[str, Any]) -> str:
     )
 
 
+def _of_node(of: dict[str, Any]) -> str:
+    """What a node holds beyond its devices."""
+    states = [f"{state}@{of[state]}" for state in ("optim", "weights") if of[state] is not None]
+    parts = f", share {of['share']:g}" if of["share"] < 1 else ""
+    parts += f", of {of['stride']} subgroups one is updated on the device" if of["stride"] else ""
+    rooms = []
+    for tier in get_args(TierName):
+        if f"{tier}_node_bytes" in of:
+            held, room = of[f"{tier}_node_bytes"] / GIB, of[f"{tier}_capacity_bytes"] / GIB
+            rooms.append(f"{tier} {held:.4g} of {room:.4g} GiB" + ("" if held <= room else ": does not fit"))
+    return f"  beyond the device {', '.join(states)}{parts}; of a node: {', '.join(rooms)}"
+
+
 def _along_context(of: dict[str, Any]) -> str:
     order = "zigzag" if of["zigzag"] else "contiguous"
     return f"cp {of['cp']}, {of['ways']}, {order}: a rank sends {_sends(of)} a step"
@@ -191,6 +223,8 @@ def _along_context(of: dict[str, Any]) -> str:
 
 def _to_experts(of: dict[str, Any]) -> str:
     load = "" if of["imbalance"] == 1 else f", the fullest rank {of['imbalance']:g} times the mean"
+    if "copies" in of:
+        load += f", {of['load']:.3g} times with copies of {of['copies']}"
     return f"ep {of['ep']}, {of['route']}{load}: a rank sends {_sends(of)} a step"
 
 
@@ -220,6 +254,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ways": lambda row: row["context"]["ways"] if "context" in row else "",
     "ep": lambda row: str(row["experts"]["ep"]) if "experts" in row else "1",
     "route": lambda row: row["experts"]["route"] if "experts" in row else "",
+    "copies": lambda row: str(row["experts"].get("copies", 0)) if "experts" in row else "",
     "step (s)": lambda row: f"{row['step_time_s']:.4g}",
     "interval": lambda row: "{:.4g} to {:.4g}".format(*row["interval"]["step_time_s"]),
     "tokens/s/GPU": lambda row: f"{row['tokens_per_s_per_gpu']:.4g}",
@@ -229,7 +264,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp", "ep", "route")
+_OF_A_JOB = ("model", "scheme", "gpus", "batch", "seq", "recompute", "cp", "ep", "route", "copies")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -244,18 +279,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
     short = sum(row["fits"] is False for row in rows)
     title += f"; {short} of {len(rows)} do not fit" if short else ""
-    return "\n".join(
-        [title, "", *_aligned(cells), "", *_best_ways(rows), *constant_lines(first["constants"])]
-    )
+    return "\n".join([title, "", *aligned(cells), "", *_best_ways(rows), *constant_lines(first["constants"])])
 
 
 def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Columns of axes along which no ranks lie in any row."""
     columns = {"context": ("cp", "ways"), "experts": ("ep", "route")}
-    return [name for key, names in columns.items() if not any(key in row for row in rows) for name in names]
+    left_out = [
+        name for key, names in columns.items() if not any(key in row for row in rows) for name in names
+    ]
+    return left_out if any("copies" in row.get("experts", {}) for row in rows) else [*left_out, "copies"]
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     """Columns, headings first, as lines."""
     widths = [max(map(len, column)) for column in cells]
     return [
@@ -287,7 +323,7 @@ def _best_ways(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not lines:
         return []
     columns = zip([*names, "best way", "step (s)", "next"], *lines, strict=True)
-    return [*_aligned([list(column) for column in columns]), ""]
+    return [*aligned([list(column) for column in columns]), ""]
 
 
 def _memory(row: dict[str, Any]) -> list[str]:

@@ -219,6 +219,14 @@ FIGURES: dict[str, Entry] = {
         "Dotted: what the paper prints, without the batch and the GCDs that it is of. What does not fit the "
         "memory is left out: split schedules, which keep what is recomputed. Predicted, not measured.",
     ),
+    "tier_efficiency": Entry(
+        "tier_efficiency",
+        "Which state may live where: the share of a device's speed that is left when weights, the "
+        "optimizer's states or activations lie in the host's memory or on a disk and nothing hides their "
+        "way, on 32 nodes, by the batch of a device (ZeRO-Infinity's form, arXiv 2104.07857, section 4). "
+        "Weights and the optimizer's states are sharded over all ranks. Predicted from the rates of machine "
+        "files, not measured.",
+    ),
     "pareto": Entry(
         "pareto",
         "Predicted TFLOPS per GCD of the 20B model on 384 GCDs of Frontier against peak memory per GCD: "

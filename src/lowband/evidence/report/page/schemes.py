@@ -4,6 +4,7 @@ from lowband.evidence.report.page.svg import FONT_PX, drawing, rect, text
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import shard_range
 from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import at
 
 STATES = {"weights": "#0173b2", "secondary": "#56b4e9", "grads": "#de8f05", "optim": "#029e73"}
 CELL, TALL, LABEL = 14, 30, 66  # width and height of a rank's cell, room for a state's name
@@ -32,7 +33,9 @@ def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
             if level is not None:
                 start, height = part(levels, level, rank, TALL)
                 parts.append(rect(left, top + start, CELL, height, fill=color))
-    slices = ", ".join(f"{state} over {getattr(scheme, state)}" for state in STATES if getattr(scheme, state))
+    placed = {state: getattr(scheme, state) for state in STATES if getattr(scheme, state)}
+    placed["optim"] = at(placed["optim"], scheme.optim_tier)
+    slices = ", ".join(f"{state} over {place}" for state, place in placed.items())
     return drawing(width, len(STATES) * ROW, f"{scheme.name}: {slices}", parts)
 
 

@@ -1,0 +1,153 @@
+"""A unit's optimizer states on a disk: master weights, and what the optimizer keeps of each shard.
+
+Their tensors exist all the time and have memory only between a read and a write. These run in the disk's
+lane, in the order in which they were submitted, so that no more than two units are in memory.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.transport.call import Call
+from lowband.engine.transport.disk import StateFile
+from lowband.engine.transport.lane import Handle, Work
+from lowband.spec.step import FETCH, STASH, Collective
+from lowband.spec.tiers import DISK, HOST, at
+
+
+class OnDisk:
+    """One unit's states on one rank.
+
+    rounded: 1D, host memory, in the compute dtype: the newest master weights, which `fetch` brings up
+    """
+
+    def __init__(
+        self,
+        unit: str,
+        master: torch.Tensor,
+        rounded: torch.Tensor,
+        file: StateFile,
+        collectives: Collectives,
+    ) -> None:
+        """master: 1D, fp32, host memory, which is there until the first `write`"""
+        self.rounded, self._unit, self._master, self._file = rounded, unit, master, file
+        self._collectives, self._meter = collectives, collectives.meter
+        self._tensors = [master]
+        self._sizes = [master.nbytes]
+        self._held = 0  # bytes of them in memory
+        self._is_counted = True
+        self._moving: Handle | None = None
+        self._is_in_memory = True
+        self._count()
+
+    # ---- one after the other
+
+    def start_read(self, is_counted: bool = True) -> None:
+        """Begin to fill the tensors. is_counted: as a part of a step"""
+        self.wait()
+        self._is_counted = is_counted
+        if not self._is_in_memory:
+            self._submit(self._read, FETCH, is_counted)
+
+    def start_write(
+        self, optimizer: Optimizer | None, shards: Sequence[nn.Parameter], is_counted: bool = True
+    ) -> None:
+        """Begin to write the tensors, those that the optimizer has of the shards too, and free them."""
+        self.wait()
+        if optimizer is not None:
+            self._tensors = [self._master, *states_of(optimizer, shards)]
+            self._sizes = [tensor.nbytes for tensor in self._tensors]
+        self._count()
+        self.rounded.copy_(self._master.detach())
+        self._submit(self._write, STASH, is_counted)
+
+    def wait(self) -> None:
+        """Wait for what has begun. Raises its error; then everything is in memory, or on the disk, still."""
+        if self._moving is not None:
+            moving, self._moving = self._moving, None
+            moving.wait()
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """Read the tensors for a while, in which they do not change; not counted."""
+        self.start_read(is_counted=False)
+        self.wait()
+        try:
+            yield
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Free the tensors, which have not changed since they were read."""
+        self.wait()
+        self._free()
+
+    def _submit(self, part: Callable[[Call], Work], row: Collective, is_counted: bool) -> None:
+        if is_counted:  # now: the last write of a step may end in the next one
+            self._collectives.ledger.add(DISK, row.name, "native", sum(self._sizes))
+        self._moving = self._collectives.submit(self._unit, [DISK], part)
+
+    def _read(self, _: Call) -> Work:
+        yield DISK, []
+        for tensor, size in zip(self._tensors, self._sizes, strict=True):
+            tensor.untyped_storage().resize_(size)
+        self._count()
+        self._is_in_memory = True
+        try:
+            self._file.read(self._tensors)
+        except BaseException:
+            self._free()
+            raise
+
+    def _write(self, _: Call) -> Work:
+        yield DISK, []
+        self._file.write(self._tensors)
+        self._free()
+
+    def _free(self) -> None:
+        for tensor in self._tensors:
+            tensor.untyped_storage().resize_(0)
+        self._is_in_memory = False
+        self._meter.release(at("buffers", HOST), self._held)
+        self._held = 0
+
+    def _count(self) -> None:
+        now = sum(self._sizes) if self._is_counted else 0
+        self._meter.add(at("buffers", HOST), now - self._held)
+        self._held = now
+
+
+@contextmanager
+def all_in_memory(
+    disks: Sequence[tuple[OnDisk, Sequence[nn.Parameter]]], optimizer: Optimizer, writes: bool
+) -> Iterator[None]:
+    """Read the states of all these units at once, with their shards; not counted. writes: they may change"""
+    for disk, _ in disks:
+        disk.start_read(is_counted=False)
+    is_changed = False
+    try:
+        for disk, _ in disks:
+            disk.wait()
+        yield
+        is_changed = writes
+    finally:
+        for disk, shards in disks:
+            if is_changed:
+                disk.start_write(optimizer, shards, is_counted=False)
+            else:
+                disk.forget()
+
+
+def states_of(optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """What the optimizer keeps of each element of the shards."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [
+            value
+            for shard in shards
+            for value in optimizer.state.get(shard, {}).values()
+            if isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel()
+        ]

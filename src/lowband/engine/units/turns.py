@@ -1,0 +1,75 @@
+"""An optimizer's step, unit by unit, where states lie on a disk.
+
+The next unit's are read, and those of the one before written, while one is updated: gradients are in host
+memory. The last write runs on behind the next forward, whose weights were rounded and kept before it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from lowband.engine.units.on_disk import OnDisk
+from lowband.errors import UserError
+
+
+def step_in_turns(
+    optimizer: Optimizer, step: Callable[[Optimizer], Any], shards_of: Mapping[OnDisk, Sequence[nn.Parameter]]
+) -> None:
+    """Step the shards of each, and what else the optimizer has, by the class's step."""
+    groups = optimizer.param_groups
+    moving = {disk: mine for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)}
+    apart = {id(p) for mine in shards_of.values() for p in mine}
+    others = [p for group in groups for p in group["params"] if id(p) not in apart]
+    units = list(moving.items())
+    try:
+        for disk, _ in units[:1]:
+            disk.start_read()
+        if others:
+            _step_some(optimizer, groups, others, step)
+        for place, (disk, shards) in enumerate(units):
+            disk.wait()
+            for following, _ in units[place + 1 : place + 2]:
+                following.start_read()
+            _step_some(optimizer, groups, shards, step)
+            disk.start_write(optimizer, shards)
+    finally:
+        optimizer.param_groups = groups
+
+
+def _step_some(
+    optimizer: Optimizer,
+    groups: list[dict[str, Any]],
+    some: Sequence[nn.Parameter],
+    step: Callable[[Optimizer], Any],
+) -> None:
+    """A step that sees only some parameters."""
+    wanted = {id(parameter) for parameter in some}
+    parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in groups]
+    optimizer.param_groups = [part for part in parts if part["params"]]
+    step(optimizer)
+
+
+def refuse_states(optimizer: Optimizer) -> None:
+    """Have its `state_dict` and `load_state_dict` raise UserError: states have no memory between steps."""
+
+    def refuse(*_: object) -> None:
+        raise UserError(
+            "its states are on a disk between steps",
+            where=type(optimizer).__name__,
+            allowed="lowband.Checkpointer",
+        )
+
+    optimizer.register_state_dict_pre_hook(refuse)
+    optimizer.register_load_state_dict_pre_hook(refuse)
+
+
+def check_turns(optimizer: Optimizer, is_known: bool, has_more: bool) -> None:
+    """Raises UserError for an optimizer that cannot step unit by unit. has_more: than a plain step"""
+    if not is_known or has_more:
+        raise UserError(
+            "a closure, or hooks on the step" if is_known else "is not known to work element by element",
+            where=f"{type(optimizer).__name__} of states on disk",
+            allowed="torch's optimizers, optimizer.step() without arguments",
+        )

@@ -1,0 +1,31 @@
+"""Which state may live where: the share of a device's speed that each tier leaves, by tokens of a device."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, log_ticks, shades
+
+NODES = 32
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the most nodes."""
+    return table[table["nodes"] == NODES].assign(where=lambda df: df["cluster"] + ", " + df["tier"])
+
+
+def draw(df: pd.DataFrame) -> Figure:
+    figure = canvas(TWO_COLUMNS, 2.6)
+    states = [*df.groupby("state", sort=False)]
+    panels = figure.subplots(1, len(states), sharey=True, squeeze=False)[0]
+    colours = shades([*df["where"].unique()])
+    for axes, (state, rows) in zip(panels, states, strict=True):
+        for where, line in rows.groupby("where", sort=False):
+            axes.plot(
+                line["sequences"], 100 * line["efficiency"], "o-", color=colours[str(where)], label=where
+            )
+        log_ticks(axes, sorted(rows["sequences"].unique()), "{:,}".format, "sequences of 1,024 tokens")
+        axes.set_title(str(state), loc="left")
+    panels[0].set_ylabel("predicted efficiency (%)")
+    panels[0].set_ylim(0, 104)
+    panels[0].legend()
+    return figure

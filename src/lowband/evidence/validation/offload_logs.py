@@ -1,0 +1,303 @@
+"""Raw logs of Deep Optimizer States (arXiv 2410.21316), predicted: 102 runs of GPTs called 7B, 8B and 20B.
+
+By their shapes they have 6.7, 8.3 and 12.9 billion parameters. A step is forward and backward on the devices
+(predict/time.py), gradients that go down, the host's update, and a fixed rest:
+
+    as DeepSpeed ships it   2 r n / G more of the backward, which waits for each copy into pageable memory
+    asynchronous copies     2 r n / S at the link's rate S, which hides nothing there either
+    update                  r n (28 / U + 2 / C): new weights are cast and copied one after the other
+    Deep Optimizer States   the update of cost/tiers.py at its stride: copies hide behind it
+
+n: parameters of a rank, r: Twin-Flow's share. Hardware is stated of 30 logs. Those of the folders called
+`motivation` have the times of Polaris, to which they are counted; the others make up two settings of their
+own, of which the third has the speed of H100. Of each setting a few logs are fitted on, in logarithms of the
+step, the update and the rest; all others are held out. What a folder's name does not say is not guessed: of
+eight logs of sizes of subgroups (`subg-size`) the backward is that of asynchronous copies, their names do not
+say so, and their predictions are far off.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any  # of a pandas.DataFrame: its rows have no static types
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
+
+from lowband.cost.tiers import GIGA, UPDATE_BYTES, Rates, best_stride, update_s
+from lowband.evidence.validation.validate import with_facts
+from lowband.predict.request import setting
+from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
+from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_published
+from lowband.spec.machine import Machine
+from lowband.spec.model import ModelSpec
+from lowband.spec.stack import Stack
+
+REPORTED = "13_deep_optimizer_states.csv"
+SYSTEMS = {
+    "DeepSpeed ZeRO-3 + CPU optimizer": "blocking copies",
+    "same + asynchronous gradient copies": "asynchronous copies",
+    "Deep Optimizer States": "interleaved",
+}
+SEQ_LEN, VOCAB, NODE = 2048, 50304, 4
+COPIED = 2  # bytes of a gradient, and of a new weight
+OVERLAP = 0.34  # of DeepSpeed's collectives, as fitted on DGX-2
+
+# constant -> least and most that it may be, and its path among the facts of machine and stack, if it has one
+BOUNDS = {
+    "matmul_efficiency": (0.3, 0.9, "device.matmul_efficiency"),  # share of the peak
+    "unit_ms": (0.0, 6.0, "stack.unit_us"),  # the host's time for a block's hooks
+    "node_efficiency": (0.05, 1.0, "stack.efficiency.any"),  # of links in a node, and between nodes
+    "world_efficiency": (0.05, 1.0, "stack.efficiency.world"),
+    "update": (20.0, 300.0, ""),  # 10^9 bytes a second of one rank alone, U; and of all of a node
+    "node_update": (30.0, 300.0, ""),
+    "blocking": (1.0, 30.0, ""),  # likewise of blocking copies, G
+    "node_blocking": (2.0, 60.0, ""),
+    "cast": (1.0, 63.0, ""),  # of new weights, C
+    "link": (10.0, 63.0, ""),  # of asynchronous copies, S
+    "rest_s": (0.0, 1.0, ""),
+}
+Constants = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Logs:
+    """A setting: which logs are its own, which of them are fitted on, which constants are free.
+
+    start: of those that are fitted, and the values of others; what it does not name is as on Polaris
+    """
+
+    cluster: str
+    folders: str  # a pattern
+    fitted: str  # a pattern of names of logs
+    free: tuple[str, ...]
+    start: Mapping[str, float]
+
+
+SETTINGS = {
+    "polaris": Logs(
+        "polaris", "7B-scale-DP|7B-scale-GA|motivation",
+        r"scale-DP/.*-dp[148]-|scale-GA.*gbs64.*async1",
+        tuple(name for name in BOUNDS if name != "unit_ms"),
+        {"matmul_efficiency": 0.6, "unit_ms": 0.0, "node_efficiency": 0.5, "world_efficiency": 0.4,
+         "update": 56.0, "node_update": 87.0, "blocking": 4.0, "node_blocking": 12.0, "cast": 15.0,
+         "link": 22.0, "rest_s": 0.35},
+    ),
+    "another node of A100": Logs(
+        "polaris", "gaps-a100", r"7B-scale-gaps.*opt_gaps(0|2|10)\.log",
+        ("unit_ms", "node_update", "node_blocking", "cast", "rest_s"),
+        {"unit_ms": 2.0, "update": 300.0, "node_update": 87.0, "blocking": 30.0, "node_blocking": 12.0,
+         "cast": 7.0, "rest_s": 0.35},
+    ),
+    "a node not stated": Logs(
+        "dgx-h100", "twinflow", r"20B-scale-twinflow/.*ratio(0\.5|1\.0)",
+        ("matmul_efficiency", "node_update", "node_blocking", "cast", "link", "rest_s"),
+        {"matmul_efficiency": 0.55, "unit_ms": 1.0, "update": 300.0, "node_update": 150.0, "blocking": 30.0,
+         "node_blocking": 8.0, "cast": 7.0, "link": 22.0, "rest_s": 0.35},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Log:
+    """One run. ratio: the share r; times in seconds: of the step, its update, and forward and backward"""
+
+    name: str
+    system: str
+    model: ModelSpec
+    tensor: int
+    data: int
+    micro_batch: int
+    accumulation: int
+    ratio: float
+    stride: int
+    step_s: float
+    update_s: float
+    passes_s: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a predicted step."""
+
+    passes: float
+    copies: float
+    update: float
+    rest: float
+
+    @property
+    def step(self) -> float:
+        return self.passes + self.copies + self.update + self.rest
+
+
+def offload_logs(config: Config) -> pd.DataFrame:
+    """A row per log. gain_percent: over the same run as DeepSpeed ships it, where there is one."""
+    rows = []
+    for name, of in SETTINGS.items():
+        constants, logs = fitted(config, name), _logs(config, name)
+        for log in logs:
+            parts = predicted(config, of, log, constants)
+            rows.append(
+                {
+                    "provenance": "predicted", "source": "arXiv 2410.21316", "setting": name, "log": log.name,
+                    "model": log.model.name, "system": SYSTEMS[log.system], "gpus": log.tensor * log.data,
+                    "tensor": log.tensor, "micro_batch": log.micro_batch, "accumulation": log.accumulation,
+                    "share": log.ratio, "stride": log.stride,
+                    "use": "calibration" if re.search(of.fitted, log.name) else "held out",
+                    "published_s": log.step_s, "predicted_s": parts.step,
+                    "off_percent": 100 * (parts.step / log.step_s - 1),
+                    "distance_percent": abs(100 * (parts.step / log.step_s - 1)),
+                    "published_update_s": log.update_s, "predicted_update_s": parts.update,
+                }
+            )  # fmt: skip
+    return _with_gains(pd.DataFrame(rows))
+
+
+def offload_constants(config: Config) -> pd.DataFrame:
+    """The constants of each setting: fitted ones with their bounds, the others without."""
+    return pd.DataFrame(
+        [
+            {
+                "provenance": "predicted", "setting": name, "constant": constant, "value": value,
+                "fitted": constant in of.free, "low": BOUNDS[constant][0], "high": BOUNDS[constant][1],
+                "calibrated_on": sum(bool(re.search(of.fitted, log.name)) for log in _logs(config, name)),
+            }
+            for name, of in SETTINGS.items()
+            for constant, value in fitted(config, name).items()
+        ]
+    )  # fmt: skip
+
+
+def offload_strides(config: Config) -> pd.DataFrame:
+    """What the stride that the model chooses took, beside both ends, where logs have several strides.
+
+    Ends: no subgroup updated on the device, and every second. times_better_end: at most 1 is as fast
+    """
+    rows = []
+    logs = offload_logs(config)
+    kept = logs[logs["system"].isin(("interleaved", "asynchronous copies"))]
+    for (name, model), of in kept.groupby(["setting", "model"], sort=False):
+        took = of.drop_duplicates("stride").set_index("stride")["published_s"]
+        if len(took) < len((0, 2, 3)):
+            continue
+        constants = fitted(config, str(name))
+        rates = Rates(constants["link"], constants["link"], constants["node_update"] / NODE)
+        chosen, ends = best_stride(rates), took.loc[[0, 2]]
+        rows.append(
+            {
+                "provenance": "predicted", "setting": name, "model": model, "chosen": chosen,
+                "chosen_s": took[chosen], "none_s": took[0], "second_s": took[2], "best": took.idxmin(),
+                "times_better_end": took[chosen] / ends.min(),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@cache
+def fitted(config: Config, name: str) -> dict[str, float]:
+    """The constants of a setting, by bounded least squares of logarithms."""
+    of = SETTINGS[name]
+    known = dict(of.start) if name == "polaris" else {**fitted(config, "polaris"), **of.start}
+    logs = [log for log in _logs(config, name) if re.search(of.fitted, log.name)]
+
+    def off(values: Any) -> list[float]:
+        constants = known | dict(zip(of.free, values, strict=True))
+        found = []
+        for log in logs:
+            parts = predicted(config, of, log, constants)
+            pairs = (
+                (parts.step, log.step_s), (parts.update, log.update_s),
+                (parts.passes + parts.copies, log.passes_s),
+            )  # fmt: skip
+            found += [float(np.log(ours / theirs)) for ours, theirs in pairs]
+        return found
+
+    ends = [[BOUNDS[free][end] for free in of.free] for end in (0, 1)]
+    best = least_squares(off, [known[free] for free in of.free], bounds=ends).x
+    return known | {free: float(value) for free, value in zip(of.free, best, strict=True)}
+
+
+def predicted(config: Config, of: Logs, log: Log, constants: Constants) -> Parts:
+    """The parts of a log's step, with these constants."""
+    machine, stack = _hardware(config, of.cluster)
+    paths = {path: constants[name] for name, (_, _, path) in BOUNDS.items() if path}
+    paths |= {"stack.unit_us": 1e3 * constants["unit_ms"], "stack.overlap": OVERLAP}
+    machine, stack = with_facts(machine, stack, paths)
+    ranks = log.tensor * log.data
+    job = Workload(
+        machine, stack, log.model, config.scheme("zero3"), ranks, log.micro_batch, SEQ_LEN, log.accumulation,
+        axes=Ways(tensor=log.tensor),
+    )  # fmt: skip
+    step = step_time(job)
+    of_node = min(NODE, ranks)
+    update = min(constants["update"], constants["node_update"] / of_node)
+    blocking = min(constants["blocking"], constants["node_blocking"] / of_node)
+    beyond = log.ratio * log.model.parameters / ranks
+    if SYSTEMS[log.system] == "interleaved":
+        ours = float(update_s(beyond, Rates(constants["link"], constants["link"], update), log.stride))
+    else:
+        ours = beyond * (UPDATE_BYTES / update + COPIED / constants["cast"]) / GIGA
+    copies = blocking if SYSTEMS[log.system] == "blocking copies" else constants["link"]
+    passes = float(step.total - step.items["optimizer"])
+    return Parts(passes, COPIED * beyond / copies / GIGA, ours, constants["rest_s"])
+
+
+@cache
+def _hardware(config: Config, cluster: str) -> tuple[Machine, Stack]:
+    """The machine with nodes of four, and DeepSpeed on it."""
+    machine, stack = setting(config, cluster, "deepspeed-zero")
+    inner, *outer = machine.levels
+    levels = (inner.model_copy(update={"size": NODE}), *outer)
+    return machine.model_copy(update={"levels": levels}), stack
+
+
+def _with_gains(df: pd.DataFrame) -> pd.DataFrame:
+    """With the gain of each interleaved run over the same without, printed and predicted, in percent."""
+    shape = ["setting", "folder", "model", "gpus", "tensor", "micro_batch", "accumulation", "share"]
+    df = df.assign(folder=df["log"].str.rpartition("/")[0])
+    for system, name in (("blocking copies", "gain"), ("asynchronous copies", "gain_over_async")):
+        plain = df[df["system"] == system].drop_duplicates(shape).set_index(shape)
+        beside = df.set_index(shape).index
+        for of in ("published", "predicted"):
+            over = plain[f"{of}_s"].reindex(beside).to_numpy()
+            gain = 100 * (over / df[f"{of}_s"] - 1)
+            df[f"{of}_{name}_percent"] = gain.where(df["system"] == "interleaved")
+    return df.drop(columns="folder")
+
+
+@cache
+def _logs(config: Config, name: str) -> list[Log]:
+    """The logs of a setting's folders."""
+    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
+    found = []
+    for url, of_log in reported.groupby("source_url", sort=False):
+        folder, _, file = str(url).split(" ")[1].rpartition("/")
+        if not re.search(SETTINGS[name].folders, folder):
+            continue
+        first, times = of_log.iloc[0], of_log.set_index("metric")["value"].astype(float) / 1e3
+        layers, hidden, heads = map(int, re.findall(r"\d+", str(first["model"]).partition(":")[2]))
+        note = str(first["note"])
+
+        def number(pattern: str, otherwise: str = "0", note: str = note) -> float:
+            at = re.search(pattern + r" ([\d.]+)", note)
+            return float(at[1] if at else otherwise)
+
+        tensor, data, micro_batch = (int(number(key)) for key in ("tp", "dp", "micro-batch"))
+        model = ModelSpec(
+            name=str(first["model"]).partition(":")[0], layers=layers, hidden=hidden, heads=heads,
+            vocab=VOCAB, seq_len=SEQ_LEN, source="arXiv 2410.21316, its logs; vocabulary ours",
+        )  # fmt: skip
+        found.append(
+            Log(
+                f"{folder.removeprefix('act-output-')}/{file}", str(first["system"]), model, tensor, data,
+                micro_batch, int(first["batch"]) // (micro_batch * data), number("CPU ratio"),
+                int(number("stride")), times["time, step"], times["time, update"],
+                times["time, forward"] + times["time, backward"],
+            )
+        )  # fmt: skip
+    return found

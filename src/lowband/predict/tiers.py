@@ -1,0 +1,122 @@
+"""Seconds and bytes of states beyond the device: in the host's memory, or on a disk (cost/tiers.py).
+
+In a step the gradients of the optimizer's shard go to the host behind the last backward, the host updates
+while the device waits, and new weights come back behind the next forward, each on a lane of its own:
+
+    stash     join(B, s) - B     s: gradients in the reduce dtype, B: the step's backwards
+    update    what the host takes; on a disk join(update, 12 bytes a parameter read, 12 written)
+    fetch     join(F, f) - F     f: new weights in the compute dtype, F: the step's forwards
+
+Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
+backwards alike. What lies on a disk passes the host: both ways take as long as the slower one. Each lane is
+taken to hide behind the same computation as the collectives do, so the sum is an upper bound.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowband.cost.collectives import Case
+from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
+from lowband.cost.numbers import Num, join
+from lowband.cost.tiers import GIGA, MOVED_BYTES, Rates, update_s
+from lowband.predict.place import Place
+from lowband.predict.workload import Workload
+from lowband.spec.machine import TierName
+from lowband.spec.sourced import Bound
+from lowband.spec.wire import DTYPE_BYTES
+
+ENDS: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
+
+
+@dataclass(frozen=True)
+class TierWaits:
+    """Seconds of a step that the device waits for tiers. on_device: the share of the update that it does"""
+
+    stash: Num = 0.0
+    update: Num = 0.0
+    fetch: Num = 0.0
+    on_device: float = 1.0
+
+
+def tier_waits(
+    job: Workload, place: Place, case: Case, forwards_s: Num, backwards_s: Num, overlap: float
+) -> TierWaits:
+    """forwards_s, backwards_s: of all of a step's computation"""
+    if (beyond := job.placed) is None:
+        return TierWaits()
+    host = way(job, "host", case)
+    down: Num = 0.0
+    up: Num = 0.0
+    update: Num = 0.0
+    on_device = 1.0
+    if beyond.optim is not None:
+        own = beyond.share * shard(job, place, job.scheme.optim)
+        down = own * DTYPE_BYTES[job.reduce_dtype] / (GIGA * host.stash)
+        up = own * DTYPE_BYTES[job.compute_dtype] / (GIGA * host.fetch)
+        update = update_s(own, host, beyond.stride)
+        on_device = 1 - beyond.share + (beyond.share / beyond.stride if beyond.stride else 0.0)
+        if beyond.optim == "disk":
+            disk = way(job, "disk", case)
+            update = join(update, own * MOVED_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)
+    if beyond.weights is not None:
+        at = way(job, beyond.weights, case)
+        one = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype] / (GIGA * at.fetch)
+        forwards, backwards = place.gathers
+        up, down = up + forwards * one, down + backwards * one
+    return TierWaits(
+        join(backwards_s, down, overlap) - backwards_s,
+        update,
+        join(forwards_s, up, overlap) - forwards_s,
+        on_device,
+    )
+
+
+def shard(job: Workload, place: Place, level: str) -> Num:
+    """Parameters of a rank's shard over a level."""
+    return sum(place.numels) / job.levels.size(level) + sum(place.expert_numels) / job.levels_alike.size(
+        level
+    )
+
+
+def way(job: Workload, tier: TierName, case: Case) -> Rates:
+    """Rates of one rank between its device and a tier, all of its node's at once."""
+    ranks = min(job.machine.node_size, job.ranks)
+    host = Rates.of(job.machine.tier("host"), ranks, ENDS[case])
+    if tier == "host":
+        return host
+    disk = Rates.of(job.machine.tier(tier), ranks, ENDS[case])
+    return Rates(np.minimum(host.fetch, disk.fetch), np.minimum(host.stash, disk.stash), disk.update)
+
+
+def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Num]:
+    """The items of memory with those beyond the device under names of their own, such as `optim@host`."""
+    if (beyond := job.placed) is None:
+        return dict(items)
+    found = dict(items)
+    copy = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype]
+    if beyond.optim is not None:
+        of_all = shard(job, place, job.scheme.optim)
+        there = beyond.share * of_all
+        here = of_all - there
+        found["optim"] = here * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        found["grads"] = np.where(job.keeps_grads, items["grads"], here * GRAD_BYTES)
+        found["weights"] = np.maximum(items["weights"], copy)  # no master on the device stands in for it
+        found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        found["grads@host"] = there * GRAD_BYTES
+    if beyond.weights is not None:
+        found[f"weights@{beyond.weights}"] = copy
+        found["weights"] = 0.0
+    return found
+
+
+def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:
+    """Bytes of a node in each tier that is used."""
+    if job.placed is None:
+        return {}
+    ranks = min(job.machine.node_size, job.ranks)
+    return {
+        tier: ranks * sum((size for kind, size in items.items() if kind.endswith(f"@{tier}")), start=0.0)
+        for tier in job.placed.tiers
+    }

@@ -1,0 +1,17 @@
+"""The memory in which a rank's shard lies, its tier: the second coordinate of a place, beside the level.
+
+A level says how many ranks share a state, a tier where each keeps its shard: `optim: world@host`.
+"""
+
+from typing import Final, Literal
+
+Tier = Literal["device", "host", "disk"]
+DEVICE: Final = "device"
+HOST: Final = "host"
+DISK: Final = "disk"
+TIERS: Final[tuple[Tier, ...]] = (HOST, DISK)  # those that a scheme may name, each with a lane of its own
+
+
+def at(name: str, tier: Tier) -> str:
+    """A level, or a kind of memory, with its tier behind: `world@host`; on the device the name itself."""
+    return name if tier == DEVICE else f"{name}@{tier}"

@@ -1,0 +1,41 @@
+"""`lowband bench-mfu` on a CPU: every way makes its steps in both rounds, and one that fails is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowband.bench import mfu
+from lowband.bench.mfu import Way
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_ways_take_turns_and_one_that_fails_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = mfu._steps
+
+    def failing(way: Way, *given: object):
+        if way == mfu.WAYS[0]:
+            raise torch.OutOfMemoryError("full")
+        if way == mfu.WAYS[4]:
+            raise ValueError("a bug\nof it")
+        return steps(way, *given)
+
+    monkeypatch.setattr(mfu, "_steps", failing)
+    rows = mfu.bench(ROOT)
+    order = list(dict.fromkeys((row.round, Way(*row[3:8])) for row in rows))
+    assert order == [(turn, way) for turn in (1, 2) for way in mfu.WAYS]
+    outcomes = {"oom": mfu.WAYS[0], "ValueError: a bug": mfu.WAYS[4]}
+    for row in rows:
+        way = Way(*row[3:8])
+        assert outcomes.get(row.outcome) == (way if way in outcomes.values() else None), row
+        assert (row.step_s is None) == (row.outcome != "ok") and row.mfu is None
+    assert len(rows) == 2 * (2 + 4 * mfu.STEPS)
+
+
+def test_nothing_is_built_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))  # each build takes 10 s, and so does each look at the clock
+    monkeypatch.setattr(mfu.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(mfu, "_seconds", lambda *_: ([1.0], "ok"))
+    found = mfu._measured("cpu", None, None)
+    assert [way for _, way, *_ in found] == list(mfu.WAYS[:5])

@@ -1,0 +1,190 @@
+"""lowband.AdamW on a sharded GPT against the same arithmetic on shards one by one, from gradients that were
+widened and scaled, with weights cast by the next gather: bit for bit."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import lowband
+from lowband.cost.bytes import unit_numels
+from lowband.cost.memory import state_bytes
+from lowband.engine.passes.engine import engine_of
+from lowband.errors import UserError
+from lowband.kernels.adamw import reference
+from lowband.kernels.adamw_scalars import Scalars
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.axes import Axes
+from lowband.spec.config import Config
+from lowband.spec.mesh import Levels
+from lowband.spec.scheme import Scheme
+
+CONFIG = Config(Path(__file__).parents[2])
+MODEL = CONFIG.model("gpt-200k")
+LR, BETAS, EPS, DECAY, MAX_NORM = 1e-2, (0.9, 0.999), 1e-8, 0.1, 0.5
+STEPS, INNER = 3, {"node": 2}
+BF16, FP32 = torch.bfloat16, torch.float32
+WIRE = {BF16: "bf16", FP32: "fp32"}
+
+
+class Case(NamedTuple):
+    """how: of two passes a step: no_sync, or two backwards whose gradients are added"""
+
+    scheme: str
+    compute: torch.dtype = BF16
+    reduce: torch.dtype = BF16
+    how: str = "one"
+    breadth: bool = False
+
+
+CASES = {
+    1: (
+        Case("zero3"), Case("ddp", FP32, FP32), Case("zero3", BF16, FP32), Case("zero3", how="no_sync"),
+        Case("zero3", how="added"), Case("zero3", how="breadth"),
+    ),
+    2: (Case("zero3"), Case("zero1"), Case("zero3", how="no_sync")),
+    3: (Case("zero3"),),  # whose averages 16 bits cannot hold
+}  # fmt: skip
+WIDE = {1: (), 2: (), 3: pytest.mark.wide}
+
+
+class Plain:
+    """The definition, shard by shard, and no Optimizer: it writes to parameters as a user's loop may."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.steps = model, 0
+        self.moments = {p: [torch.zeros(p.numel()) for _ in range(2)] for p in model.parameters()}
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        return lowband.clip_grad_norm_(self.model, max_norm)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        scalars = Scalars.of(LR, BETAS, EPS, DECAY, self.steps)
+        for p, moments in self.moments.items():
+            assert p.grad.dtype == FP32
+            parts = [each.detach().as_subclass(torch.Tensor) for each in (p, p.grad)]
+            reference(*parts, *moments, scalars)
+
+    def zero_grad(self) -> None:
+        for p in self.moments:
+            p.grad = None
+
+
+def sharded(case: Case) -> torch.nn.Module:
+    model = GPT(MODEL, seed=1)
+    return lowband.shard(
+        model, CONFIG.scheme(case.scheme), lowband.Topology(INNER), Block, case.compute, case.reduce
+    )
+
+
+def backward(model: torch.nn.Module, case: Case, step: int) -> None:
+    rank, passes = torch.distributed.get_rank(), 1 if case.how == "one" else 2
+    seeds = [1000 * step + 10 * i + rank for i in range(passes)]
+    batches = [
+        torch.randint(MODEL.vocab, (2, 16), generator=torch.Generator().manual_seed(seed)) for seed in seeds
+    ]
+    if case.how == "breadth":
+        lowband.accumulate(model, batches, lambda tokens: model(tokens, tokens) / passes)
+        return
+    for i, tokens in enumerate(batches):
+        if case.how == "no_sync" and i < passes - 1:
+            with lowband.no_sync(model):
+                (model(tokens, tokens) / passes).backward()
+        else:
+            (model(tokens, tokens) / passes).backward()
+
+
+def train(
+    case: Case, is_fused: bool
+) -> tuple[list[float], dict[str, torch.Tensor], set[Any], dict[str, int]]:
+    """Norms, final weights, dtypes of gradients, peak bytes of states."""
+    model = sharded(case)
+    optimizer = lowband.AdamW(model, LR, BETAS, EPS, DECAY) if is_fused else Plain(model)
+    norms, dtypes = [], set()
+    for step in range(STEPS):
+        backward(model, case, step)
+        dtypes |= {p.grad.dtype for p in model.parameters()}
+        norms.append(float(optimizer.clip_grad_norm_(MAX_NORM)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, lowband.full_state_dict(model), dtypes, dict(engine_of(model).meter.peak)
+
+
+def both(cases: tuple[Case, ...]) -> list[Any]:
+    return [(train(case, True), train(case, False)) for case in cases]
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=WIDE[n]) for n in CASES])
+def test_the_bits_of_one_pass_are_those_of_five(ranks: int) -> None:
+    for case, (fused, plain) in zip(CASES[ranks], on_ranks(ranks, both, CASES[ranks])[0], strict=True):
+        assert fused[0] == plain[0] and max(fused[0]) > MAX_NORM, case
+        assert all(torch.equal(fused[1][name], value) for name, value in plain[1].items()), case
+        takes_reduced = case.reduce == BF16 and ranks != 3
+        assert fused[2] == {FP32 if case.how == "added" or not takes_reduced else BF16}, case
+        scheme: Scheme = CONFIG.scheme(case.scheme)
+        levels = Levels.fit(INNER, ranks)
+        closed = state_bytes(
+            unit_numels(MODEL, levels, Axes()), scheme, levels, WIRE[case.compute], WIRE[case.reduce],
+            2 if case.how in ("no_sync", "breadth") else 1, "gloo", "hops",
+            "breadth" if case.how == "breadth" else "depth", fused_adamw=True,
+        )  # fmt: skip
+        if case.how != "added":
+            assert fused[3]["grads"] == closed["grads"], case
+            assert (closed["grads"] < plain[3]["grads"]) == (takes_reduced and case.how != "no_sync"), case
+
+
+def groups_and_checkpoint() -> tuple[bool, list[dict[str, torch.Tensor]]]:
+    """Whether a step changes what its group has, and no more; weights after a second step, made twice from
+    the checkpoint before it."""
+    model = sharded(Case("zero3"))
+    optimizer = lowband.AdamW(model, LR, BETAS, EPS, DECAY)
+    matrices = {name: p for name, p in model.named_parameters() if p.ndim > 1}
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": list(matrices.values())})
+    before = lowband.full_state_dict(model)
+    backward(model, Case("zero3"), 0)
+    optimizer.step()
+    model.zero_grad()
+    after = lowband.full_state_dict(model)
+    changed = {name for name, value in before.items() if not torch.equal(after[name], value)}
+    is_alone = changed == {*matrices, "head.weight"}  # which is the embedding's
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        checkpointer = lowband.Checkpointer(folder)
+        checkpointer.save(1, model, optimizer)
+        checkpointer.wait()
+        for _ in range(2):
+            backward(model, Case("zero3"), 1)
+            optimizer.step()
+            model.zero_grad()
+            found.append(lowband.full_state_dict(model))
+            checkpointer.load_newest(model, optimizer)
+    return is_alone, found
+
+
+def test_groups_and_checkpoints() -> None:
+    is_alone, (first, second) = on_ranks(1, groups_and_checkpoint)[0]
+    assert is_alone
+    assert all(torch.equal(first[name], value) for name, value in second.items())
+
+
+def test_what_it_refuses() -> None:
+    def made() -> list[str]:
+        told = []
+        synced = lowband.shard(
+            GPT(MODEL), CONFIG.scheme("local-sgd"), lowband.Topology(INNER), Block, FP32, FP32
+        )
+        for module in (torch.nn.Linear(2, 2), synced):
+            try:
+                lowband.AdamW(module)
+            except UserError as error:
+                told.append(str(error))
+        return told
+
+    plain, synced = on_ranks(2, made)[0]
+    assert "not sharded" in plain and "replicas that meet seldom" in synced

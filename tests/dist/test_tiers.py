@@ -1,0 +1,235 @@
+"""The optimizer's states in another tier: the same bits as without, bytes and memory as in closed form.
+
+torch's fused AdamW on both sides. `--wide`: the whole product.
+"""
+
+import math
+import re
+import tempfile
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import started
+import torch
+import torch.distributed as dist
+from test_parity import SPEC
+
+import lowband
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.contents import step_bytes
+from lowband.cost.held import held_bytes
+from lowband.cost.memory import state_bytes
+from lowband.engine.passes.engine import engine_of
+from lowband.errors import UserError
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.config import Config
+from lowband.spec.mesh import Levels
+from lowband.spec.peers import peer_arguments
+from lowband.spec.records import Outcome
+from lowband.spec.run import RunSpec
+from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import TIERS, at
+from tests.pairwise import covering
+
+Case = tuple[int, str, int, float, str]  # ranks, scheme, accumulation, norm to clip to, compute dtype
+STEPS, NAN_STEP = 4, 1
+VECTOR = 16  # values: fused AdamW computes a shorter rest one by one, and rounds otherwise
+DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# By ranks, the levels inside the world.
+INNER: dict[int, dict[str, int]] = {
+    1: {"package": 2, "node": 4}, 2: {"package": 1, "node": 2}, 3: {}, 4: {"package": 2, "node": 4},
+    5: {}, 6: {"package": 2}, 7: {}, 8: {"package": 2, "node": 4},
+}  # fmt: skip
+
+
+def placed(name: str, tier: str) -> Scheme:
+    """A named scheme with its optimizer's states in a tier."""
+    scheme = Config().scheme(name)
+    return Scheme.parse({**scheme.model_dump(), "optim": at(scheme.optim, tier)}, "test")
+
+
+def folder_of(scheme: Scheme) -> str | None:
+    """A new folder for what lies on disk; of this rank alone."""
+    return tempfile.mkdtemp() if scheme.optim_tier == "disk" else None
+
+
+def adamw(module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.nbytes for state in optimizer.state.values() for value in state.values() if value.ndim > 0
+    )
+
+
+def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple[float, float]:
+    """This rank's loss and the norm; a step whose gradients are not finite is left out."""
+    total = 0.0
+    for micro in range(accumulation):
+        engine_of(model).sync = micro == accumulation - 1
+        drawn = torch.Generator().manual_seed((number * accumulation + micro) * 100 + dist.get_rank())
+        loss = model(*torch.randint(SPEC.vocab, (2, 1, SPEC.seq_len), generator=drawn))
+        (loss / accumulation * (math.nan if number == NAN_STEP else 1)).backward()
+        total += loss.item() / accumulation
+    norm = float(lowband.clip_grad_norm_(model, clip))
+    if math.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad()
+    return total, norm
+
+
+def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
+    """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
+    topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier)
+    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
+    engine, optimizer = engine_of(model), adamw(model)
+    assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())
+    seen = []
+    for number in range(STEPS):
+        engine.ledger.take()
+        seen.append(step(model, optimizer, number, accumulation, clip))
+    sent = {(one.level, one.collective, one.wire): one.bytes for one in engine.ledger.take()}
+    held = dict(engine.meter.peak)
+    held[at("optim", scheme.optim_tier)] += optimizer_bytes(optimizer)
+    of_scheme = unit_numels(SPEC, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
+    states = state_bytes(*of_scheme, "gloo")
+    closed = sent_bytes(*of_scheme, True), states
+    return seen, (sent, {kind: held.get(kind, 0) for kind in states}), closed, lowband.full_state_dict(model)
+
+
+def both(cases: list[Case]) -> list[list[Any]]:
+    """By case: without tiers, and in each."""
+    return [[train(tier, *case) for tier in ("device", *TIERS)] for case in cases]
+
+
+CASES: list[Case] = [
+    (ranks, *rest)
+    for ranks, *rest in product(INNER, ("zero1", "zero3", "hier3"), (1, 2, 4), (0.05, math.inf), DTYPE)
+    if Config().scheme(rest[0]).machine_levels <= {*INNER[ranks]}
+]
+FEW = covering(CASES)
+
+
+@pytest.mark.parametrize("ranks", INNER)
+@pytest.mark.parametrize("some", ["pairs", pytest.param("all", marks=pytest.mark.wide)])
+def test_bits_bytes_and_memory(ranks: int, some: str) -> None:
+    cases = [case for case in CASES if case[0] == ranks and (some == "all" or case in FEW)]
+    for of_rank in on_ranks(ranks, both, cases, time_limit_s=600):
+        for case, ((seen, _, _, weights), *in_tiers) in zip(cases, of_rank, strict=True):
+            assert math.isnan(seen[NAN_STEP][1]) and all(math.isfinite(norm) for _, norm in seen[2:]), case
+            assert case[3] == math.inf or seen[0][1] > case[3], "no step was clipped"
+            for tier, (also, counted, closed, others) in zip(TIERS, in_tiers, strict=True):
+                assert str(also) == str(seen), (case, tier)  # NaN included
+                assert counted == closed, (case, tier)
+                assert all(torch.equal(weights[key], others[key]) for key in weights), (case, tier)
+
+
+def built(tier: str, seed: int) -> tuple[Any, torch.optim.Optimizer]:
+    scheme, topology = placed("zero3", tier), lowband.Topology({})
+    model = lowband.shard(
+        GPT(SPEC, seed=seed), scheme, topology, Block, DTYPE["fp32"], disk=folder_of(scheme)
+    )
+    return model, adamw(model)
+
+
+def save(folder: str, tier: str) -> dict[str, torch.Tensor]:
+    """The weights two steps after a checkpoint."""
+    model, optimizer = built(tier, 7)
+    for number in (2, 3):
+        step(model, optimizer, number, 1, 0.05)
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.save(2, model, optimizer, {})
+    checkpointer.wait()
+    return go_on(model, optimizer)
+
+
+def go_on(model, optimizer) -> dict[str, torch.Tensor]:
+    for number in (4, 5):
+        step(model, optimizer, number, 1, 0.05)
+    return lowband.full_state_dict(model)
+
+
+def resume(folder: str, tier: str) -> dict[str, torch.Tensor]:
+    model, optimizer = built(tier, 8)
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.load(checkpointer.latest(), model, optimizer)
+    return go_on(model, optimizer)
+
+
+@pytest.mark.parametrize(("before", "after"), [*permutations(("device", *TIERS), 2)])
+def test_a_checkpoint_is_resumed_in_another_tier(tmp_path: Path, before: str, after: str) -> None:
+    expected = on_ranks(2, save, str(tmp_path), before)[0]
+    found = on_ranks(2, resume, str(tmp_path), after)[0]
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def mixed() -> bool:
+    """A unit's own tier, beside others without: the norm, the clipping and the weights."""
+
+    def trained(of_block: str | None) -> tuple[list, dict[str, torch.Tensor]]:
+        model = lowband.shard(
+            GPT(SPEC, seed=7), placed("zero3", "device"), lowband.Topology({}), Block, DTYPE["bf16"],
+            placement_of=lambda name, _: placed("zero3", of_block) if name == of_unit else None,
+            disk=tempfile.mkdtemp(),
+        )  # fmt: skip
+        of = adamw(model)
+        return [step(model, of, number, 2, 0.05) for number in (2, 3, 4)], lowband.full_state_dict(model)
+
+    of_unit = "blocks.1"
+    (seen, weights), *others = (trained(tier) for tier in ("device", *TIERS))
+    return all(also == seen and all(torch.equal(weights[k], w[k]) for k in w) for also, w in others)
+
+
+def test_units_may_lie_in_different_tiers() -> None:
+    assert all(on_ranks(2, mixed))
+
+
+def test_a_run_equals_the_run_without(tmp_path: Path) -> None:
+    """AdamW is fused there and torch's default without, so weights are apart by its rounding."""
+    outcomes = {}
+    for tier in ("device", *TIERS):
+        folder = started.run(
+            tmp_path / tier, ranks=2, steps=4, warmup_steps=1, seq_len=32, micro_batch=2, accumulation=2,
+            model=Config().model("gpt-200k"), scheme=placed("zero1", tier), compute_dtype="bf16",
+        )  # fmt: skip
+        spec, outcome = RunSpec.read_json(folder.spec), Outcome.read_json(folder.outcome)
+        assert outcome.status == "ok", outcome.cause
+        assert spec.scheme == placed("zero1", tier)
+        sent = {(one.level, one.collective, one.wire): one.bytes for one in outcome.sent}
+        assert sent == {key: count for key, count in step_bytes(spec).items() if count}
+        states, closed = {one.kind: one.bytes for one in outcome.states}, held_bytes(spec, "gloo")
+        assert {kind: states.get(kind, 0) for kind in closed} == closed
+        outcomes[tier] = [line.loss for line in folder.whole_steps()]
+    for tier in TIERS:
+        assert outcomes[tier] == pytest.approx(outcomes["device"], rel=1e-4)
+
+
+SELF_EACH = {"weights": "self", "grads": "self"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"optim": "world@attic"}, "optim: no tier 'attic' (allowed: host, disk)"),
+        ({"optim": "world@host", "update_gather": "int8"}, "update_gather int8: weights come from the host"),
+        (
+            {
+                "grads": "self",
+                "optim": "self@host",
+                "sync": {"beyond": "self", "every": 2},
+                "weights": "self",
+            },
+            "optim self@host: replicas that meet seldom",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], says: str) -> None:
+    given = {"name": "x", "weights": "world", "grads": "world", "optim": "world", **changes}
+    with pytest.raises(UserError, match=re.escape(says)):
+        Scheme.parse(given, "file.yaml: x").check(Levels.fit({}, 4))
+    with pytest.raises(UserError, match="no counterpart: the optimizer's states lie in host"):
+        peer_arguments("fsdp2", placed("zero3", "host"), Levels.fit({}, 4))
