@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from lowband.commands import add_verb, at_least_one, positive
 from lowband.commands.predict import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lowband.spec.model import ModelSpec
     from lowband.spec.stack import Stack
 
-WHOLE = ("none", "full")  # of sequences of many lengths, and of replicas that meet seldom
+WHOLE: Final = ("none", "full")  # of sequences of many lengths, and of replicas that meet seldom
 OURS = "lowband"
 NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
 ANY = "any"

@@ -80,16 +80,16 @@ def whole_run(job: Workload, prediction: Prediction, given: Conditions) -> Whole
     """Of one point. Raises UserError if ranks fail faster than they can start again."""
     steps = given.tokens / float(job.tokens)
     every, overhead = _failing(job.ranks, given)
-    seconds = [
+    seconds, fast, slow = (
         steps * float(time) * (1 + overhead)
         for time in (prediction.step_time_s, prediction.step_time_fast_s, prediction.step_time_slow_s)
-    ]
-    failures = 0.0 if given.between_failures_s is None else seconds[0] * job.ranks / given.between_failures_s
+    )
+    failures = 0.0 if given.between_failures_s is None else seconds * job.ranks / given.between_failures_s
     power = POWER.get(job.machine.device.name.replace("-", " ").split()[0])
     computes = sum(float(prediction.time_s[name]) for name in COMPUTED) / float(prediction.step_time_s)
     return WholeRun(
-        steps, *(each / DAY_S for each in seconds), job.ranks * seconds[0] / HOUR_S, every, failures,
-        overhead / (1 + overhead), _energy(power, job.ranks * seconds[0], computes / (1 + overhead)), power,
+        steps, seconds / DAY_S, fast / DAY_S, slow / DAY_S, job.ranks * seconds / HOUR_S, every, failures,
+        overhead / (1 + overhead), _energy(power, job.ranks * seconds, computes / (1 + overhead)), power,
     )  # fmt: skip
 
 

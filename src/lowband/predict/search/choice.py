@@ -19,7 +19,7 @@ def lossy_wires(candidate: Candidate) -> int:
 def fits_surely(candidate: Candidate) -> bool:
     """Whether it fits at the upper end of the memory model's interval, too."""
     memory_gib = candidate.batches.machine.device.memory_gib
-    return memory_gib is None or surely(candidate.batches.machine, candidate.peak) <= memory_gib * GIB
+    return memory_gib is None or bool(surely(candidate.batches.machine, candidate.peak) <= memory_gib * GIB)
 
 
 def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:

@@ -167,17 +167,18 @@ class _Search:
         items, most = memory_items(even), max(base.axes.layers, default=1)
         kept = 1 - 1 / most if base.axes.is_uneven else 1  # a stage has at least so much of the longest one
         least = items["framework"] + kept * items["activations"]
-        return np.broadcast_to((least <= _room(base.machine)) | np.isinf(self.within), base.micro_batch.shape)
+        return np.broadcast_to(
+            (least <= _room(base.machine)) | np.isinf(self.within), np.shape(base.micro_batch)
+        )
 
     def around(self, best: Candidate) -> Mapping[Knobs, Candidate]:
         """Those that differ from one in a single choice, predicted if they have not been."""
-        of = {"micro_batch": best.micro_batch}
         for base in self.bases:
-            if not _near(replace(base, scheme=best.batches.scheme), best, **of):
+            if not _near(replace(base, scheme=best.batches.scheme), best):
                 continue
             for scheme, takes in self._placed(base):
                 job = replace(base, scheme=scheme)
-                if knobs_of(job, **of) not in self.found and _near(job, best, **of):
+                if knobs_of(job, micro_batch=best.micro_batch) not in self.found and _near(job, best):
                     self._predict(base, scheme, takes)
         return self.found
 
@@ -185,7 +186,7 @@ class _Search:
         """The schemes under which some software runs a job, and which of its micro-batches that takes."""
         running = [(row, row.takes(base)) for row in self.software if row.computes(base)]
         for scheme in schemes(base.levels, self.exact):
-            takes = np.full(base.micro_batch.shape, not self.software)
+            takes = np.full(np.shape(base.micro_batch), not self.software)
             for row, by_row in running:
                 if row.places(scheme, base):
                     takes = takes | by_row
@@ -196,15 +197,16 @@ class _Search:
         """which: of its micro-batches"""
         if not which.any():
             return
-        job = replace(
-            base, scheme=scheme, micro_batch=base.micro_batch[which], accumulation=base.accumulation[which]
+        micro_batch, accumulation = (
+            np.asarray(each)[which] for each in (base.micro_batch, base.accumulation)
         )
-        placed = (*knobs_of(job, MEMORY_KNOBS), *job.micro_batch)  # wires are left out: they take no memory
+        job = replace(base, scheme=scheme, micro_batch=micro_batch, accumulation=accumulation)
+        placed = (*knobs_of(job, MEMORY_KNOBS), *micro_batch)  # wires are left out: they take no memory
         if placed not in self.peaks:
             self.peaks[placed] = peak_bytes(memory_items(job), job.keeps_grads)
         peak = self.peaks[placed]
         short = np.maximum(0.0, peak - _room(job.machine))
-        time = np.inf
+        time: Num = np.inf
         if np.any(short == 0):
             time = step_time(job).total
             self._note(_placement(scheme), time, short == 0, surely(job.machine, peak) <= _room(job.machine))
@@ -227,8 +229,9 @@ class _Search:
         self.exact_best = min((each for key, each in self.limits.items() if not key[-1]), default=np.inf)
 
 
-def _near(job: Workload, best: Candidate, micro_batch: int) -> bool:
-    knobs = knobs_of(job, micro_batch=micro_batch)
+def _near(job: Workload, best: Candidate) -> bool:
+    """Whether a job with the candidate's micro-batch differs from it in one choice at most."""
+    knobs = knobs_of(job, micro_batch=best.micro_batch)
     return knobs == best.knobs or differ_in_one(knobs, best.knobs)
 
 
@@ -260,7 +263,7 @@ def _floor(base: Workload) -> NDArray[np.float64]:
     least = step.total - sum((step.items[name] for name in others), start=0.0)
     if splits:
         least = least + (axes.pipeline - 1) / axes.chunks * step.items["forward"] / base.accumulation
-    return part * np.broadcast_to(least, base.micro_batch.shape)
+    return part * np.broadcast_to(least, np.shape(base.micro_batch))
 
 
 def _even(base: Workload) -> tuple[Workload, float]:
