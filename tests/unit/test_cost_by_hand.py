@@ -532,7 +532,25 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
     wires = ("native", "native", "native", "native")
-    best = ("world", None, "world", "world", *wires, 2, "none", 1, 1, "ring", "auto", 1, "flat", 1, "1f1b", 1)
+    best = (
+        "world",
+        None,
+        "world",
+        "world",
+        *wires,
+        2,
+        "none",
+        1,
+        1,
+        "ring",
+        "auto",
+        1,
+        "flat",
+        0,
+        1,
+        "1f1b",
+        1,
+    )
 
     def with_(place: int, value: object) -> tuple[object, ...]:
         return (*best[:place], value, *best[place + 1 :])
@@ -541,7 +559,7 @@ def test_what_other_choices_cost() -> None:
         candidate(best, 1.0),
         candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
         candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(9, "full")[:18], 2), 0.1),  # differs in two
+        candidate((*with_(9, "full")[:19], 2), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
@@ -549,7 +567,7 @@ def test_what_other_choices_cost() -> None:
     assert lines[9] == "recompute none: no other value was possible here"
     assert lines[11] == "cp 1: no other value was possible here"
     assert lines[13] == "schedule 1f1b: no other value was possible here"
-    assert len(lines) == len(best) - 4  # no way and states on one rank along context, and no experts
+    assert len(lines) == len(best) - 5  # no way and states on one rank along context, and no experts
 
 
 def test_what_another_degree_of_context_costs() -> None:
@@ -571,6 +589,7 @@ def test_what_another_degree_of_context_costs() -> None:
             "auto",
             1,
             "flat",
+            0,
             1,
             "1f1b",
             1,

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from lowband.__main__ import main
+from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate
+from lowband.predict.search.groups import with_groups
 from lowband.predict.search.software import SOFTWARE, of_stack, runners
 from lowband.predict.show.plan_options import deepspeed, megatron, torchtitan
 from lowband.predict.workload import Workload
@@ -141,3 +143,26 @@ def test_the_command_writes_them(
     assert "is taken" in capsys.readouterr().err
     assert main([*of, "llm-foundry"]) == 2
     assert "no options of its to write" in capsys.readouterr().err
+
+
+def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sharding over a group sends no gathers beyond it, in as much time as over as many ranks alone."""
+    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32)
+    model, scheme = (
+        CONFIG.model("llama-3-8b"),
+        Scheme(name="hsdp", weights="group", grads="group", optim="group"),
+    )
+    grouped = predict(Workload(machine, stack, model, scheme, 128, 1, 8192), interval=False)
+    alone = setting(CONFIG, "dgx-h100", "fsdp")
+    small = predict(Workload(*alone, model, CONFIG.scheme("zero3"), 32, 1, 8192), interval=False)
+    for name in ("forward_gather", "backward_gather", "grad_reduce"):
+        assert grouped.communication_s[name] == pytest.approx(
+            float(small.communication_s[name]), rel=1e-3
+        )  # padding
+    assert grouped.communication_s["replica_reduce"] > 0
+    job = ["plan", "--cluster", "dgx-h100", "--model", "llama-3-8b", "--gpus", "128", "--micro-batch", "1"]
+    job += ["--seq", "2048", "--tp", "1", "--pp", "1", "--root", str(ROOT), "--groups"]
+    assert main([*job, "32"]) == 0
+    assert "weights group, grads group, optim group" in capsys.readouterr().out
+    assert main([*job, "12"]) == 2
+    assert "groups of 12 ranks on nodes of 8 (allowed: multiples of 8 from 16)" in capsys.readouterr().err

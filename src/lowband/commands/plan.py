@@ -83,6 +83,10 @@ def add(commands: Any) -> None:
     form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
     form.add_argument("--csv", action="store_true", help="the same rows")
     plan.add_argument(
+        "--groups", type=at_least_one, metavar="N",
+        help="also shard over groups of so many ranks, of several nodes (HSDP)",
+    )  # fmt: skip
+    plan.add_argument(
         "--software", nargs="+", choices=[*NAMES, ANY], metavar="NAME",
         help=f"keep to what one of these runs: {', '.join(NAMES)}; {ANY}: to nothing (default: what the "
         "stack is of, and lowband)",
@@ -101,6 +105,7 @@ def _plan(options: argparse.Namespace) -> None:
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.degrees import COPIES, axes_to_try
+    from lowband.predict.search.groups import with_groups
     from lowband.predict.search.plan import RECOMPUTE, plan
     from lowband.predict.search.software import of_stack
     from lowband.predict.show import plan_files, plan_options, plan_text
@@ -123,6 +128,10 @@ def _plan(options: argparse.Namespace) -> None:
     if options.largest is not None:
         _plan_largest(options, config, machine, stack, model)
         return
+    if options.groups:
+        if options.write and own:
+            raise UserError("--groups: a suite that --write writes has no such level")
+        machine, stack = with_groups(machine, stack, options.groups)
     seq_len = sequence(model, options.seq)
     copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
     of_experts = options.ep, options.route, copies
