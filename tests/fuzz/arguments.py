@@ -66,6 +66,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--imbalance 2",
         f"{JOB} --scheme zero3 --gpus 16 --tiers optim@host --tier-share 0.5 --tier-stride 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
+        "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
+        "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon",
     ),
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",

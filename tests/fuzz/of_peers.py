@@ -33,6 +33,17 @@ NEOX = """{"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 2
  "num_attention_heads": 64, "vocab_size": 50432, "max_position_embeddings": 2048, "attention_bias": true}"""
 GPT2 = """{"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
  "n_positions": 1024}"""
+GPT_OSS = LLAMA.replace("llama", "gpt_oss").replace(
+    "}",
+    """, "num_local_experts": 4, "num_experts_per_tok": 2,
+ "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"]}""",
+)
+DEEPSEEK_V3 = LLAMA.replace("llama", "deepseek_v3").replace(
+    "}",
+    """, "n_routed_experts": 4, "num_experts_per_tok": 2,
+ "moe_intermediate_size": 64, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 64,
+ "q_lora_rank": null, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}""",
+)
 TENSORS = {"a.weight": torch.arange(12.0).reshape(4, 3), "b": torch.ones(3), "c": torch.tensor(1.0)}
 
 
@@ -109,7 +120,7 @@ def targets() -> list[Target]:
     return [
         at("DeepSpeed JSON", "ds.json", "json", DEEPSPEED, _scheme),
         at("Hugging Face config.json", "hf.json", "json", LLAMA,
-           lambda root: model_of_config(root / "hf.json"), more=(MISTRAL, NEOX, GPT2)),
+           lambda root: model_of_config(root / "hf.json"), more=(MISTRAL, NEOX, GPT2, GPT_OSS, DEEPSEEK_V3)),
         at("safetensors index", INDEX, "json", index, _tensors, prepare=_put_tensors),
         at("safetensors", SINGLE, "lines", raw, _tensors, seal=_latin),
         *(

@@ -220,7 +220,8 @@ _TESTS = {
     "spec/schedules": [f"{UNIT}schedule.py", f"{UNIT}schedule_torch.py", f"{UNIT}timeline.py"],
     "spec/schedule": [f"{UNIT}schedule.py", f"{UNIT}predict_stages.py"],
     "spec/step": [f"{DIST}step.py", *_PREDICT, *_COUNTED],
-    "spec/model": [f"{UNIT}model.py", *_PREDICT],
+    "spec/model": [f"{UNIT}model.py", f"{UNIT}model_shapes.py", *_PREDICT],
+    "spec/attention": [f"{UNIT}model_shapes.py", f"{UNIT}huggingface.py"],
     "spec/partition": [f"{UNIT}machine.py", *_COUNTED],
     "spec/peers": [f"{UNIT}counterparts.py"],
     "spec/records": [

@@ -1,6 +1,7 @@
 """A Hugging Face config.json as a model: parameters as transformers counts them; the rest is refused."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,45 @@ def shape(
 SMALL = shape(64, 3, 4, 160, 300)
 GROUPED = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 128}
 CASES = [
-    ("llama", SMALL), ("llama", {**GROUPED, "tie_word_embeddings": True}), ("mistral", GROUPED),
-    ("qwen2", GROUPED), ("qwen2", {**GROUPED, "tie_word_embeddings": True}), ("gpt_neox", SMALL),
+    ("llama", SMALL),
+    ("llama", {**GROUPED, "tie_word_embeddings": True}),
+    ("mistral", GROUPED),
+    ("qwen2", GROUPED),
+    ("qwen2", {**GROUPED, "tie_word_embeddings": True}),
+    ("gpt_neox", SMALL),
     ("gpt_neox", {**SMALL, "intermediate_size": 256, "tie_word_embeddings": True}),
     ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4}),
     ("gpt2", {"n_embd": 64, "n_layer": 1, "n_head": 2, "n_inner": 99}),
+    ("llama", {**GROUPED, "attention_bias": True}),
+    ("llama", {**GROUPED, "head_dim": 32}),
+    ("mistral", {**GROUPED, "sliding_window": 32}),
+    ("qwen3", {**GROUPED, "head_dim": 32}),
+    ("gemma", {**GROUPED, "head_dim": 32}),
+    ("gemma2", {**GROUPED, "head_dim": 32}),
+    ("gemma3_text", {**GROUPED, "num_hidden_layers": 13, "head_dim": 32, "sliding_window": 32}),
+    ("cohere", GROUPED),
+]
+SOME = {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+FEW = {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    **{k: v for k, v in GROUPED.items() if k != "num_key_value_heads"}, "num_key_value_heads": 4,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20, "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+}  # fmt: skip
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WITH_EXPERTS = [
+    ("mixtral", SOME), ("qwen3_moe", {**FEW, "head_dim": 32}),
+    ("qwen2_moe", {**FEW, "shared_expert_intermediate_size": 64}), ("gpt_oss", {**SOME, "head_dim": 32}),
+    ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+    ("deepseek_v3", {**LATENT, "q_lora_rank": 24, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
+    *(
+        ("llama4_text", {
+            **SOME, **SPECIAL, "num_hidden_layers": 8, "num_experts_per_tok": 1, "intermediate_size_mlp": 96,
+            "head_dim": 16, "interleave_moe_layer_step": step,
+        })
+        for step in (1, 2)
+    ),
 ]  # fmt: skip
 
 
@@ -40,7 +75,7 @@ def saved(folder: Path, family: str, values: dict[str, object]) -> Path:
     return folder / "model" / "config.json"
 
 
-@pytest.mark.parametrize(("family", "values"), CASES)
+@pytest.mark.parametrize(("family", "values"), [*CASES, *WITH_EXPERTS])
 def test_parameters_are_those_that_transformers_counts(
     family: str, values: dict[str, object], tmp_path: Path
 ) -> None:
@@ -51,9 +86,9 @@ def test_parameters_are_those_that_transformers_counts(
     model = Config(ROOT).given_model(str(path))
     assert model.parameters == sum(p.numel() for p in module.parameters())
     assert (model.name, model.seq_len) == ("model", config.max_position_embeddings)
-    matrices = sum(p.numel() for p in module.parameters() if p.ndim == 2)
-    ours = [s for unit in model.unit_shapes() for s in unit if len(s) == 2]
-    assert matrices == sum(rows * columns for rows, columns in ours)
+    for ndim in (2, 3):
+        ours = [math.prod(s) for unit in model.unit_shapes() for s in unit if len(s) == ndim]
+        assert sum(p.numel() for p in module.parameters() if p.ndim == ndim) == sum(ours)
 
 
 @pytest.mark.parametrize("key", ["sliding_window", "head_dim"])
@@ -88,15 +123,19 @@ def test_named_llamas_are_the_published_shapes(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"model_type": "mixtral"}, "model_type 'mixtral' cannot be predicted"),
+        ({"model_type": "mamba"}, "model_type 'mamba' cannot be predicted"),
         ({"model_type": "t5"}, "model_type 't5' cannot be predicted"),
         ({}, "model_type None cannot be predicted"),
         ([], "model_type None cannot be predicted"),
         ({"model_type": "llama"}, "key 'num_hidden_layers' is missing"),
-        ({"attention_bias": True}, "attention_bias True cannot be predicted for llama"),
+        ({"num_experts": 4}, "num_experts 4 cannot be predicted for llama"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window True"),
+        ({"model_type": "qwen3_moe", **FEW, "mlp_only_layers": [1]}, "layers without experts"),
+        ({"model_type": "gemma2", "sliding_window": 8, "layer_types": ["full_attention", "x", "x"]}, "order"),
+        ({"model_type": "deepseek_v2", **LATENT, "attention_bias": True}, "attention_bias True"),
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"head_dim": 128}, "head_dim 128 cannot be predicted"),
+        ({"head_dim": 33}, "an even head size"),
         ({"num_hidden_layers": "x"}, "layers"),
         ({"num_attention_heads": 5}, "not a multiple of heads"),
         ({"model_type": "gpt_neox", "attention_bias": False}, "attention_bias False"),
@@ -113,9 +152,20 @@ def test_anything_else_is_refused_in_one_line(data: object, words: str, tmp_path
     assert "\n" not in str(error.value)
 
 
-def test_a_window_bounds_the_sequences_that_the_formulas_cover(tmp_path: Path) -> None:
-    path = saved(tmp_path, "mistral", {**GROUPED, "sliding_window": 32})
-    assert Config(ROOT).given_model(str(path)).seq_len == 32
+def test_windows_as_files_have_them(tmp_path: Path) -> None:
+    def read(family: str, **values: object) -> tuple[object, object]:
+        path = saved(tmp_path, family, {**GROUPED, "num_hidden_layers": 12, **values})
+        model = Config(ROOT).given_model(str(path))
+        bare = {k: v for k, v in json.loads(path.read_text()).items() if k != "layer_types"}
+        path.write_text(json.dumps(bare))
+        assert Config(ROOT).given_model(str(path)) == model  # by the family's own rule
+        return model.window, model.full_every
+
+    assert read("mistral", sliding_window=32) == (32, None)
+    assert read("mistral", sliding_window=None) == (None, None)
+    assert read("gemma2", sliding_window=32) == (32, 2)
+    assert read("gemma3_text", sliding_window=32) == (32, 6)
+    assert read("gpt_oss", sliding_window=32, num_local_experts=4) == (32, 2)
 
 
 def test_biases_that_a_gpt_neox_does_not_mention_are_there(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lowband.commands.predict import (
     add_job,
     print_csv,
 )
+from lowband.commands.predict import software as told
 from lowband.errors import UserError
 from lowband.spec.step import Route
 
@@ -113,6 +114,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     config = Config(options.root)
     machine, stack = setting(config, options.cluster, options.stack)
+    stack = stack.with_options(told(options))
     model = config.given_model(options.model)
     own = not options.software or OURS in options.software
     if options.write and own and options.cluster not in config.clusters:
@@ -136,9 +138,10 @@ def _plan(options: argparse.Namespace) -> None:
     copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
     of_experts = options.ep, options.route, copies
     degrees = options.tp, options.pp, options.layers, options.cp, *of_experts
+    axes = [stack.axes(one) for one in axes_to_try(machine, model, *degrees, seq_len)]
     found = plan(
         machine, stack, model, options.gpus, seq_len,
-        options.global_batch or 4 * options.gpus, axes_to_try(machine, model, *degrees, seq_len),
+        options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
         options.imbalance, of_stack(stack, model, options.software),
     )  # fmt: skip

@@ -6,10 +6,13 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, at_least_zero, positive
-from lowband.spec.step import Route, Schedule, States
+from lowband.spec.step import Attention, Optimizer, Products, ReduceDtype, Route, Schedule, States
+
+if TYPE_CHECKING:
+    from lowband.predict.request import Grid
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
@@ -31,6 +34,9 @@ def add(commands: Any) -> None:
         "--accumulation", nargs="+", type=at_least_one, default=[1], metavar="N", help="passes per step"
     )
     predict.add_argument("--recompute", nargs="+", choices=RECOMPUTE, default=["full"])
+    predict.add_argument(
+        "--recompute-layers", type=at_least_one, metavar="N", help="of so many layers (default: all)"
+    )
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     add_context(predict, [], "default: ring; state")
@@ -118,16 +124,42 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         "--seq", type=at_least_one, nargs="+" if several else None, help="default: the model's longest"
     )
     parser.add_argument("--stack", help=STACK)
+    _add_software(parser)
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
 
 
-def _predict(options: argparse.Namespace) -> int:
-    import json
+SOFTWARE = (
+    "attention",
+    "dropout",
+    "sequence_parallel",
+    "reduce_dtype",
+    "products",
+    "optimizer",
+)  # keys of a stack
+
+
+def _add_software(parser: argparse.ArgumentParser) -> None:
+    """Add the options in place of what the stack computes and keeps (default: as the stack has it)."""
+    parser.add_argument("--attention", choices=get_args(Attention), help="default, as below: the stack's")
+    parser.add_argument("--dropout", action=argparse.BooleanOptionalAction, help="of scores and outputs")
+    parser.add_argument(
+        "--sequence-parallel", action=argparse.BooleanOptionalAction, help="with tp, tokens are divided, too"
+    )
+    parser.add_argument("--products", choices=get_args(Products), help="dtype of blocks' matrices")
+    parser.add_argument("--optimizer", choices=get_args(Optimizer), help="of matrices")
+    parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")
+
+
+def software(options: argparse.Namespace) -> dict[str, object]:
+    return {key: getattr(options, key) for key in SOFTWARE}
+
+
+def _grid(options: argparse.Namespace) -> "Grid":
+    """The question of `lowband predict`'s options."""
     from itertools import product
 
     from lowband.cost.tiers import Beyond
     from lowband.predict.request import Grid
-    from lowband.predict.show.render import flat, table, text
     from lowband.spec.axes import Ways, to_experts
     from lowband.spec.config import Config
 
@@ -140,7 +172,15 @@ def _predict(options: argparse.Namespace) -> int:
     ]
     beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
-    records = Grid(**values).records()
+    return Grid(**values, software=software(options))
+
+
+def _predict(options: argparse.Namespace) -> int:
+    import json
+
+    from lowband.predict.show.render import flat, table, text
+
+    records = _grid(options).records()
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif options.csv:

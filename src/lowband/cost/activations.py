@@ -1,8 +1,11 @@
 """Bytes of activations that one rank keeps from forward to backward, in closed form, 16-bit.
 
-Per token and block, with h hidden, k width of keys (and of values), f MLP width, a heads, T sequence length:
+Per token and block, with h hidden, q width of queries, k of keys (and of values), o of attention's output,
+f MLP width, a heads, T sequence length (q = o = h unless heads have a width of their own):
 
-    norm inputs 2h + 2h   qkv input 2h   qkv output 2(h + 2k)   attention output 2h   up input 2h
+    norm inputs 2h + 2h   qkv input 2h   qkv output 2(q + 2k)   attention output 2o   up input 2h
+    outputs that are normed, too: 2h + 2h; where attention and MLP have the same input: one norm, one input
+    of a latent: its vectors before and after their norms, and the keys' shared part
     MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product; of a gated
     one the stack may compute again the activation function, and the product
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
@@ -28,9 +31,9 @@ from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Attention
 
 Recompute = Literal["none", "selective", "op", "full"]
-Attention = Literal["flash", "plain"]
 HALF = 2  # bytes of a 16-bit value
 PLACE, WEIGHT = 8, 4  # of a row among others, int64; of a pair of a token and an expert, fp32
 
@@ -82,20 +85,22 @@ def kept_bytes_per_token(
     of_experts: levels as ranks with different experts see them; None: one
     """
     h, k, heads = model.hidden, model.kv_hidden, model.heads
-    f = model.mlp_width if model.experts is None else 0
+    q, o, f = model.query_hidden, model.out_hidden, model.mlp_width * model.dense_share
     tensor, outside = axes.tensor, axes.outside
-    between = HALF * (h + 2 * k) + HALF * h + HALF * f * (gated_kept if model.gated else 2)
-    replicated: float = HALF * 4 * h + (2 * h if dropout else 0)
+    between = HALF * (q + 2 * k) + HALF * o + HALF * f * (gated_kept if model.gated else 2)
+    replicated: float = HALF * _beside(model) + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
     core = core * (1 - model.linear_layers / model.layers)
-    outputs = HALF * (h + h + k + f) / tensor
+    outputs = HALF * (o + q + k + f) / tensor
     if model.experts is not None:  # of which only attention is cut
         width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
-        replicated += rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
-        replicated += HALF * (gated_kept if model.gated else 2) * width * model.shared_experts
-        replicated -= HALF * h if axes.expert > 1 and not model.shared_experts else 0
-        replicated += _on_the_way(model, axes, load, of_experts or Levels.fit({}, axes.expert))
-        outputs += HALF * width * (rows + model.shared_experts) / outside
+        routed_bytes = rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
+        routed_bytes += HALF * (gated_kept if model.gated else 2) * width * model.shared_experts
+        routed_bytes -= HALF * h if axes.expert > 1 and not model.shared_experts else 0
+        routed_bytes += _on_the_way(model, axes, load, of_experts or Levels.fit({}, axes.expert))
+        routed = 1 - model.dense_share
+        replicated += routed * routed_bytes
+        outputs += routed * HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
     block_input = HALF * h / outside
@@ -108,6 +113,16 @@ def kept_bytes_per_token(
     else:
         block = block_input
     return Kept(block, everything - block)
+
+
+def _beside(model: ModelSpec) -> int:
+    """Values of a token in a block that ranks along tensor divide only by tokens: inputs of norms, of
+    attention's products and the MLP's, and a latent's vectors."""
+    latent = model.latent
+    norms = (1 if model.parallel_block else 2) + (2 if model.post_norms else 0)
+    inputs = 1 if model.parallel_block else 2
+    short = 0 if latent is None else 2 * (latent.kv_rank + (latent.q_rank or 0)) + latent.rope
+    return (norms + inputs) * model.hidden + short
 
 
 def _on_the_way(model: ModelSpec, axes: Ways, load: float, levels: Levels) -> float:

@@ -50,7 +50,7 @@ NORM_BYTES = 8  # squares are summed in fp64
 
 
 def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> list[int]:
-    """Elements per unit, padding included: the root's, then each block's.
+    """Elements per unit, padding included: the root's, then each block's, of two kinds the mean block's.
 
     levels: levels of the ranks that share a part of the model
     axes:   layers are cut along tensor as spec.tensor says, blocks along pipeline: there the units are those
@@ -65,8 +65,12 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
 
     head = () if axes.has_both_ends else ("head.weight", "final_norm.weight", "final_norm.bias")
     root = numel({name: shape for name, shape in model.root_shapes().items() if name not in head})
-    block = numel({name: shape for name, shape in model.block_shapes().items() if name not in apart})
-    return [root, *[block] * (model.layers // axes.pipeline)]
+    dense, block = (
+        numel({name: shape for name, shape in model.block_shapes(kind).items() if name not in apart})
+        for kind in (True, False)
+    )
+    mean = block + (dense - block) * model.dense_layers // model.layers
+    return [root, *[mean] * (model.layers // axes.pipeline)]
 
 
 def experts_apart(model: ModelSpec, expert: int) -> dict[str, tuple[int, ...]]:
@@ -82,7 +86,8 @@ def expert_numels(model: ModelSpec, alike: Levels, expert: int) -> list[int]:
     parts = experts_apart(model, expert).values()
     if not parts:
         return [0] * (model.layers + 1)
-    return [0, *[UnitLayout.of([*parts], alike.world).numel] * model.layers]
+    numel, routed = UnitLayout.of([*parts], alike.world).numel, model.layers - model.dense_layers
+    return [0, *[numel * routed // model.layers] * model.layers]
 
 
 def cut_shapes(model: ModelSpec, tensor: int, without: Collection[str] = ()) -> list[list[tuple[int, ...]]]:

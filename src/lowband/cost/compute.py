@@ -8,6 +8,7 @@
 
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
+norms of outputs 8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input;
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
 In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
@@ -24,11 +25,12 @@ gradient twice (norm, step), master weights and two moments in and out, 16-bit w
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 import numpy as np
 
 from lowband.cost import linear as of_linear
-from lowband.cost.activations import HALF, Attention, Recompute
+from lowband.cost.activations import HALF, Recompute
 from lowband.cost.collectives import GIGA, Case, seconds, share
 from lowband.cost.flops import (
     BACKWARD_MATMUL,
@@ -38,14 +40,17 @@ from lowband.cost.flops import (
     head_flops_per_token,
     uncut_flops_per_token,
 )
+from lowband.cost.memory import ADAM_MOMENT_BYTES
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Attention, Products
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34
+NEWTON_SCHULZ = 5  # iterations with which Muon makes a matrix orthogonal (Jordan et al., 2024)
 # Of an exchange between replicas, per fp32 value: a replica's piece (difference, new anchor, new weights),
 # and the outer optimizer's part (mean; with momentum its update too).
 ANCHOR_BYTES, MEAN_BYTES, MOMENTUM_BYTES = 12 + 12 + 8, 8, 48
@@ -56,6 +61,9 @@ BACKWARD_ATTENTION = {
     "plain": 2.0,
 }  # FlashAttention-2 (arXiv 2307.08691): five products for the forward's two
 BACKWARD_MEMORY = 2
+# A factor of a product in 8 bits, from 16: its greatest value is sought, then it is written, once for each of
+# the two products that read it by rows and by columns; in mxfp8 every 32 values have theirs, in either order.
+CAST_BYTES = {"bf16": 0, "fp8": 2 + 2 + 2, "mxfp8": 2 + 2 * (1 + 1 / 32)}
 QUANTIZED_BYTES = 2 + 1  # a value read in 16 bits and its code written, or the other way round
 
 
@@ -66,27 +74,37 @@ class Computer:
     machine: Machine
     dtype: str
     case: Case = "value"
+    products: Products = "bf16"
 
-    @property
-    def _peak(self) -> float:
-        peak = self.machine.device.peak_tflops.get(self.dtype)
+    def _peak(self, dtype: str) -> float:
+        peak = self.machine.device.peak_tflops.get(dtype)
         if peak is None:
             raise UserError(
-                f"device.peak_tflops has no {self.dtype}",
+                f"device.peak_tflops has no {dtype}",
                 where=f"machine '{self.machine.name}'",
-                allowed=f"peak_tflops: {{{self.dtype}: 10^12 FLOP/s}}",
+                allowed=f"peak_tflops: {{{dtype}: 10^12 FLOP/s}}",
             )
         return peak * 1e12
 
-    def matmul_s(self, flops: Num) -> Num:
-        return flops / (self._peak * share(self.machine.device.matmul_efficiency, self.case))
+    def matmul_s(self, flops: Num, dtype: str | None = None) -> Num:
+        """dtype: another than that of everything else"""
+        peak = self._peak(dtype or self.dtype)
+        return flops / (peak * share(self.machine.device.matmul_efficiency, self.case))
+
+    def block_s(self, flops: Num) -> Num:
+        """Of a block's matrices."""
+        return self.matmul_s(flops, None if self.products == "bf16" else "fp8")
+
+    def casts_s(self, values: Num) -> Num:
+        """Of values that become factors of such products."""
+        return self.memory_s(CAST_BYTES[self.products] * values)
 
     def attention_s(self, flops: Num, kind: Attention) -> Num:
         """Seconds of attention. flops: not halved for causality."""
         device = self.machine.device
         if kind == "plain" or device.attention_efficiency is None:
             return self.matmul_s(flops / (2 if kind == "flash" else 1))
-        return flops / 2 / (self._peak * share(device.attention_efficiency, self.case))
+        return flops / 2 / (self._peak(self.dtype) * share(device.attention_efficiency, self.case))
 
     def memory_s(self, moved: Num) -> Num:
         device = self.machine.device
@@ -101,12 +119,25 @@ class Computer:
     def quantize_s(self, values: Num) -> Num:
         return self.memory_s(QUANTIZED_BYTES * values)
 
-    def adam_s(self, parameters: Num) -> Num:
-        return self.memory_s(ADAM_BYTES * parameters)
+    def adam_s(self, parameters: Num, moments: float = ADAM_MOMENT_BYTES) -> Num:
+        """moments: bytes of a parameter's, which an update reads and writes"""
+        return self.memory_s((ADAM_BYTES + 2 * (moments - ADAM_MOMENT_BYTES)) * parameters)
 
     def outer_s(self, piece: Num, part: Num, has_momentum: bool) -> Num:
         """Computation of one exchange. piece, part: values of the anchor and of the momentum on a rank"""
         return self.memory_s(ANCHOR_BYTES * piece + (MEAN_BYTES + MOMENTUM_BYTES * has_momentum) * part)
+
+
+def muon_flops(model: ModelSpec) -> float:
+    """FLOPs of Muon's update of all blocks, on all ranks together: of a matrix of m x n, m <= n, in each
+    iteration two products of m x m x n and one of m x m x m."""
+    found = 0.0
+    for count, is_dense in ((model.dense_layers, True), (model.layers - model.dense_layers, False)):
+        for name, shape in model.block_shapes(is_dense).items():
+            if len(shape) > 1 and not name.endswith(".bias"):
+                (m, n), many = sorted(shape[-2:]), prod(shape[:-2])
+                found += count * many * NEWTON_SCHULZ * (4 * m * m * n + 2 * m**3)
+    return found
 
 
 @dataclass(frozen=True)
@@ -145,15 +176,17 @@ def work(
     attended: Sequence[Fraction] = (Fraction(1),),
     merges: int = 0,
     load: float = 1.0,
+    recomputed: float = 1.0,
 ) -> Work:
     """Computation of one micro-batch of `micro_batch` sequences on one of the tensor and context ranks.
 
     attended, merges: of attention between ranks along context, as cost.context_load has them
     load: of experts, rows of the fullest rank's as a multiple of the mean
+    recomputed: share of the blocks that `recompute` is about; the others keep everything
     """
     tokens = micro_batch * (seq_len // axes.context)
-    h, k, tensor = model.hidden, model.kv_hidden, axes.tensor
-    f = model.mlp_width if model.experts is None else 0
+    h, k, q, tensor = model.hidden, model.kv_hidden, model.query_hidden, axes.tensor
+    f = model.mlp_width * model.dense_share
     linear = model.linear_layers / model.layers  # shares of the blocks
     softmax = 1 - linear
     products = _products_s(computer, model, tokens, axes, load)
@@ -163,13 +196,15 @@ def work(
     if attention == "plain":
         one = load * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
-    inside = (4 * (h + 2 * k) + (8 if model.gated else 4) * f) / tensor
+    inside = (4 * (q + 2 * k + (q + k) * model.qk_norm) + (8 if model.gated else 4) * f) / tensor
     merged = softmax * merges
-    moved = (8 + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
+    norms = (4 if model.parallel_block else 8) + (8 if model.post_norms else 0)
+    moved = (norms + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
     if model.experts is not None:
         rows = load * model.top_k
         per_width = (8 if model.gated else 4) * model.expert_width
-        moved = moved + (per_width * (rows + model.shared_experts) + 8 * h * rows) / axes.outside
+        routed = per_width * (rows + model.shared_experts) + 8 * h * rows
+        moved = moved + (1 - model.dense_share) * routed / axes.outside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
     states: Num = 0.0
@@ -183,6 +218,7 @@ def work(
         )
         rest = rest + linear * computer.memory_s(micro_batch * of_linear.moved_bytes(*own))
         kernels = kernels + linear * computer.kernels_s(of_linear.KERNELS)
+    casts, casts_back = (computer.casts_s(values) for values in _cast(model, tokens, axes, load))
     forward = products + softmax * core + softmax * scores + linear * states + rest + kernels
     again: dict[str, Num] = {
         "none": 0.0,
@@ -193,8 +229,9 @@ def work(
     head = computer.matmul_s(tokens * head_flops_per_token(model) / tensor)
     loss = computer.memory_s(tokens * LOSS_BYTES * model.vocab / tensor)
     return Work(
-        forward=forward,
+        forward=forward + casts,
         backward=BACKWARD_MATMUL * products
+        + casts_back
         + softmax * BACKWARD_ATTENTION[attention] * core
         + linear * states_back
         + BACKWARD_MEMORY * (softmax * scores + rest + kernels),
@@ -203,19 +240,33 @@ def work(
         attention_backward=BACKWARD_ATTENTION[attention] * core,
         linear=behind,
         linear_backward=behind_back,
-        recompute=again[recompute],
+        recompute=recomputed * (again[recompute] + (recompute in ("op", "full")) * casts),
         head_forward=head + loss / 3,
         head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
         head_weight=head,
     )
 
 
+def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float) -> tuple[Num, Num]:
+    """Values of a block that become factors of its products: in its forward inputs and weights, in its
+    backward gradients of outputs and weights once more."""
+    f = model.mlp_width * model.dense_share
+    routed = (1 - model.dense_share) * (load * model.top_k + model.shared_experts)
+    wide = model.expert_width * routed / axes.outside
+    h, q, k, o, tensor = model.hidden, model.query_hidden, model.kv_hidden, model.out_hidden, axes.tensor
+    inputs = 2 * h + (o + f) / tensor + wide
+    outputs = 2 * h + (q + 2 * k + (2 if model.gated else 1) * f) / tensor + (2 if model.gated else 1) * wide
+    weights = block_matmul_flops_per_token(model) / 2 / tensor
+    return tokens * inputs + weights, tokens * outputs + weights
+
+
 def _products_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways, load: float) -> Num:
     """Of a block's matrices, forward."""
     beside, met = uncut_flops_per_token(model)
     cut = block_matmul_flops_per_token(model) - beside - met
-    found = computer.matmul_s(tokens * (cut / axes.tensor + beside / axes.outside))
+    found = computer.block_s(tokens * (cut / axes.tensor + beside / axes.outside))
     if model.experts is None:
         return found
     read = computer.memory_s(HALF * expert_elements(model) * (model.experts / axes.expert))
-    return found + np.maximum(computer.matmul_s(load * tokens * met / axes.outside), read)
+    share = 1 - model.dense_share
+    return found + np.maximum(computer.block_s(load * tokens * met / axes.outside), share * read)

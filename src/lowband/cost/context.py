@@ -60,9 +60,11 @@ class Part:
 
 def elements(model: ModelSpec, tensor: int, layout: Layout) -> tuple[Fraction, Fraction]:
     """Elements per token of a rank's queries, and of its keys: repeated where ranks of heads are more."""
-    heads, size = layout.ranks("heads"), model.hidden // model.heads
+    heads, size = layout.ranks("heads"), model.head_size
     keys = Fraction(model.kv_hidden, tensor)
-    return Fraction(model.hidden, tensor), max(keys, Fraction(size * heads)) if heads > 1 else keys
+    return Fraction(model.query_hidden + model.out_hidden, 2 * tensor), max(
+        keys, Fraction(size * heads)
+    ) if heads > 1 else keys
 
 
 def parts(model: ModelSpec, tensor: int, layout: Layout, compute_dtype: str) -> Iterator[Part]:

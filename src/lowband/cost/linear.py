@@ -46,7 +46,7 @@ def chunk(own_tokens: Num) -> Num:
 
 def products(model: ModelSpec, tensor: int, own_tokens: Num) -> Products:
     """own_tokens: of a sequence, a rank's"""
-    C, D = chunk(own_tokens), model.hidden // model.heads
+    C, D = chunk(own_tokens), model.head_size
     tokens_and_heads = -(-own_tokens // C) * C * model.heads / tensor
     state = 2 * D * (D + 1) * tokens_and_heads  # FLOPs of one product with states
     inside, inside_back = (2 * C * n * tokens_and_heads for n in (2 * D + 1, 5 * D + 2))
@@ -55,7 +55,7 @@ def products(model: ModelSpec, tensor: int, own_tokens: Num) -> Products:
 
 def moved_bytes(model: ModelSpec, tensor: int, own_tokens: Num) -> Num:
     """Bytes that the forward of one block and sequence reads and writes beside its matrices' products."""
-    C, D = chunk(own_tokens), model.hidden // model.heads
+    C, D = chunk(own_tokens), model.head_size
     return own_tokens * model.hidden / tensor * (116 + 32 * D / C + 16 * C / D)
 
 
@@ -67,6 +67,6 @@ def kept_bytes(model: ModelSpec, tensor: int, own_tokens: Num, dtype: str) -> Nu
 
 def held_bytes(model: ModelSpec, tensor: int, own_tokens: Num, dtype: str) -> Num:
     """Bytes per token in the backward of a block's linear attention, beside activations."""
-    C, D = chunk(own_tokens), model.hidden // model.heads
+    C, D = chunk(own_tokens), model.head_size
     sums = GRAD_BYTES * (7 + 2 * C / D + 3 * D / C)
     return model.hidden / tensor * (sums + 4 * DTYPE_BYTES[dtype])

@@ -46,6 +46,9 @@ from lowband.spec.wire import DTYPE_BYTES
 MASTER_BYTES = 4
 GRAD_BYTES = 4  # accumulated in fp32
 ADAM_MOMENT_BYTES = 8
+# Of other optimizers: two moments of a byte and their scales (arXiv 2110.02861); Muon's momentum (Jordan et
+# al., 2024). The few values that are no matrices count as if they were.
+MOMENT_BYTES = {"adamw": ADAM_MOMENT_BYTES, "adamw8bit": 2 * (1 + 4 / 256), "muon": 4}
 
 
 def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -> bool:

@@ -32,7 +32,7 @@ from lowband.spec.step import States
 
 def state_elements(model: ModelSpec, micro_batch: int, tensor: int = 1) -> int:
     """Values of one layer's state on a rank, with the column of the normalizer."""
-    width = model.hidden // model.heads
+    width = model.head_size
     return micro_batch * model.heads // tensor * width * (width + 1)
 
 

@@ -43,7 +43,7 @@ class Attention(nn.Module):
         super().__init__()
         self.kernel: AttentionKernel = kernel
         self.is_linear = is_linear
-        self.head_size, self.rotary = spec.hidden // spec.heads, spec.positions == "rotary"
+        self.head_size, self.rotary = spec.head_size, spec.positions == "rotary"
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.out = nn.Linear(spec.hidden, spec.hidden)
         self.context: Context | None = None

@@ -72,7 +72,7 @@ def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
     def step_s(name: str) -> Num:
         return row_s[name] / times[name] if times.get(name) else 0.0
 
-    shares = attended(layout, job.attention == "plain")
+    shares = attended(layout, job.stack.attention == "plain")
     whole = sum(shares)
 
     def ring_s(attention_s: Num, beside_s: Num, keys_s: Num, grads_s: Num = 0.0) -> Num:

@@ -50,10 +50,10 @@ def route_waits(job: Workload, place: Place, network: Network) -> Waits:
     of_way = job.model, job.levels_of_experts, job.axes.route, job.compute_dtype, job.axes.copies
     for part in parts(*of_way, job.crossing):
         rows.setdefault(part.row.name, []).append(part)
-    again, lane = job.recompute == "full", dict[str, Num]()
+    again, lane, routed = job.recompute == "full", dict[str, Num](), 1 - job.model.dense_share
     waits: dict[str | None, Num] = {"forward": 0.0, "backward": 0.0}
     for name, each in rows.items():
-        row, time = each[0].row, _row_s(job, network, each)
+        row, time = each[0].row, routed * _row_s(job, network, each)
         waits[row.during] = waits[row.during] + time
         lane[name] = job.accumulation * place.blocks * passes(row, again) * time
     balance: Num = 0.0
@@ -90,7 +90,8 @@ def experts_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
     job: one point
     """
     axes = job.axes
-    blocks = [job.model.layers // axes.pipeline] * axes.pipeline
+    routed = job.model.layers - job.model.dense_layers
+    blocks = [routed // axes.pipeline] * axes.pipeline
     found = sent_to_experts(
         job.model, job.levels_of_experts, axes.route, _token_axes(job),
         [place.blocks for place in places(job)] if axes.is_uneven else blocks,

@@ -11,7 +11,7 @@ from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, lo
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, state_bytes
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, MOMENT_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.tiers import moved
@@ -63,11 +63,9 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     items: dict[str, Num] = {
         kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
     }
-    kept = kept_bytes_per_token(
-        job.model, job.seq_len, job.recompute, job.attention, axes, job.dropout,
-        _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
-        job.levels_of_experts,
-    )  # fmt: skip
+    moments = MOMENT_BYTES[job.stack.optimizer]
+    items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / (MASTER_BYTES + ADAM_MOMENT_BYTES))
+    kept = _kept(job)
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
     items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
@@ -89,11 +87,25 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     return moved(job, place, items)
 
 
+def _kept(job: Workload) -> Kept:
+    """Bytes of activations per token: of the mean layer, where some are recomputed and others are not."""
+    found, whole = (
+        kept_bytes_per_token(
+            job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
+            _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
+            job.levels_of_experts,
+        )
+        for recompute in (job.recompute, "none")
+    )  # fmt: skip
+    share = job.recomputed
+    return Kept(share * found.block + (1 - share) * whole.block, found.working * (share > 0))
+
+
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
     of_both = [
         state_bytes(
-            numels, job.scheme, levels, job.compute_dtype, job.reduce_dtype, accumulation, "nccl",
+            numels, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
             DTYPE_BYTES[job.stack.summed_dtype],
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowband.cost.activations import Recompute
-from lowband.cost.flops import hardware_flops_per_token, model_flops_per_token
+from lowband.cost.flops import hardware_flops_per_token, keys_seen, model_flops_per_token
 from lowband.cost.numbers import Num
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.interval import step_interval
@@ -91,13 +91,15 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
 
 
 def _flops_per_token(job: Workload) -> tuple[Num, Num]:
-    """Model and hardware FLOPs per token; both are linear in the sequence length."""
-    at_0, at_1 = (_flops_at(job.model, length, job.recompute) for length in (0, 1))
-    model, hardware = (a + (b - a) * job.seq_len for a, b in zip(at_0, at_1, strict=True))
-    return model, hardware
+    """Model and hardware FLOPs per token; both are linear in the keys that a query meets."""
+    keys, bare = keys_seen(job.model, job.seq_len), job.model.model_copy(update={"window": None})
+    fused = job.stack.attention == "flash" and job.recompute == "selective"  # keeps no scores to recompute
+    at_0, at_1 = (_flops_at(bare, length, "none" if fused else job.recompute) for length in (0, 1))
+    model, hardware = (a + (b - a) * keys for a, b in zip(at_0, at_1, strict=True))
+    return model, model + job.recomputed * (hardware - model)
 
 
 @cache
 def _flops_at(model: ModelSpec, seq_len: int, recompute: Recompute) -> tuple[float, float]:
-    hardware = hardware_flops_per_token(model, seq_len, recompute)
-    return float(model_flops_per_token(model, seq_len)), hardware
+    both = model_flops_per_token(model, seq_len), hardware_flops_per_token(model, seq_len, recompute)
+    return float(both[0]), float(both[1])

@@ -1,11 +1,12 @@
 """`lowband predict`: predictions from names or files, for single values or lists."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from lowband.cost.activations import Recompute
+from lowband.cost.numbers import Num
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
@@ -17,6 +18,7 @@ from lowband.spec.config import Config
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
+from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
 from lowband.spec.step import States
 
@@ -39,6 +41,37 @@ def sequence(model: ModelSpec, given: int | None) -> int:
     return given or model.seq_len
 
 
+def job_of(
+    machine: Machine,
+    stack: Stack,
+    model: ModelSpec,
+    scheme: Scheme,
+    ranks: int,
+    micro_batch: Num,
+    seq_len: Num,
+    accumulation: Num = 1,
+    recompute: Recompute = "full",
+    axes: Ways = ONLY_DATA,
+    software: Mapping[str, object] | None = None,
+    imbalance: float = 1.0,
+    recompute_layers: int | None = None,
+    beyond: Beyond | None = None,
+) -> Workload:
+    """The job of a question, and of a published run: both are predicted by this one.
+
+    software: values in place of the stack's own (attention, dropout, ...); None: the stack's
+    recompute_layers: that `recompute` is about; None: all
+    beyond: the device: which states lie there
+    """
+    recomputed = 1.0 if recompute_layers is None else recompute_layers / model.layers
+    told = stack.with_options(software or {})
+    return Workload(
+        machine, told, model, scheme.on(list(machine.sizes)), ranks, micro_batch, seq_len, accumulation,
+        recompute, axes=told.axes(axes), imbalance=imbalance, recomputed=recomputed,
+        beyond=beyond,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Grid:
     """The arguments of `lowband predict`: every combination of the lists' values is a point."""
@@ -56,24 +89,25 @@ class Grid:
     ways: Sequence[str] = ()  # in which ranks along context attend; of `all`, those that are possible
     states: Sequence[States] = ()  # how those of linear layers travel, as `in_ways` has it
     imbalance: float = 1.0  # of experts, as Workload has it
+    recompute_layers: int | None = None  # as `job_of` has it
     stack: str | None = None  # none: the machine's
+    software: Mapping[str, object] = field(default_factory=dict)  # as `job_of` has it
     beyond: Beyond | None = None  # the device: which states lie there
 
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
         models = [self.config.given_model(name) for name in self.model]
         check_ways(machine, self.ways)
-        inner = list(machine.sizes)
-        schemes = [self.config.given_scheme(name).on(inner) for name in self.scheme]
+        schemes = [self.config.given_scheme(name) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute, axes in product(
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute,
             self.axes,
         ):  # fmt: skip
             length = sequence(model, seq)
             for one in self._possible(machine, model, ranks, axes, length):
-                yield Workload(
-                    machine, stack, model, scheme, ranks, b, length, a, recompute, axes=one,
-                    imbalance=self.imbalance, beyond=self.beyond,
+                yield job_of(
+                    machine, stack, model, scheme, ranks, b, length, a, recompute, one, self.software,
+                    self.imbalance, self.recompute_layers, self.beyond,
                 )  # fmt: skip
 
     def _possible(

@@ -53,7 +53,7 @@ def tier_waits(
     on_device = 1.0
     if beyond.optim is not None:
         own = beyond.share * shard(job, place, job.scheme.optim)
-        down = own * DTYPE_BYTES[job.reduce_dtype] / (GIGA * host.stash)
+        down = own * DTYPE_BYTES[job.stack.reduce_dtype] / (GIGA * host.stash)
         up = own * DTYPE_BYTES[job.compute_dtype] / (GIGA * host.fetch)
         update = update_s(own, host, beyond.stride)
         on_device = 1 - beyond.share + (beyond.share / beyond.stride if beyond.stride else 0.0)

@@ -54,8 +54,9 @@ import numpy as np
 from lowband.cost.buffers import by_bucket
 from lowband.cost.bytes import Transfer, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
-from lowband.cost.compute import Computer, Work, work
+from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
+from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
 from lowband.predict.bubble import bubble_s
@@ -101,10 +102,11 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
 
 def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
-    computer = Computer(job.machine, job.compute_dtype, case)
+    computer = Computer(job.machine, job.compute_dtype, case, job.stack.products)
     middle = work(
-        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.attention, job.axes,
-        job.dropout, attended(job.layout, job.attention == "plain"), merges(job.layout), job.load,
+        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
+        job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
+        job.recomputed,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -112,11 +114,12 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     root, block = _lanes(job, place, network, computer)
     blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
-    cut = 2 if job.model.experts is None else 1  # attention, and an MLP
+    # Attention, and an MLP, which share one exchange where they have the same input.
+    cut = 1 if job.model.parallel_block else 1 + job.model.dense_share
     tp_s = cut / 2 * _all_reduce_s(job, other)
     tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
     computed_s = w.backward + w.recompute
-    tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 2 if job.recompute == "full" else 1, case)
+    tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 1 + job.again, case)
     along = waits(job, other, w, overlap)
     routes = route_waits(job, place, other)
     waited = along.forward + routes.forward, along.backward + routes.backward
@@ -176,7 +179,12 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     levels, sync = job.levels, job.scheme.sync
     numel = sum(place.numels)
     of_experts = sum(place.expert_numels) / job.levels_alike.size(job.scheme.optim)
-    optimizer = computer.adam_s(numel / levels.size(job.scheme.optim) + of_experts)
+    optimizer = computer.adam_s(
+        numel / levels.size(job.scheme.optim) + of_experts, MOMENT_BYTES[job.stack.optimizer]
+    )
+    if job.stack.optimizer == "muon":  # each matrix on one of the ranks that share its optimizer's state
+        shared = levels.size(job.scheme.optim) * job.axes.tensor * job.axes.pipeline
+        optimizer = optimizer + computer.matmul_s(muon_flops(job.model) / shared)
     if sync is None:
         return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
@@ -208,10 +216,11 @@ def _meeting(
     return {f"exposed_{name}": time / sync.every for name, time in names.items()}
 
 
-def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: int, case: Case) -> tuple[Num, Num]:
+def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:
     """What a block's pass takes beyond its computation: tensor parallelism's collectives, and the host.
 
-    passes: 2 for a backward with a recomputed forward; each has two all-reduces of `tp_s` and runs the hooks
+    passes: 2 for a backward with a recomputed forward, in the mean over layers; each has two all-reduces of
+    `tp_s` and runs the hooks
     """
     hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
     on_device = join(computed_s, 2 * passes * tp_s, hidden)
@@ -235,7 +244,7 @@ def _lanes_of(
     job: Workload, network: Network, computer: Computer, numels: Sequence[int], levels: Levels
 ) -> tuple[Lane, Lane]:
     """numels: elements of units, the root's first; levels: over which they are placed"""
-    reductions = len(by_bucket(numels, job.scheme, levels, job.reduce_dtype)) / len(numels)
+    reductions = len(by_bucket(numels, job.scheme, levels, job.stack.reduce_dtype)) / len(numels)
     root, block, *_ = numels
     of = job, network, computer, levels
     return (
@@ -258,7 +267,7 @@ def _lane(
     reductions: of gradients, per unit: fewer than one where units share a bucket
     """
     parts: dict[str, list[Transfer]] = {}
-    for t in transfers(numel, is_root, job.scheme, levels, job.compute_dtype, job.reduce_dtype):
+    for t in transfers(numel, is_root, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype):
         parts.setdefault(t.collective.name, []).append(t)
     cut = {
         "masters": 1.0,

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from lowband.cost.activations import Attention, Recompute
+from lowband.cost.activations import Recompute
 from lowband.cost.experts import groups_of
 from lowband.cost.numbers import Num
 from lowband.cost.popular import with_copies
@@ -33,11 +33,13 @@ from lowband.spec.tiers import DEVICE
 class Workload:
     """One point, or a grid: micro_batch, seq_len, accumulation and `faster` may be arrays that broadcast.
 
-    The scheme is placed over the ranks along the data axis.
+    The scheme is placed over the ranks along the data axis. The stack says how attention computes, and in
+    which dtype gradients are reduced.
 
     micro_batch:  sequences per data-parallel group and pass, of whose tokens ranks along context have equal
                   parts, seq_len / context; accumulation: passes per optimizer step, which
                   are a pipeline's micro-batches
+    recomputed:   share of the layers that `recompute` is about; the others keep everything
     faster:       level -> factor on its link's rate
     collectives:  of our engine; None: those of the stack
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
@@ -54,11 +56,9 @@ class Workload:
     seq_len: Num
     accumulation: Num = 1
     recompute: Recompute = "full"
-    attention: Attention = "flash"
-    dropout: bool = False
+    recomputed: float = 1.0
     axes: Ways = ONLY_DATA
     compute_dtype: str = "bf16"
-    reduce_dtype: str = "bf16"
     faster: Mapping[str, Num] = field(default_factory=dict)
     collectives: Pattern | None = None
     imbalance: float = 1.0
@@ -74,8 +74,18 @@ class Workload:
                 raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
         if not self.imbalance >= 1:
             raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
+        if not 0 <= self.recomputed <= 1 or (
+            self.recomputed < 1 and self.axes.context * self.axes.expert > 1
+        ):
+            what = f"{self.recomputed * self.model.layers:g} layers that are recomputed"
+            allowed = f"1 to {self.model.layers}; with ranks along context or experts all"
+            raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
         for tier in self.beyond.tiers if self.beyond else ():
             self.machine.tier(tier)
+        if self.stack.optimizer != "adamw" and (self.beyond or self.scheme.optim_tier != DEVICE):
+            raise UserError(
+                f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
+            )
         self._check_stages()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
@@ -90,6 +100,9 @@ class Workload:
             raise UserError(error.what, where=where, allowed=error.allowed) from None
 
     def _check_stages(self) -> None:
+        if self.model.dense_layers and self.axes.is_uneven:
+            what = "uneven stages of a model of which some layers have no experts are not predicted"
+            raise UserError(what, where=f"model '{self.model.name}'", allowed="stages of equally many layers")
         every = self.model.softmax_every
         if every is None or self.axes.stages == 1:
             return
@@ -158,6 +171,11 @@ class Workload:
     def own_tokens(self) -> Num:
         """Tokens of a sequence that are a rank's."""
         return self.seq_len // self.axes.context
+
+    @property
+    def again(self) -> float:
+        """Share of the layers whose whole forward runs again."""
+        return self.recomputed if self.recompute == "full" else 0.0
 
     @property
     def order(self) -> Order:
@@ -268,7 +286,9 @@ _IN_USE: dict[str, Schedule] = {
 def workload_of(spec: RunSpec) -> Workload:
     """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     none = Fact(value=0, source="the run's spec")
-    stack = OURS if spec.overlap else OURS.model_copy(update={"overlap": none})
+    stack = OURS.model_copy(
+        update={"reduce_dtype": spec.reduce_dtype} | ({} if spec.overlap else {"overlap": none})
+    )
     named: Any = spec.schedule if spec.is_in_stages else spec.order
     return Workload(
         spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
@@ -277,6 +297,6 @@ def workload_of(spec: RunSpec) -> Workload:
             **Axes.of(spec).model_dump(), chunks=spec.chunks_each if spec.is_in_stages else 1,
             schedule=_IN_USE.get(named, named), layers=spec.layers,
         ),
-        compute_dtype=spec.compute_dtype, reduce_dtype=spec.reduce_dtype, collectives=spec.collectives,
+        compute_dtype=spec.compute_dtype, collectives=spec.collectives,
         loss_chunks=spec.loss_chunks, fused_adamw=spec.fused_adamw,
     )  # fmt: skip

@@ -94,7 +94,7 @@ def measure(steps: int) -> tuple[list[Loss], list[Load], list[End]]:
                     whole = of_layer.sum(0)
                     of_window = whole.max() / whole.mean()
                     loads.append(Load(way, seed, last, layer, float(ratios.mean()), float(of_window)))
-            flops = model_flops_per_token(spec, spec.seq_len)
+            flops = int(model_flops_per_token(spec, spec.seq_len))
             ends.append(End(way, seed, spec.parameters, flops, found.validation_loss))
     return losses, loads, ends
 

@@ -1,19 +1,20 @@
-"""A software stack as data: how its collectives run, what they reach of links, overlap, fixed times."""
+"""A software stack as data: what it computes and keeps, how its collectives run, overlap, fixed times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from lowband.spec.axes import Ways
 from lowband.spec.sourced import Fact, divides, facts_of
-from lowband.spec.step import Pattern
+from lowband.spec.step import Attention, Optimizer, Pattern, Products, ReduceDtype
 from lowband.spec.yaml_model import Strict
 
 ANY = "any"  # in place of a level's name
 
 
 class StackConstants(Strict):
-    """What a stack's runs have shown. A constant that is left out costs nothing."""
+    """How a stack computes and what its runs have shown. A constant that is left out costs nothing."""
 
     overlap: Fact | None = Field(
         default=None,
@@ -66,6 +67,17 @@ class StackConstants(Strict):
         description="80 % of the published runs took between the predicted time over this factor and times "
         "it, each predicted by constants fitted without it; none: no such runs on this machine",
     )
+    attention: Attention = "flash"
+    dropout: bool = Field(default=False, description="of attention's scores and of a block's two outputs")
+    sequence_parallel: bool = Field(
+        default=True, description="ranks along tensor divide the tokens between their products, too"
+    )
+    products: Products = Field(
+        default="bf16",
+        description="dtype of a block's matrix products; attention's and the head's have 16 bits",
+    )
+    optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
+    reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
     efficiency: dict[str, Fact] = Field(
         default={},
         description="level -> share of the link's achieved rate that the sharding's collectives achieve; "
@@ -96,6 +108,19 @@ class Stack(StackConstants):
                 stated = {key: getattr(there, key) for key in there.model_fields_set}
                 return self.model_copy(update={**stated, "at": {}})
         return self.model_copy(update={"at": {}})
+
+    def with_options(self, told: Mapping[str, object]) -> "Stack":
+        """The stack with other values of its keys; None: its own."""
+        return self.model_copy(update={key: value for key, value in told.items() if value is not None})
+
+    def axes(self, axes: Ways) -> Ways:
+        """Axes as the stack has them."""
+        return axes.model_copy(update={"sequence_parallel": self.sequence_parallel and axes.tensor > 1})
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether runs of it on this machine are known: constants were fitted to them, or errors counted."""
+        return self.error_factor is not None or any(fact.calibrated_on for fact in self.facts.values())
 
     @property
     def facts(self) -> dict[str, Fact]:

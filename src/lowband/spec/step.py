@@ -34,6 +34,14 @@ Route = Literal["flat", "hops", "merged"]
 States = Literal["pass", "gather", "scan"]
 StatesOption = Literal["auto", States]
 
+# Of a software stack: fused, or with its scores in memory; and in which dtype gradients are reduced.
+Attention = Literal["flash", "plain"]
+ReduceDtype = Literal["bf16", "fp16", "fp32"]
+# And in which dtype blocks multiply; mxfp8: with a scale for 32 values (OCP Microscaling Formats 1.0).
+Products = Literal["bf16", "fp8", "mxfp8"]
+# The optimizer of matrices: AdamW with fp32 moments, or in 8 bits with a scale for 256 values, or Muon.
+Optimizer = Literal["adamw", "adamw8bit", "muon"]
+
 
 @dataclass(frozen=True)
 class Collective:

@@ -70,17 +70,20 @@ def gpt_plan(model: ModelSpec) -> Plan:
     """The plan for model.gpt.GPT, and for what can be predicted beside it."""
     optional: Plan = {
         **({"positions": Whole()} if model.positions == "learned" else {}),
-        **({"*mlp.gate": Column()} if model.gated and model.experts is None else {}),
+        **({"*mlp.gate": Column()} if model.gated and model.dense_share else {}),
     }
     # Experts are divided over an axis of their own; each tensor rank has its tokens' routes and outputs.
-    mlp: Plan = {"*mlp": Tokens()} if model.experts else {"*mlp.up": Column(), "*mlp.down": Row()}
+    dense: Plan = {"*mlp.up": Column(), "*mlp.down": Row()} if model.dense_share else {}
+    mlp: Plan = {"*mlp": Tokens()} if model.experts else {}
     return {
         **optional,
         "embed": Vocabulary(),
         "blocks.0": Split(),
         "*_norm": Tokens(),
-        "*attention.qkv": Column(parts=3, together=model.hidden // model.heads),
+        "*attention.qkv": Column(parts=3, together=model.head_size),
+        **{f"*attention.{name}": Column() for name in ("q", "q_up", "kv_up") if model.latent is not None},
         "*attention.out": Row(),
+        **dense,
         **mlp,
         "head": Vocabulary(),
         "logits": Join(),

@@ -67,7 +67,7 @@ def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
     """
     parse: Parser = import_module(f"lowband.evidence.importers.{FORMATS[form]}").parser()
     theirs = flops_per_token(form, run.model, run.seq_len, recompute=run.recompute)
-    ours = model_flops_per_token(run.model, run.seq_len)
+    ours = int(model_flops_per_token(run.model, run.seq_len))
     constants = {"format": form, "flop_convention": MODEL_CONVENTION}
     messages: list[str] = []
     has_steps = False

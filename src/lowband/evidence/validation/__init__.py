@@ -14,6 +14,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from lowband.cost.numbers import Num
+from lowband.predict.defaults import with_defaults
+from lowband.predict.request import job_of
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
@@ -61,8 +63,8 @@ class Setting:
     def job(
         self, model: ModelSpec, scheme: str, ranks: int, micro_batch: int, seq_len: int, **other: Any
     ) -> Workload:
-        """A job on the machine and the stack. other: further arguments of `Workload`."""
-        return Workload(
+        """A job on the machine and the stack. other: further arguments of `job_of`."""
+        return job_of(
             self.machine, self.stack, model, self.scheme(scheme), ranks, micro_batch, seq_len, **other
         )
 
@@ -123,14 +125,18 @@ class Source:
         return config.machine(self.cluster), config.stack_on(self.stack, self.cluster)
 
     def rows(self, config: Config, machine: Machine, stack: Stack) -> list[PublishedRow]:
-        reported = _reported(config.root / "results" / "reported" / self.csv)
         rows: Rows = import_module(f"lowband.evidence.validation.{self.kind}").ROWS
-        return rows.on(Setting(config, machine, stack, reported))
+        return rows.on(Setting(config, *with_defaults(machine, stack), reported(config, self.csv)))
 
 
 @cache  # a fit reads it again and again
-def _reported(path: Path) -> pd.DataFrame:
+def _read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def reported(config: Config, csv: str) -> pd.DataFrame:
+    """A file of results/reported/, every cell as text."""
+    return _read(config.root / "results" / "reported" / csv)
 
 
 SOURCES: dict[str, Source] = {
@@ -148,6 +154,9 @@ SOURCES: dict[str, Source] = {
         ("llm-foundry-a100-40gb", "llm_foundry", "dgx-a100-40gb", "fsdp", "llm_foundry_fsdp"),
         ("torchtitan-h100-memory", "torchtitan", "dgx-h100", "fsdp2", "torchtitan"),
         ("torchtitan-h200-memory", "torchtitan", "dgx-h200", "fsdp2-2025", "torchtitan"),
+        ("torchtitan-h100", "torchtitan_speed", "dgx-h100", "fsdp2", "torchtitan"),
+        ("torchtitan-h200", "torchtitan_speed", "dgx-h200", "fsdp2-2025", "torchtitan"),
+        ("torchtitan-a100", "fsdp2", "dgx-a100", "fsdp2", "frontier_and_a100_fsdp2"),
         ("frontier-fsdp2", "fsdp2", "frontier", "fsdp2", "frontier_and_a100_fsdp2"),
         ("dash", "dash", "frontier", "deepspeed-zero", "05_frontier_3d_2312.12705"),
     )

@@ -91,8 +91,8 @@ def reading_costs(config: Config) -> pd.DataFrame:
 def _cost(setting: Setting, name: str, scheme: Scheme, passes: int) -> dict[str, Any]:
     job = replace(at_point(setting, HIER3), scheme=scheme, accumulation=passes)
     sent = sent_bytes(
-        stage_numels(job.model, job.levels), scheme, job.levels, job.compute_dtype, job.reduce_dtype, passes,
-        is_clipped=True,
+        stage_numels(job.model, job.levels), scheme, job.levels, job.compute_dtype, job.stack.reduce_dtype,
+        passes, is_clipped=True,
     )  # fmt: skip
     by_level = dict.fromkeys(job.levels.names[1:], 0.0)
     for (level, _, _), count in sent.items():

@@ -1,4 +1,8 @@
-"""Llama-3 8B under FSDP2 on 64 GCDs of Frontier (eminorhan/frontier-torchtitan), in tokens per second."""
+"""Llama 2 and 3 under FSDP2, in tokens per second: on 64 GCDs of Frontier (eminorhan/frontier-torchtitan),
+and on 64 A100 as torchtitan's tables of 2024 have them, eager. Nothing is fitted on these rows.
+
+"selective layer" recomputes every second layer, "selective op" all but every other matrix product.
+"""
 
 from typing import Any
 
@@ -7,22 +11,36 @@ from lowband.predict.prediction import speed
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
 
-MODEL = ModelSpec(
-    name="llama3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, mlp_hidden=14336, gated=True,
-    biases=False, vocab=128256, seq_len=8192, positions="rotary", tied_head=False,
-    source="arXiv 2407.21783",
-)  # fmt: skip
+SHAPES = {  # layers, hidden, heads, heads of keys, MLP width, vocabulary (arXiv 2407.21783 and 2307.09288)
+    "llama3-8b": (32, 4096, 32, 8, 14336, 128256), "llama3-70b": (80, 8192, 64, 8, 28672, 128256),
+    "llama2-13b": (40, 5120, 40, 40, 13824, 32000), "llama2-70b": (80, 8192, 64, 8, 28672, 32000),
+}  # fmt: skip
+MACHINES = {"frontier": ("Frontier", "GCDs"), "dgx-a100": ("64x A100-80GB", "A100")}
+RECOMPUTED = {"none": "none", "full": "full", "selective op": "op", "selective layer": "full"}
+EVERY = 2  # of "selective layer"
+
+
+def where(setting: Setting) -> Any:
+    df, (name, devices) = setting.reported, MACHINES[setting.machine.name]
+    return df[(df["machine"] == name) & (df["tp"] == "1")].assign(devices=devices)
 
 
 def job(setting: Setting, row: Any) -> Workload:
+    layers, hidden, heads, kv_heads, width, vocab = SHAPES[str(row.model)]
+    model = ModelSpec(
+        name=str(row.model), layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, mlp_hidden=width,
+        gated=True, biases=False, vocab=vocab, seq_len=int(row.seq_len), positions="rotary", tied_head=False,
+        source="arXiv 2407.21783 or 2307.09288",
+    )  # fmt: skip
     return setting.job(
-        MODEL, "zero3", int(row.n_gpus), int(row.local_batch), int(row.seq_len), recompute="op"
-    )
+        model, "zero3", int(row.n_gpus), int(row.local_batch), model.seq_len,
+        recompute=RECOMPUTED[row.act_ckpt],
+        recompute_layers=layers // EVERY if row.act_ckpt == "selective layer" else None,
+    )  # fmt: skip
 
 
 ROWS = Rows(
-    where=lambda setting: setting.reported.query("machine == 'Frontier' and tp == '1'"),
-    job=job, of=lambda job: speed(job).tokens_per_s_per_gpu, published="tokens_per_s_per_gpu",
-    id="frontier-fsdp2: {model} on {n_gpus} GCDs", quantity="tokens/s/GCD", size="{model}",
-    scale="{n_gpus} GPUs", note="the published number is 'about'",
+    where=where, job=job, of=lambda job: speed(job).tokens_per_s_per_gpu, published="tokens_per_s_per_gpu",
+    id="fsdp2: {model} on {n_gpus} {devices}, recompute {act_ckpt}", quantity="tokens/s/GPU", size="{model}",
+    scale="{n_gpus} GPUs", note="Frontier's number is 'about'",
 )  # fmt: skip

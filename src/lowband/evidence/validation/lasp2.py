@@ -18,6 +18,7 @@ from typing import Any  # of a pandas.DataFrame: its rows have no static types
 import pandas as pd
 
 from lowband.predict.prediction import predict
+from lowband.predict.request import job_of
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
@@ -63,9 +64,9 @@ def _job(config: Config, system: str, gpus: int, seq_len: int) -> Workload:
         update={"context_attention": way, "context_states": states, "zigzag": False}
     )
     machine, stack = config.machine("dgx-a100"), config.stack_on("megatron-lm", "dgx-a100")
-    return Workload(
+    return job_of(
         machine, stack, model, config.scheme("ddp"), gpus, 1, seq_len, recompute="none", axes=axes,
-        reduce_dtype="fp32",
+        software={"reduce_dtype": "fp32"},
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def job(setting: Setting, row: Any) -> Workload:
     return setting.job(
         model, "ddp", ranks, micro_batch, SEQ_LEN,
         accumulation=int(row.batch) // axes.degrees(ranks)["data"] // micro_batch,
-        attention="plain", dropout=True, axes=axes,
+        axes=axes,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def job(setting: Setting, row: Any) -> Workload:
     )
     return setting.job(
         model, "zero3", ranks, micro_batch, SEQ_LEN,
-        accumulation=int(row.batch) // ranks // micro_batch, attention="plain", dropout=True,
+        accumulation=int(row.batch) // ranks // micro_batch,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from lowband.cost.flops import model_flops_per_token
 from lowband.evidence.validation import fsmoe
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
-from lowband.predict.workload import Workload
+from lowband.predict.request import job_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published
@@ -48,7 +48,7 @@ def published_experts(config: Config) -> pd.DataFrame:
         if row.metric == "parameters":
             rows.append(_row(row, "parameters", row.model, model.parameters / 1e9))
         elif row.metric == "FLOPs of a sequence":
-            flops = SEQ_LEN * model_flops_per_token(model, SEQ_LEN)
+            flops = SEQ_LEN * int(model_flops_per_token(model, SEQ_LEN))
             rows.append(_row(row, "FLOPs of a sequence", row.model, flops / 1e9))
         elif row.metric == "largest micro-batch":
             rows.append(_row(row, "largest micro-batch", row.model, largest(config, model)))
@@ -84,10 +84,10 @@ def largest(config: Config, model: ModelSpec) -> int:
     machine, stack = config.machine("dgx-a100"), config.stack_on("megatron-lm", "dgx-a100")
     found = 0
     for sequences in (2**i for i in range(SHARE.bit_length())):
-        job = Workload(
+        job = job_of(
             machine, stack, model, config.scheme("ddp"), NODE, sequences, SEQ_LEN, SHARE // sequences,
-            recompute="none", attention="plain", dropout=True, axes=Ways(expert=NODE, route="flat"),
-            reduce_dtype="fp32",
+            "none", Ways(expert=NODE, route="flat"),
+            {"attention": "plain", "dropout": True, "reduce_dtype": "fp32"},
         )  # fmt: skip
         found = sequences if predict(job, interval=False).fits else found
     return found

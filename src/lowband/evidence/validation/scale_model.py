@@ -31,7 +31,8 @@ def box_step_s(spec: RunSpec) -> float | None:
 def box_step(spec: RunSpec) -> StepTime:
     """One optimizer step of a run of our engine in a box, at full scale."""
     bared = bare(spec.machine, spec.compute_dtype)
-    job = replace(workload_of(spec), machine=bared, attention="plain")
+    job = workload_of(spec)
+    job = replace(job, machine=bared, stack=job.stack.with_options({"attention": "plain"}))
     return step_time(job)
 
 
@@ -39,7 +40,9 @@ def box_costs(machine: Machine, model: ModelSpec, ranks: int, room: float) -> Co
     """What sequences of many lengths cost in a box, in its own seconds. room: tokens on a rank"""
     assert machine.box is not None
     scale = machine.box.scale
-    found = Job(bare(machine, "bf16"), OURS, model, ranks, "none", "plain").costs()
+    found = Job(
+        bare(machine, "bf16"), OURS.with_options({"attention": "plain"}), model, ranks, "none"
+    ).costs()
 
     def slowed(degree: int) -> Callable[[NDArray[np.int64]], NDArray[np.float64]]:
         return lambda lengths: scale * found.seconds[degree](lengths)

@@ -39,13 +39,11 @@ def where(setting: Setting) -> Any:
 def job(setting: Setting, row: Any) -> Workload:
     run = RUNS[row.model]
     model = shape(run, name=row.model, vocab=51200, seq_len=2048, source="arXiv 2205.05198, Table 3")
-    sequence_parallel = row.recompute == "selective"
     return setting.job(
         model, "ddp", row.ranks, run.micro_batch, 2048, accumulation=run.batch // run.micro_batch,
-        recompute=row.recompute, attention="plain", dropout=True,
-        axes=Ways(
-            tensor=TENSOR, pipeline=run.pipeline, chunks=run.chunks, sequence_parallel=sequence_parallel
-        ),
+        recompute=row.recompute,
+        axes=Ways(tensor=TENSOR, pipeline=run.pipeline, chunks=run.chunks),
+        software={"sequence_parallel": row.recompute == "selective"},
     )  # fmt: skip
 
 

@@ -18,26 +18,28 @@ SHAPES = {  # layers, hidden, heads, MLP width: Llama 3 (arXiv 2407.21783), Tabl
     "llama3.1-405b": (128, 16384, 128, 53248),  # 126 layers, and torchtitan counts one more for each end
 }
 
+IN_16_BITS = ("", "0", "bf16")  # what the column of float8 has then
 GPUS = {"dgx-h100": "h100", "dgx-h200": "h200"}
 
 
 def where(setting: Setting) -> Any:
     df = setting.reported
     df = df[(df["peak_mem_gib"] != "") & df["gpu"].str.startswith(GPUS[setting.machine.name])]
-    return df.assign(gpu=df["gpu"].str.split("-").str[0], kind=[_kind(row) for row in df.itertuples()])
+    return df.assign(gpu=df["gpu"].str.split("-").str[0], kind=[kind(row) for row in df.itertuples()])
 
 
-def _kind(row: Any) -> str:
+def kind(row: Any) -> str:
     marks = {
         "compiled": row.compile == "1",
-        "float8": row.float8 not in ("", "0"),
+        "float8": row.float8 not in IN_16_BITS,
         "async TP": row.async_tp == "1",
         row.schedule: row.schedule != "",
     }
     return ", ".join(mark for mark, holds in marks.items() if holds) or "eager"
 
 
-def job(setting: Setting, row: Any) -> Workload:
+def job(setting: Setting, row: Any, context: int = 1) -> Workload:
+    """context: ranks along it; of one the sequences are shorter"""
     layers, hidden, heads, width = SHAPES[str(row.model)]
     seq_len, stages = int(row.seq_len), int(row.pp)
     model = ModelSpec(
@@ -47,9 +49,9 @@ def job(setting: Setting, row: Any) -> Workload:
     )  # fmt: skip
     return setting.job(
         model, "zero1" if stages > 1 else "zero3", int(row.n_gpus), int(row.local_batch) // stages,
-        seq_len // int(row.cp), accumulation=stages, reduce_dtype="fp32",
+        seq_len * context // int(row.cp), accumulation=stages,
         recompute="full" if row.act_ckpt == "full" else "op",
-        axes=Ways.of_options(int(row.tp), stages, 2 if "Interleaved" in str(row.schedule) else 1),
+        axes=Ways.of_options(int(row.tp), stages, 2 if "Interleaved" in str(row.schedule) else 1, cp=context),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def job(setting: Setting, row: Any) -> Workload:
     return setting.job(
         model, "ddp", int(row.n_gpus), micro_batch, model.seq_len,
         accumulation=int(row.global_batch) // int(row.dp) // micro_batch, recompute="none",
-        attention="plain", dropout=True, axes=Ways(tensor=int(row.tp), pipeline=int(row.pp)),
+        axes=Ways(tensor=int(row.tp), pipeline=int(row.pp)),
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def where(setting: Setting) -> Any:
 def job(setting: Setting, row: Any) -> Workload:
     job = setting.job(
         setting.model(MODEL), {"ZeRO-3": "zero3", "ZeRO++": "zeropp"}[row.scheme], RANKS,
-        int(row.tokens_per_gpu.removesuffix("K")), SEQ_LEN, attention="plain", dropout=True,
+        int(row.tokens_per_gpu.removesuffix("K")), SEQ_LEN,
     )  # fmt: skip
     return replace(job, machine=with_cards(setting.machine, int(row.ib_links)))
 

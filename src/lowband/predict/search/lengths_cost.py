@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lowband.cost.activations import Attention, Recompute
+from lowband.cost.activations import Recompute
 from lowband.cost.collectives import share
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
@@ -45,13 +45,12 @@ class Job:
     model: ModelSpec
     ranks: int
     recompute: Recompute
-    attention: Attention = "flash"
     known: dict[tuple[int, int], tuple[float, str]] = field(default_factory=dict)
 
     def workload(self, axes: Ways, seq_len: int | NDArray[np.int64], accumulation: int = 1) -> Workload:
         return Workload(
             self.machine, self.stack, self.model, SHARDED, self.ranks, 1, seq_len, accumulation,
-            recompute=self.recompute, attention=self.attention, axes=axes,
+            recompute=self.recompute, axes=axes,
         )  # fmt: skip
 
     @property

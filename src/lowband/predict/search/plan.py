@@ -337,7 +337,7 @@ def _bases(
             accumulation=share // several, axes=way, imbalance=imbalance,
         )  # fmt: skip
         for each in recompute:
-            if each != "selective" or base.attention == "plain":  # a fused kernel keeps no scores
+            if each != "selective" or base.stack.attention == "plain":  # a fused kernel keeps no scores
                 yield replace(base, recompute=each)
 
 

@@ -36,7 +36,7 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
         "model": job.model.name, "scheme": name, "ranks": job.ranks, "micro_batch": best.micro_batch,
         "accumulation": best.accumulation, **ways, "seq_len": job.seq_len,
         "recompute": job.recompute, "steps": STEPS, "warmup_steps": WARMUP_STEPS,
-        "compute_dtype": job.compute_dtype, "reduce_dtype": job.reduce_dtype,
+        "compute_dtype": job.compute_dtype, "reduce_dtype": job.stack.reduce_dtype,
     }  # fmt: skip
     purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}"
     suite = {"purpose": purpose, "cluster": job.machine.name, "fixed": fixed}

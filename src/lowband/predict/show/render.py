@@ -30,6 +30,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "provenance": "predicted",
         "cluster": job.machine.name,
         "stack": job.stack.name,
+        "evidence": job.stack.has_evidence,
         "model": job.model.name,
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
@@ -43,6 +44,13 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "accumulation": job.accumulation,
         "seq_len": job.seq_len,
         "recompute": job.recompute,
+        **({} if job.recomputed == 1 else {"recomputed": job.recomputed}),
+        "attention": job.stack.attention,
+        "products": job.stack.products,
+        "optimizer": job.stack.optimizer,
+        "dropout": job.stack.dropout,
+        "sequence_parallel": job.axes.sequence_parallel,
+        "reduce_dtype": job.stack.reduce_dtype,
         "step_time_s": float(p.step_time_s),
         "tflops_per_gpu": float(p.tflops_per_gpu),
         "hfu_tflops_per_gpu": float(p.hfu_tflops_per_gpu),
@@ -165,13 +173,17 @@ def text(row: dict[str, Any]) -> str:
     step, secondary = row["step_time_s"], f"/{row['secondary']}" if row["secondary"] else ""
     lines = [
         *([_does_not_fit(row)] if row["fits"] is False else []),
+        *_no_evidence(row),
         f"predicted: {row['model']} under {row['scheme']} on {row['gpus']} ranks of {row['cluster']}, "
         f"stack {row['stack']}",
         f"weights {row['weights']}{secondary}, grads {row['grads']}, optim {row['optim']}",
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}"
         + (f", layers {row['layers']}" if "layers" in row else ""),
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
-        f"recompute {row['recompute']}",
+        f"recompute {row['recompute']}{_recomputed(row)}",
+        f"products in {row['products']}, attention {row['attention']}, {'with' if row['dropout'] else 'no'} "
+        f"dropout, {row['optimizer']}, gradients reduced in {row['reduce_dtype']}"
+        + (", tokens divided along tp" if row["sequence_parallel"] else ""),
         *([_along_context(row["context"])] if "context" in row else []),
         *([_to_experts(row["experts"])] if "experts" in row else []),
         *([_meeting(row["sync"])] if "sync" in row else []),
@@ -192,6 +204,18 @@ def text(row: dict[str, Any]) -> str:
         *constant_lines(row["constants"]),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _no_evidence(row: dict[str, Any]) -> list[str]:
+    """The first line of what stands on no run of the stack on the machine."""
+    if row["evidence"]:
+        return []
+    what = f"no evidence on this machine: no run of {row['stack']} on {row['cluster']} is known"
+    return [f"lower bound, {what}; a step takes this long or longer"]
+
+
+def _recomputed(row: dict[str, Any]) -> str:
+    return f" of {100 * row['recomputed']:.3g} % of the layers" if "recomputed" in row else ""
 
 
 def _does_not_fit(row: dict[str, Any]) -> str:
@@ -279,6 +303,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
     short = sum(row["fits"] is False for row in rows)
     title += f"; {short} of {len(rows)} do not fit" if short else ""
+    title = "\n".join([*_no_evidence(first), title])
     return "\n".join([title, "", *aligned(cells), "", *_best_ways(rows), *constant_lines(first["constants"])])
 
 
