@@ -15,6 +15,7 @@ from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, Levels
+from lowband.spec.tiers import at
 
 UNTIED = SPEC.model_copy(update={"tied_head": False})
 STEPS = 2  # the second gathers the new weights
@@ -57,7 +58,8 @@ def train(
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
     units = [unit.layout.numel for unit in engine.units]
     levels, by = topology.levels, (dtype, "fp32", accumulation)
-    held = {**engine.meter.peak, "optim": 3 * engine.meter.peak["optim"]}
+    optim = at("optim", placed.optim_tier)
+    held = {**engine.meter.peak, optim: 3 * engine.meter.peak[optim]}
     states = state_bytes(units, placed, levels, *by, "gloo", order=order)  # type: ignore[arg-type]
     is_closed_form = sent == sent_bytes(units, placed, levels, *by, True, order=order) and states == {  # type: ignore[arg-type]
         kind: held.get(kind, 0) for kind in states

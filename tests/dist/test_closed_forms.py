@@ -20,7 +20,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP, SYNC_SWAP
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import TIERS, at
+from lowband.spec.tiers import DEVICE, HOST, at
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 OUTER = st.sampled_from([{}, {"outer": "momentum", "momentum": 0.5}, {"outer": "nesterov", "momentum": 0.9}])
@@ -49,9 +49,9 @@ def placements(draw) -> tuple[dict[str, int], int, Scheme]:
     secondary = draw(st.integers(0, weights - 1)) if weights and draw(st.booleans()) else None
     beyond = draw(st.sampled_from(names[optim:]))
     sync = draw(syncs(beyond)) if beyond != "world" else None
-    tier = "device" if sync else draw(st.sampled_from(["device", *TIERS]))
+    tier = DEVICE if sync else draw(st.sampled_from([DEVICE, HOST]))
     wires = {row.name: draw(WIRES) for row in STEP if row is not SYNC_SWAP}
-    if tier != "device":
+    if tier != DEVICE:
         wires["update_gather"] = "native"
     scheme = Scheme(
         name="drawn",

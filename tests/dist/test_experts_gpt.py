@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,27 @@ def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_
         rel = 0.05 if name == "copies" else 1e-5  # it has no balance, so it trains another model
         assert losses[name] == pytest.approx(losses["data"], rel=rel)
         check_bytes(RunSpec.read_json(found[name].spec), [*found[name].read_steps()][-1].sent)
+
+
+@pytest.mark.parametrize("stages", [pytest.param(2, marks=pytest.mark.wide), 1])
+def test_an_interrupted_run_with_copies_goes_on_with_the_same_bits(tmp_path: Path, stages: int) -> None:
+    """Merged, a copy sums its tokens in another order: so the loads that choose copies are saved, too."""
+    changes = {
+        "ranks": 4 * stages, "expert": 4, "copies": 2, "micro_batch": 2, "model": UNBALANCED, "steps": 4,
+        "scheme": Config(ROOT).scheme("zero3"), "checkpoint_every": 2,
+    }  # fmt: skip
+    if stages > 1:
+        changes |= {"pipeline": 2, "layers": (2, 1), "accumulation": 2}
+    folder = run(tmp_path / "run", **changes)
+    steps = [(step.loss, step.grad_norm, step.sent) for step in folder.read_steps()]
+    weights = folder.read_outcome().weights_sha256
+    [newest] = folder.checkpoints.glob("*/step-00000004")
+    shutil.rmtree(newest)
+    folder.outcome.unlink()
+    again = run(tmp_path / "run", **changes)
+    assert again.read_outcome().resumed_from == 2
+    assert [(step.loss, step.grad_norm, step.sent) for step in again.read_steps()] == steps
+    assert again.read_outcome().weights_sha256 == weights
 
 
 def check_bytes(spec: RunSpec, sent: Any) -> None:

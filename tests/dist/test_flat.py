@@ -26,6 +26,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.records import Outcome, mean
+from lowband.spec.tiers import at
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +57,9 @@ def train(
         optimizer.zero_grad()
     sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
     held = dict(engine.meter.peak)
-    held["optim"] += sum(t.nbytes for s in optimizer.state.values() for t in s.values() if t.ndim)
+    held[at("optim", CONFIG.scheme(scheme).optim_tier)] += sum(
+        t.nbytes for s in optimizer.state.values() for t in s.values() if t.ndim
+    )
     return sent, held, [unit.layout.numel for unit in engine.units], seen, lowband.full_state_dict(model)
 
 

@@ -63,7 +63,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full",
         f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
         "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops "
-        "--imbalance 2",
+        "--imbalance 2 --copies 0 2",
         f"{JOB} --scheme zero3 --gpus 16 --tiers optim@host --tier-share 0.5 --tier-stride 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
         "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
@@ -72,6 +72,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",
         f"{JOB} --gpus 16 --seq 64 --largest zero3 --csv",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tiers optim@host --exact --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --software deepspeed --write found",

@@ -1,11 +1,13 @@
 """States beyond the device: bytes that leave it, what hides, what the host updates, what fits where."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lowband.__main__ import main
 from lowband.cost.bytes import stage_numels
 from lowband.cost.memory import state_bytes
 from lowband.cost.tiers import Beyond, Rates, best_stride, update_s
@@ -14,11 +16,15 @@ from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.largest import PLACES, largest, of_width
+from lowband.predict.search.plan import plan
 from lowband.predict.show import largest as show
 from lowband.predict.show.render import record, text
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.config import Config
+from lowband.spec.machine import TierName
 from lowband.spec.scheme import Scheme
+from lowband.spec.sourced import Fact
 
 CONFIG = Config(Path(__file__).parents[2])
 
@@ -72,12 +78,36 @@ def test_a_step_waits_for_the_host_and_for_what_does_not_hide() -> None:
     assert all(before[name] == 0 for name in ("stash", "host_update", "fetch"))
     strided = predict(job(Beyond("host", stride=2))).time_s
     assert strided["optimizer"] == pytest.approx(before["optimizer"] / 2, rel=1e-9)
-    sure = job(Beyond("host"))
-    open_ = sure.stack.model_copy(update={"overlap": sure.stack.overlap.model_copy(update={"value": 0.0})})  # type: ignore[union-attr]
-    bare = predict(replace(sure, stack=open_)).time_s
-    assert bare["stash"] == pytest.approx(2 * parameters / rates.stash / 1e9, rel=1e-9)  # bf16, unhidden
+    bare = predict(unhidden(job(Beyond("host")))).time_s
+    assert bare["stash"] == pytest.approx(2 * parameters / rates.stash / 1e9, rel=1e-9)  # bf16
     assert bare["fetch"] == pytest.approx(2 * parameters / rates.fetch / 1e9, rel=1e-9)
     assert items["stash"] < bare["stash"]
+
+
+def test_weights_come_before_each_gather() -> None:
+    """Of 3 passes, forward and backward each, on their way through the host where they lie on a disk."""
+    for words, passes in ((["weights@host"], 3), (["weights@disk"], 1)):
+        one = unhidden(job(Beyond.of(words), "dgx-h100", 8, accumulation=passes))
+        tier = Rates.of(one.machine.tier(words[0].partition("@")[2]), 8)  # type: ignore[arg-type]
+        p = predict(one)
+        copied = passes * float(p.memory_bytes[words[0]]) / min(tier.fetch, 50) / 1e9
+        assert p.time_s["fetch"] == pytest.approx(copied, rel=1e-9)
+        assert p.time_s["stash"] == pytest.approx(copied, rel=1e-9)
+        assert p.time_s["host_update"] == 0 and p.time_s["optimizer"] > 0
+
+
+def test_a_disk_is_read_and_written_beside_the_update() -> None:
+    one = unhidden(job(Beyond.of(["optim@disk"]), "dgx-h100", 8))
+    host, disk = (Rates.of(one.machine.tier(tier), 8) for tier in ("host", "disk"))
+    states = float(predict(one).memory_bytes["optim@disk"])
+    took = states / 12 * 28 / host.update + states / disk.fetch + states / disk.stash
+    assert predict(one).time_s["host_update"] == pytest.approx(took / 1e9, rel=1e-9)
+
+
+def unhidden(one: Workload) -> Workload:
+    """The job on a stack that hides nothing."""
+    none = Fact(value=0.0, source="made up")
+    return replace(one, stack=one.stack.model_copy(update={"overlap": none}))
 
 
 def test_a_disk_is_slower_than_the_host_and_items_add_up() -> None:
@@ -101,30 +131,24 @@ def test_a_grid_is_its_points() -> None:
         assert bool(np.ravel(grid.fits)[i]) == bool(one.fits)
 
 
-def test_a_scheme_with_a_tier_is_predicted_as_the_option() -> None:
-    by_option = job(Beyond("host"))
-    scheme = Scheme.parse(
-        {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}, Path("zero3.yaml")
-    )
-    by_scheme = replace(job(), scheme=scheme)
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_scheme_with_a_tier_is_predicted_as_the_option(tier: TierName) -> None:
+    plain = job(cluster="dgx-h100", ranks=8)
+    by_option = replace(plain, beyond=Beyond(tier))
+    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": f"world@{tier}"}
+    scheme = Scheme.parse(values, Path("zero3.yaml"))
+    by_scheme = replace(plain, scheme=scheme)
     ours, theirs = predict(by_option), predict(by_scheme)
     assert ours.time_s == theirs.time_s
-    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
-        assert ours.memory_bytes[kind] == pytest.approx(theirs.memory_bytes[kind], rel=1e-9)
     # The engine's half counts what it holds (cost/memory.py): the two forms are written apart.
-    counted = state_bytes(
-        stage_numels(by_scheme.model, by_scheme.levels, by_scheme.axes),
-        scheme,
-        by_scheme.levels,
-        "bf16",
-        "bf16",
-        1,
-        "nccl",
-    )
-    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
+    numels = stage_numels(plain.model, plain.levels, plain.axes)
+    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
+    kinds = ["weights", "grads", "optim", f"optim@{tier}", "grads@host"]
+    for kind in [*kinds, "weights@host"] if tier == "disk" else kinds:
         assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
-    half = predict(replace(by_scheme, beyond=Beyond("host", share=0.5)))
-    assert half.memory_bytes["optim"] == pytest.approx(theirs.memory_bytes["optim@host"] / 2, rel=1e-9)
+        assert theirs.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    half = predict(replace(by_scheme, beyond=Beyond(tier, share=0.5)))
+    assert half.memory_bytes["optim"] == pytest.approx(counted[f"optim@{tier}"] / 2, rel=1e-9)
 
 
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:
@@ -133,7 +157,9 @@ def test_a_full_host_does_not_fit_though_the_device_does() -> None:
     full = replace(small, machine=small.machine.model_copy(update={"tiers": tiers}))
     p = predict(full)
     assert p.peak_memory_bytes < 40 * GIB and not p.fits and predict(small).fits
-    assert "of 100 GiB: does not fit" in text(record(full, p))
+    said = text(record(full, p))
+    assert said.startswith("does not fit beyond the device: host 150.2 of 100 GiB: does not fit")
+    assert "short" not in said
 
 
 @pytest.mark.parametrize(
@@ -150,6 +176,29 @@ def test_a_full_host_does_not_fit_though_the_device_does() -> None:
 def test_what_cannot_be_is_refused(places: list[str], more: dict[str, float], says: str) -> None:
     with pytest.raises(UserError, match=says):
         job(Beyond.of(places, **more))  # type: ignore[arg-type]
+
+
+def test_the_planner_places_states_beyond_the_device_of_every_candidate() -> None:
+    machine, stack = setting(CONFIG, "polaris", "ours")
+    model, search = CONFIG.model("gpt-20b"), {"axes": [Ways()], "micro_batches": [1], "exact": True}
+    with pytest.raises(UserError, match="does not fit 4 x 40 GiB"):
+        plan(machine, stack, model, 4, 2048, 4, **search)  # type: ignore[arg-type]
+    found = plan(machine, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
+    assert found.ranked
+    for one in found.ranked[:5]:
+        alone = predict(one.job, interval=False)
+        assert alone.fits and float(alone.step_time_s) == pytest.approx(one.step_time_s, rel=1e-12)
+    small = {"host": machine.tier("host").model_copy(update={"capacity_gib": 200})}
+    with pytest.raises(UserError, match="GiB short"):
+        less = machine.model_copy(update={"tiers": small})
+        plan(less, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
+
+
+def test_an_update_without_a_rate_is_refused() -> None:
+    one = job(Beyond("host"), "dgx2", 16)
+    bare = replace(one, machine=CONFIG.machine("dgx2"))  # without defaults
+    with pytest.raises(UserError, match="the host's update has no rate"):
+        predict(bare)
 
 
 def test_the_largest_model_is_the_last_that_fits() -> None:
@@ -170,3 +219,34 @@ def test_the_largest_model_is_the_last_that_fits() -> None:
 def test_a_family_that_is_not_known_is_refused() -> None:
     with pytest.raises(UserError, match="family is not known"):
         largest(replace(job(), model=CONFIG.model("mixtral-8x7b")))
+
+
+JOB = ["--cluster", "polaris", "--model", "gpt-10b", "--gpus", "4", "--root", str(CONFIG.root)]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["predict", "--scheme", "zero3", "--tier-stride", "2"], "are of --tiers"),
+        (["predict", "--scheme", "zero3", "--tiers", "optim@host", "--tier-share", "2"], "share 2"),
+        (["plan", "--tiers", "optim@host", "--write", "mine"], "--tiers is without --write"),
+        (["plan", "--tiers", "optim@host", "--largest"], "--tiers is without --largest"),
+        (["plan", "--largest", "--tp", "2"], "--largest is without --tp"),
+        (["plan", "--largest", "--micro-batch", "1", "2"], "--largest takes one --micro-batch"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_in_one_line(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([words[0], *JOB, *words[1:]]) == 2
+    refused = capsys.readouterr().err
+    assert says in refused and refused.count("\n") == 1
+
+
+def test_the_planner_prints_a_line_for_each_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *JOB, "--largest", "--seq", "1024"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in said[3:]] == ["device", "optim@host", "optim@host weights@host"]
+    assert main(["plan", *JOB, "--largest", "--seq", "1024", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["parameters"] > 0 for row in rows] == [True, True, True]

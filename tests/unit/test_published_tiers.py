@@ -14,12 +14,16 @@ CONFIG = Config(Path(__file__).parents[2])
 def test_every_printed_number_has_a_prediction_and_its_distance() -> None:
     found = published_tiers(CONFIG)
     assert found.groupby("quantity").size().to_dict() == {
-        "largest model": 4, "throughput": 4, "step on NVMe": 9, "traffic, times the model": 1,
+        "largest model": 4, "throughput": 4, "speedup over 64 GPUs": 3,
+        "step on NVMe": 9, "traffic, times the model": 1,
     }  # fmt: skip
     assert (found["predicted"] > 0).all()
     off = found.set_index("setting")["off_percent"]
     assert off["largest model on one DGX-2, above"] == off["largest model, 1 GPU, above"] == 0
     assert off["largest model, 8 A100 + 1TB host"] == pytest.approx(-9, abs=1)
+    faster = found[found["quantity"] == "speedup over 64 GPUs"]
+    assert faster["off_percent"].abs().max() < 15
+    assert (faster["predicted"] > [2, 4, 8]).all()  # more than in proportion, as printed
     disk = found[found["quantity"] == "step on NVMe"]
     assert disk.groupby("use").size().to_dict() == {"fitted": 2, "held out": 7}
     assert disk.loc[disk["use"] == "fitted", "off_percent"].abs().max() < 1e-9

@@ -11,6 +11,7 @@ from lowband.commands.predict import (
     add_context,
     add_experts,
     add_job,
+    add_tiers,
     print_csv,
 )
 from lowband.commands.predict import software as told
@@ -48,6 +49,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     add_context(plan, ["all"], "default: all")
     add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
+    add_tiers(plan)
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -103,6 +105,7 @@ def add(commands: Any) -> None:
 def _plan(options: argparse.Namespace) -> None:
     import json
 
+    from lowband.cost.tiers import Beyond
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.degrees import COPIES, axes_to_try
@@ -121,6 +124,10 @@ def _plan(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    elsewhere = {key for key in ("write", "lengths", "outer_gbps", "largest") if getattr(options, key)}
+    if beyond is not None and elsewhere:
+        raise UserError(f"--tiers is without --{min(elsewhere).replace('_', '-')}")
     if options.lengths is not None:
         _plan_lengths(options, machine, stack, model)
         return
@@ -143,7 +150,7 @@ def _plan(options: argparse.Namespace) -> None:
         machine, stack, model, options.gpus, seq_len,
         options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
-        options.imbalance, of_stack(stack, model, options.software),
+        options.imbalance, of_stack(stack, model, options.software), beyond=beyond,
     )  # fmt: skip
     written: list[Path] = []
     if options.write and own:

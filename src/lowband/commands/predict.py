@@ -41,17 +41,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     add_context(predict, [], "default: ring; state")
     add_experts(predict, ["merged"], "default: merged", "0")
-    predict.add_argument(
-        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
-        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
-    )  # fmt: skip
-    predict.add_argument(
-        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
-    )
-    predict.add_argument(
-        "--tier-stride", type=int, default=0, metavar="K",
-        help="every K-th of their subgroups is updated on the device (default: none)",
-    )  # fmt: skip
+    add_tiers(predict)
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -105,6 +95,21 @@ def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str
     parser.add_argument(
         "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular ones (default: {copies})"
     )
+
+
+def add_tiers(parser: argparse.ArgumentParser) -> None:
+    """Add the options of states beyond the device."""
+    parser.add_argument(
+        "--tiers", nargs="+", default=[], metavar="STATE@TIER",
+        help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
+    )
+    parser.add_argument(
+        "--tier-stride", type=int, default=0, metavar="K",
+        help="every K-th of their subgroups is updated on the device (default: none)",
+    )  # fmt: skip
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:

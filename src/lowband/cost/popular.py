@@ -16,12 +16,13 @@ at least 1 and at most X. Popular experts that meet on one rank are not counted,
 that cross anyway: beside what 16 ranks drew (results/reference/routes) X' and 1 - q are up to 13 % too low.
 """
 
+from bisect import bisect_left
 from functools import cache
 from typing import Any  # of numpy's arrays
 
 import numpy as np
 
-_STEEPEST = 64.0  # an exponent with which the first has all
+_STEEPEST, _STEP = 64.0, 1e-6  # of exponents: with the first the most popular expert has all
 
 
 @cache
@@ -47,8 +48,8 @@ def with_copies(
 
 def _zipf(experts: int, first: float) -> Any:
     """Shares of experts, of which the first has this one."""
-    from scipy.optimize import brentq  # only here: it takes longer to import than a prediction takes
-
     places = np.arange(1, experts + 1, dtype=float)
-    exponent = brentq(lambda s: 1 / (places**-s).sum() - first, 0.0, _STEEPEST)
-    return first * places**-exponent
+    steps = bisect_left(
+        range(round(_STEEPEST / _STEP)), first, key=lambda step: 1 / (places ** (-step * _STEP)).sum()
+    )
+    return first * places ** (-steps * _STEP)

@@ -8,6 +8,7 @@ from typing import TypeVar, get_args
 import torch
 from torch import nn
 
+from lowband.engine.disk import Disk
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.torch_cut import take_over
 from lowband.engine.passes.alike import along_tensor
@@ -16,7 +17,6 @@ from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.replicas.replicas import Replicas
-from lowband.engine.transport.disk import Disk
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
@@ -27,6 +27,7 @@ from lowband.spec.config import Config
 from lowband.spec.context import check_context
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
+from lowband.spec.tiers import DEVICE, HOST, Tier
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ def shard(
     device: torch.device | str | None = None,
     collectives: Pattern = "hops",
     disk: str | Path | None = None,
+    activations: Tier = DEVICE,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -67,6 +69,7 @@ def shard(
     collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with;
                    joined: one exchange between all ranks, for a machine whose links are all equal
     disk:          folder for states that the scheme places there (`optim: world@disk`), of this job alone
+    activations:   host: what units' forwards keep for the backward waits in host memory; device
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
@@ -78,6 +81,8 @@ def shard(
         raise UserError("the module is already sharded", where=type(module).__name__)
     if collectives not in get_args(Pattern):
         raise UserError(f"unknown collectives '{collectives}'", allowed=get_args(Pattern))
+    if activations not in (DEVICE, HOST):
+        raise UserError(f"activations in '{activations}'", allowed=(DEVICE, HOST))
     config = Config()
 
     def named(given: Scheme | str) -> Scheme:
@@ -97,7 +102,7 @@ def shard(
             what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
         )
     files = None if disk is None else Disk(Path(disk), topology.rank)
-    options = Options(compute_dtype, reduce_dtype, overlap, collectives, files)
+    options = Options(compute_dtype, reduce_dtype, overlap, collectives, files, activations)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
     module._lowband = engine  # type: ignore[assignment]

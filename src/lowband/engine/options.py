@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lowband.engine.transport.disk import Disk
+from lowband.engine.disk import Disk
 from lowband.spec.step import Pattern
+from lowband.spec.tiers import DEVICE, Tier
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Options:
     reduce_dtype:  in which gradients are sent and summed
     overlap:       whether collectives run behind the computation
     pattern:       how collectives run where values travel unchanged
+    activations:   the tier of what units' forwards keep for the backward
     disk:          where states lie that a scheme places on a disk; or None
     """
 
@@ -25,6 +27,7 @@ class Options:
     overlap: bool = True
     pattern: Pattern = "hops"
     disk: Disk | None = None
+    activations: Tier = DEVICE
 
 
 def device_of(given: torch.device | str | None) -> torch.device:

@@ -11,7 +11,7 @@ from lowband.cost.flops import hardware_flops_per_token, keys_seen, model_flops_
 from lowband.cost.numbers import Num
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.interval import step_interval
-from lowband.predict.tiers import held
+from lowband.predict.tiers import held, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.machine import TierName
@@ -73,10 +73,8 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
     items = memory_items(job)
     peak = peak_bytes(items, job.keeps_grads)
     memory_gib = job.machine.device.memory_gib
-    tiers = held(job, items)
-    fits = None if memory_gib is None else np.asarray(peak <= memory_gib * GIB)
-    for tier, size in tiers.items():
-        fits = None if fits is None else fits & (size <= job.machine.tier(tier).capacity_gib * GIB)
+    in_tiers = np.asarray(short_by(job, items) == 0)
+    fits = None if memory_gib is None else in_tiers & (peak <= memory_gib * GIB)
     return Prediction(
         **vars(_speed(job, step.total)),
         step_time_slow_s=slow,
@@ -85,7 +83,7 @@ def predict(job: Workload, interval: bool = True) -> Prediction:
         communication_s=step.lane,
         memory_bytes=items,
         peak_memory_bytes=peak,
-        tier_bytes=tiers,
+        tier_bytes=held(job, items),
         fits=fits,
     )
 

@@ -21,12 +21,14 @@ from lowband.cost.collectives import Case
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
 from lowband.cost.numbers import Num, join
 from lowband.cost.tiers import GIGA, MOVED_BYTES, Rates, update_s
+from lowband.errors import UserError
 from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.machine import TierName
 from lowband.spec.sourced import Bound
 from lowband.spec.wire import DTYPE_BYTES
 
+GIB = 2**30
 ENDS: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
 
 
@@ -47,6 +49,8 @@ def tier_waits(
     if (beyond := job.placed) is None:
         return TierWaits()
     host = way(job, "host", case)
+    if beyond.optim is not None and not host.update:
+        raise UserError("the host's update has no rate", where=f"machine '{job.machine.name}'")
     down: Num = 0.0
     up: Num = 0.0
     update: Num = 0.0
@@ -105,8 +109,10 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         found["weights"] = np.maximum(items["weights"], copy)  # no master on the device stands in for it
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
         found["grads@host"] = there * GRAD_BYTES
+        if beyond.optim == "disk":  # new weights, until they are fetched
+            found["weights@host"] = there * DTYPE_BYTES[job.compute_dtype]
     if beyond.weights is not None:
-        found[f"weights@{beyond.weights}"] = copy
+        found[f"weights@{beyond.weights}"] = found.get(f"weights@{beyond.weights}", 0.0) + copy
         found["weights"] = 0.0
     return found
 
@@ -120,3 +126,12 @@ def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:
         tier: ranks * sum((size for kind, size in items.items() if kind.endswith(f"@{tier}")), start=0.0)
         for tier in job.placed.tiers
     }
+
+
+def short_by(job: Workload, items: Mapping[str, Num]) -> Num:
+    """Bytes per rank by which a node's tiers are too small, that of the fullest one; 0 if they suffice."""
+    ranks = min(job.machine.node_size, job.ranks)
+    short: Num = 0.0
+    for tier, size in held(job, items).items():
+        short = np.maximum(short, (size - job.machine.tier(tier).capacity_gib * GIB) / ranks)
+    return short

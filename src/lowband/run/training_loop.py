@@ -11,6 +11,7 @@ import torch
 
 from lowband.box.links import sent_bytes
 from lowband.engine.checkpoint.checkpointer import Checkpointer
+from lowband.engine.parallel.experts import recent_loads, resume_loads
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.everyone import everyones
 from lowband.model.data import Corpus, batch
@@ -43,7 +44,7 @@ def train_rank(
     Raises Diverged or Overloaded, on every rank at the same step.
     """
     is_first = rank == 0
-    trainer = prepare(spec, device)
+    trainer = prepare(spec, device, folder.disk)
     model, optimizer = trainer.model, trainer.optimizer
     replicas = trainer.replicas
     outside = Outside(spec.job_levels, trainer.lanes)
@@ -85,6 +86,8 @@ def train_rank(
             extra = {"step": step, "outside": [sent.model_dump() for sent in outside_sent]}
             if replicas is not None and replicas.sync.delay:
                 extra["in_flight"] = _in_flight(replicas)
+            if spec.copies:
+                extra["loads"] = everyones(recent_loads(model))
             checkpointer.save(step, model, optimizer, extra)
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
@@ -144,6 +147,8 @@ def _resume(rank: int, checkpointer: Checkpointer | None, trainer: Trainer) -> t
         trainer.replicas.count_in_flight(
             {unit: [Sent.model_validate(one) for one in sent] for unit, sent in mine.items()}
         )
+    if "loads" in extra:
+        resume_loads(trainer.model, extra["loads"][rank])
     return int(extra["step"]), tuple(Sent.model_validate(sent) for sent in extra["outside"])
 
 

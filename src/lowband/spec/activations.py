@@ -97,6 +97,10 @@ EXPERT_COPIES_GRAD = Collective(  # and their gradients back
     "expert_copies_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
 EXPERTS_LOAD = Collective(  # pairs of each expert of all layers, by which they are balanced; over data
     "experts_load", "all_reduce", SELF, WORLD, "masters", "step", None)
+KEEP_STASH = Collective(  # what a unit's forward keeps for its backward, to host memory
+    "keep_stash", "copy", SELF, SELF, "activations", "layer", "forward")
+KEEP_FETCH = Collective(
+    "keep_fetch", "copy", SELF, SELF, "activations", "layer", "backward")
 STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
     "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
 ALIKE_GATHER = Collective(  # what ranks that compute one batch must have in common; no part of a step

@@ -15,7 +15,7 @@ from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.tiers import DEVICE
+from lowband.spec.tiers import DEVICE, DISK
 
 
 class RunSpec(RunOptions):
@@ -75,6 +75,8 @@ class RunSpec(RunOptions):
                 "be turned off, its collectives are its own, it accumulates depth-first, its models have no "
                 "experts, and its only axis is data (of fsdp2 also tensor and pipeline)"
             )
+        if self.scheme.optim_tier == DISK and (self.device == "fake" or self.is_in_stages):
+            raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
         if self.steps % self.scheme.period:
             raise ValueError(
                 f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "

@@ -26,6 +26,7 @@ class RunFolder:
         self.steps = path / "steps.jsonl"
         self.outcome = path / "outcome.json"
         self.checkpoints = path / "checkpoints"
+        self.disk = path / "disk"
         self.lock = path / "run.lock"
         self.batch_script = path / "job.sbatch"
 

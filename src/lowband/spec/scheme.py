@@ -38,7 +38,7 @@ class Placement(Strict):
     weights: str = Field(description="level of the copy used for compute, in the compute dtype")
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
-    optim: str = Field(description="level of fp32 master weights and Adam moments; @host: in host memory")
+    optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
     sync: Sync | None = Field(
         default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,17 +27,21 @@ from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
-from lowband.spec.tiers import at
+from lowband.spec.tiers import DISK, at
 from lowband.trainers.trainer import Batch, Trainer, adamw, fingerprint_of
 
 
 class Lowband(Trainer):
     """A GPT under our engine."""
 
-    def __init__(self, model: GPT, spec: RunSpec, device: torch.device) -> None:
-        """model: on the meta device; it is made on `device`, one parameter at a time"""
+    def __init__(self, model: GPT, spec: RunSpec, device: torch.device, disk: Path | None = None) -> None:
+        """model: on the meta device; it is made on `device`, one parameter at a time
+        disk:  folder for states that the scheme places there
+        """
         self._names, self._split = list(model.state_dict()), model.split
         of_step: dict[str, Any] = {"collectives": spec.collectives}
+        if spec.scheme.optim_tier == DISK:
+            of_step["disk"] = disk
         if spec.is_in_stages:
             of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each, "layers": spec.layers}
         self.model = on_ranks(

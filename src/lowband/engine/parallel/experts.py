@@ -209,3 +209,25 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
         if isinstance(layer, MixtureOfExperts) and getattr(layer.experts, "hot", None) is not None:
             layer.experts.hot.update(loads[names[layer.router]])
     return loads
+
+
+def recent_loads(module: nn.Module) -> dict[str, list[list[int]]]:
+    """By the layer's name, the loads that say which experts have copies; on this rank's layers alone."""
+    return {name: hot.loads for name, hot in _hot_experts(module).items()}
+
+
+def resume_loads(module: nn.Module, loads: dict[str, list[list[int]]]) -> None:
+    """Let those experts have copies that had some when the loads were taken."""
+    for name, hot in _hot_experts(module).items():
+        for counts in loads[name]:
+            hot.update(torch.tensor(counts))
+
+
+def _hot_experts(module: nn.Module) -> dict[str, HotExperts]:
+    """By the name of the first layer that has them."""
+    found = dict[HotExperts, str]()
+    for name, layer in module.named_modules():
+        hot = getattr(layer.experts, "hot", None) if isinstance(layer, MixtureOfExperts) else None
+        if hot is not None:
+            found.setdefault(hot, name)
+    return {name: hot for hot, name in found.items()}

@@ -44,6 +44,11 @@ class HotExperts:
             order = load.argsort(descending=True, stable=True)[: self._most].tolist()
             self.set(sorted(e for e in order if load[e] * self._experts > load.sum()))
 
+    @property
+    def loads(self) -> list[list[int]]:
+        """What `update` was given of late: of it again, the same experts have copies."""
+        return [load.tolist() for load in self._loads]
+
     def set(self, hot: Sequence[int]) -> None:
         """Let these have copies from the next forward on. Every rank must set the same ones."""
         self.hot, place = [*hot], self._axis.place

@@ -32,27 +32,37 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
+from lowband.engine.options import Options
 from lowband.engine.passes.forward_pass import Pass
+from lowband.engine.passes.kept_on_host import KeptOnHost
 from lowband.engine.passes.nested import differentiable
 from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.saved_leaves import SavedLeaves
+from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
+from lowband.spec.tiers import HOST
 
 
 class Hooks:
     """The hooks on one module, on the owners of its units and on its parameters' gradients."""
 
     def __init__(
-        self, passes: Passes, unit_of: dict[int, Unit], compute_dtype: torch.dtype, device: torch.device
+        self,
+        passes: Passes,
+        unit_of: dict[int, Unit],
+        options: Options,
+        device: torch.device,
+        ledger: Ledger,
     ) -> None:
         """unit_of: see SavedLeaves"""
+        on_host = KeptOnHost(ledger) if options.activations == HOST else None
         self._passes, self._backward = passes, passes.backward
         self._module, self._units_of = passes.module, passes.units_of
-        self._compute_dtype, self._device = compute_dtype, device
-        self._saved = SavedLeaves(unit_of, self._before_use)
+        self._compute_dtype, self._device = options.compute_dtype, device
+        self._saved = SavedLeaves(passes.module, unit_of, self._before_use, on_host)
         self._pass = Pass(trains=False)  # the running forward, or the last one
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
         self._arrived_in = -1  # autograd's graph task in which the last gradient arrived

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lowband.engine.passes.kept_on_host import Kept, KeptOnHost
 from lowband.engine.units.seen_as import SeenAs, local_of
 from lowband.engine.units.unit import Unit
 
@@ -50,11 +51,19 @@ _Other = tuple[torch.Tensor, int]
 class SavedLeaves:
     """The saved-tensor hooks of one engine's forwards."""
 
-    def __init__(self, unit_of: Mapping[int, Unit], before_use: Callable[[Unit, int], None]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        unit_of: Mapping[int, Unit],
+        before_use: Callable[[Unit, int], None],
+        on_host: KeptOnHost | None,
+    ) -> None:
         """unit_of:    units by the storage of their gathered weights, which they keep up to date
         before_use: called before saved weights are used, with their unit and version; gathers the unit
+        on_host:    where other tensors go that the module's units save, not the module itself; or None
         """
-        self.unit_of, self.before_use = unit_of, before_use
+        self.unit_of, self.before_use, self.on_host = unit_of, before_use, on_host
+        self._module = module
         self._entered = threading.local()
 
     def enter(self, owner: nn.Module) -> None:
@@ -68,6 +77,12 @@ class SavedLeaves:
             pushed = saved_tensors_hooks(hooks.pack, hooks.unpack)
             pushed.__enter__()
         self._stack().append((owner, pushed))
+
+    @property
+    def is_in_unit(self) -> bool:
+        """Whether the forward of a unit is running in this thread, and not only the module's."""
+        stack = self._stack()
+        return bool(stack) and stack[-1][0] is not self._module
 
     def leave(self, owner: nn.Module) -> None:
         """Called after every forward, also after one that raised, perhaps before `enter`."""
@@ -117,6 +132,8 @@ class _Hooks:
                 return packed if local is None else _Around(SeenAs.of(tensor), packed)
         if self._outer is not None:
             return self._outer[0](tensor)
+        if self.of.on_host is not None and self.of.is_in_unit and type(tensor) is torch.Tensor:
+            return self.of.on_host.stash(tensor)
         # Detached, because a node must not refer to its own output.
         return tensor.detach() if tensor.requires_grad else tensor, tensor._version
 
@@ -128,6 +145,9 @@ class _Hooks:
             return packed.how.around(self.unpack(packed.leaf))
         if self._outer is not None:
             return self._outer[1](packed)
+        if isinstance(packed, Kept):
+            assert self.of.on_host is not None
+            return self.of.on_host.fetch(packed)
         other: _Other = packed
         tensor, version = other
         if tensor._version != version:

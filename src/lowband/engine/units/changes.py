@@ -51,7 +51,7 @@ class Changes:
     """Changes to one unit's shards since they were made."""
 
     def __init__(
-        self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter], disk: OnDisk | None
+        self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter], disk: OnDisk | None = None
     ) -> None:
         """master: 1D, fp32; shards: views that cover it; disk: where these have their memory, or None"""
         self.disk = disk

@@ -5,15 +5,15 @@ lane, in the order in which they were submitted, so that no more than two units 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lowband.engine.collectives.collectives import Collectives
+from lowband.engine.disk import StateFile
 from lowband.engine.transport.call import Call
-from lowband.engine.transport.disk import StateFile
 from lowband.engine.transport.lane import Handle, Work
 from lowband.spec.step import FETCH, STASH, Collective
 from lowband.spec.tiers import DISK, HOST, at
@@ -41,14 +41,18 @@ class OnDisk:
         self._held = 0  # bytes of them in memory
         self._is_counted = True
         self._moving: Handle | None = None
-        self._is_in_memory = True
+        self._is_in_memory, self._is_written = True, False
         self._count()
 
     # ---- one after the other
 
     def start_read(self, is_counted: bool = True) -> None:
-        """Begin to fill the tensors. is_counted: as a part of a step"""
-        self.wait()
+        """Begin to fill the tensors.
+
+        is_counted: as a part of a step, which a failed write ends; its tensors are still in memory
+        """
+        with nullcontext() if is_counted else suppress(OSError):
+            self.wait()
         self._is_counted = is_counted
         if not self._is_in_memory:
             self._submit(self._read, FETCH, is_counted)
@@ -61,6 +65,7 @@ class OnDisk:
         if optimizer is not None:
             self._tensors = [self._master, *states_of(optimizer, shards)]
             self._sizes = [tensor.nbytes for tensor in self._tensors]
+        self._is_written = False
         self._count()
         self.rounded.copy_(self._master.detach())
         self._submit(self._write, STASH, is_counted)
@@ -82,9 +87,10 @@ class OnDisk:
             self.forget()
 
     def forget(self) -> None:
-        """Free the tensors, which have not changed since they were read."""
+        """Free the tensors, which have not changed since they were read, if the disk has them."""
         self.wait()
-        self._free()
+        if self._is_written:
+            self._free()
 
     def _submit(self, part: Callable[[Call], Work], row: Collective, is_counted: bool) -> None:
         if is_counted:  # now: the last write of a step may end in the next one
@@ -106,6 +112,7 @@ class OnDisk:
     def _write(self, _: Call) -> Work:
         yield DISK, []
         self._file.write(self._tensors)
+        self._is_written = True
         self._free()
 
     def _free(self) -> None:

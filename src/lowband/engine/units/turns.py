@@ -23,6 +23,8 @@ def step_in_turns(
     apart = {id(p) for mine in shards_of.values() for p in mine}
     others = [p for group in groups for p in group["params"] if id(p) not in apart]
     units = list(moving.items())
+    for disk in shards_of:  # a write of the last step may have failed: nothing of this one is done yet
+        disk.wait()
     try:
         for disk, _ in units[:1]:
             disk.start_read()

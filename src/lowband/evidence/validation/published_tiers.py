@@ -10,6 +10,9 @@ what was printed need not be near. TFLOP/s count recomputation, as of ZeRO++. Th
 are those of config/models.yaml, 2T is wider. Checkpoints of activations stay on the device, unlike the
 paper's.
 
+Of 200B speedups over 64 GPUs are printed, more than in proportion: of more devices each has a smaller part of
+the weights, and of more nodes the host's update.
+
 MLP-Offload: steps of 40 to 120 billion parameters on four GPUs with states on NVMe. Disks decide, so a step
 is its bytes over a rate: 12 of each parameter read, 12 written. One rate for DeepSpeed and one for
 MLP-Offload are fitted on the rows of 70B, all others are held out.
@@ -25,7 +28,7 @@ import pandas as pd
 from lowband.cost.tiers import MOVED_BYTES, Beyond
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
-from lowband.predict.search.largest import largest
+from lowband.predict.search.largest import largest, of_width
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
@@ -49,6 +52,8 @@ THROUGHPUT: dict[str, tuple[str, tuple[str, ...]]] = {  # model as printed -> ou
     "10B": ("gpt-10b", OPTIM), "20B": ("gpt-20b", ALL), "1000B": ("gpt-1t", ALL), "2000B": ("gpt-1t", ALL),
 }  # fmt: skip
 TWO_T = {"name": "gpt-2t", "layers": 160, "hidden": 32768, "heads": 256}
+HEADS_200B, MOST_SEQUENCES = 100, 65
+SPEEDUP, FEWEST = "speedup over 64 GPUs", 64
 FITTED_ON = "70B"
 
 
@@ -64,7 +69,12 @@ def published_tiers(config: Config) -> pd.DataFrame:
     for row in figures[figures["artifact"] == "blog"].itertuples():
         if row.model in THROUGHPUT and "Offload" in row.system:
             setting_ = f"{row.model} on {row.gpus} GPUs"
-            rows.append(_row(row, "throughput", "largest batch", setting_, throughput(config, row)))
+            found = throughput(config, row.model, int(row.gpus))
+            rows.append(_row(row, "throughput", "largest batch", setting_, found))
+    for row in reported[reported["metric"] == SPEEDUP].itertuples():
+        few, many = (throughput(config, row.model, gpus) for gpus in (FEWEST, int(row.gpus)))
+        found, where = many / few * int(row.gpus) / FEWEST, f"{row.model} on {row.gpus} GPUs"
+        rows.append(_row(row, SPEEDUP, "largest batch", where, found))
     rows += _on_disk(reported[reported["paper"].str.contains("MLP-Offload")])
     for row in reported[reported["metric"].str.startswith("PCIe traffic per step")].itertuples():
         printed = float(str(row.value).split(",")[1].split()[0])
@@ -97,17 +107,14 @@ def _with_host(machine: Machine, capacity_gib: float) -> Machine:
     return machine.model_copy(update={"tiers": machine.tiers | {"host": host}})
 
 
-def throughput(config: Config, row: Any) -> float:
+def throughput(config: Config, name: str, gpus: int) -> float:
     """TFLOP/s of a GPU with the largest micro-batch that fits, hardware FLOPs; 0 if nothing fits."""
-    name, places = THROUGHPUT[row.model]
-    model = config.model(name)
-    if row.model == "2000B":
-        model = model.model_copy(update=TWO_T)
+    model, places = _shape(config, name)
     for tensor in (1, 2, 4, 8):
-        if int(row.gpus) % tensor:
+        if gpus % tensor:
             break
-        job, found = _job(config, "dgx2", model, int(row.gpus), places, tensor), 0.0
-        for sequences in range(1, 65):
+        job, found = _job(config, "dgx2", model, gpus, places, tensor), 0.0
+        for sequences in range(1, MOST_SEQUENCES):
             prediction = predict(replace(job, micro_batch=sequences), interval=False)
             if not prediction.fits:
                 break
@@ -115,6 +122,15 @@ def throughput(config: Config, row: Any) -> float:
         if found:
             return found
     return 0.0
+
+
+def _shape(config: Config, name: str) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model of a printed size, and where its states lie."""
+    if name == "200B":
+        return of_width(config.model("gpt-175b"), HEADS_200B), ALL
+    of, places = THROUGHPUT[name]
+    model = config.model(of)
+    return (model.model_copy(update=TWO_T) if name == "2000B" else model), places
 
 
 def _on_disk(rows: Any) -> list[dict[str, object]]:

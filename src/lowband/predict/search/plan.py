@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from lowband.cost.activations import Recompute
 from lowband.cost.bytes import transfers
 from lowband.cost.numbers import Num
+from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.room import surely
@@ -43,6 +44,7 @@ from lowband.predict.search.candidates import (
 )
 from lowband.predict.search.degrees import axes_to_try, divisors, left_out, possible
 from lowband.predict.search.software import Software
+from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways
 from lowband.spec.axes import Ways
@@ -74,6 +76,7 @@ def plan(
     imbalance: float = 1.0,
     software: Sequence[Software] = (),
     within: float = MODEL_ERROR,
+    beyond: Beyond | None = None,
 ) -> Plan:
     """The candidates, predicted. Raises UserError if none is possible, or none fits.
 
@@ -86,13 +89,14 @@ def plan(
     software:      of which one must run a candidate; none: any candidate is tried
     within:        the model's error, as `choice.chosen` has it: what is chosen with it is found for certain;
                    inf: all candidates are
+    beyond:        the device, of every candidate, as Workload has it
     """
     check_ways(machine, ways)
     tried = possible(
         machine, model, ranks, axes or axes_to_try(machine, model), seq_len, ways, states
     )  # fmt: skip
     job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
-    bases = list(_bases(*job, imbalance))
+    bases = list(_bases(*job, imbalance, beyond))
     if not bases:
         given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(
@@ -133,7 +137,7 @@ class _Search:
     limits: dict[Knobs, float] = field(default_factory=dict)
     last_row: float = np.inf
     exact_best: float = np.inf
-    peaks: dict[Knobs, Num] = field(default_factory=dict)
+    peaks: dict[Knobs, tuple[Num, Num]] = field(default_factory=dict)
 
     def run(self) -> None:
         floors = [_floor(base) for base in self.bases]
@@ -203,9 +207,10 @@ class _Search:
         job = replace(base, scheme=scheme, micro_batch=micro_batch, accumulation=accumulation)
         placed = (*knobs_of(job, MEMORY_KNOBS), *micro_batch)  # wires are left out: they take no memory
         if placed not in self.peaks:
-            self.peaks[placed] = peak_bytes(memory_items(job), job.keeps_grads)
-        peak = self.peaks[placed]
-        short = np.maximum(0.0, peak - _room(job.machine))
+            items = memory_items(job)
+            of_device = peak_bytes(items, job.keeps_grads)
+            self.peaks[placed] = of_device, np.maximum(short_by(job, items), of_device - _room(job.machine))
+        peak, short = self.peaks[placed]
         time: Num = np.inf
         if np.any(short == 0):
             time = step_time(job).total
@@ -321,6 +326,7 @@ def _bases(
     micro_batches: Sequence[int] | None,
     recompute: Sequence[Recompute],
     imbalance: float = 1.0,
+    beyond: Beyond | None = None,
 ) -> Iterator[Workload]:
     """Jobs in these axes and schedules, under DDP."""
     for way in axes:
@@ -334,7 +340,7 @@ def _bases(
             continue
         base = Workload(
             machine, stack, model, DDP, ranks, micro_batch=several, seq_len=seq_len,
-            accumulation=share // several, axes=way, imbalance=imbalance,
+            accumulation=share // several, axes=way, imbalance=imbalance, beyond=beyond,
         )  # fmt: skip
         for each in recompute:
             if each != "selective" or base.stack.attention == "plain":  # a fused kernel keeps no scores

@@ -220,6 +220,8 @@ def _recomputed(row: dict[str, Any]) -> str:
 
 def _does_not_fit(row: dict[str, Any]) -> str:
     """The first line on a job that does not fit: its times are of no job that can run there."""
+    if not row["short_by_bytes"]:
+        return f"does not fit beyond the device: {_rooms(row['tiers'])}; times below are as if it did"
     low, high = (-end / GIB for end in row["interval"]["headroom_bytes"])
     return (
         f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({high:.3g} to {low:.3g}) short of the "
@@ -232,12 +234,17 @@ def _of_node(of: dict[str, Any]) -> str:
     states = [f"{state}@{of[state]}" for state in ("optim", "weights") if of[state] is not None]
     parts = f", share {of['share']:g}" if of["share"] < 1 else ""
     parts += f", of {of['stride']} subgroups one is updated on the device" if of["stride"] else ""
-    rooms = []
+    return f"  beyond the device {', '.join(states)}{parts}; of a node: {_rooms(of)}"
+
+
+def _rooms(of: dict[str, Any]) -> str:
+    """What a node holds in each tier, and may."""
+    found = []
     for tier in get_args(TierName):
         if f"{tier}_node_bytes" in of:
             held, room = of[f"{tier}_node_bytes"] / GIB, of[f"{tier}_capacity_bytes"] / GIB
-            rooms.append(f"{tier} {held:.4g} of {room:.4g} GiB" + ("" if held <= room else ": does not fit"))
-    return f"  beyond the device {', '.join(states)}{parts}; of a node: {', '.join(rooms)}"
+            found.append(f"{tier} {held:.4g} of {room:.4g} GiB" + ("" if held <= room else ": does not fit"))
+    return ", ".join(found)
 
 
 def _along_context(of: dict[str, Any]) -> str:
@@ -370,7 +377,7 @@ def fits(row: dict[str, Any]) -> str:
     """Whether the record's job fits, as words, with the interval of its headroom."""
     low, high = (end / GIB for end in row["interval"]["headroom_bytes"])
     between = f"({low:.3g} to {high:.3g})"
-    if not row["fits"]:
+    if row["short_by_bytes"]:
         return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
     return f"{between} fits" if low >= 0 else f"{between} fits only if the runtime takes less than it may"
 

@@ -1,0 +1,137 @@
+"""Optimizer states on a disk: files that are damaged, full, or another run's; what has no memory. What they
+share with other tiers: test_tiers.py."""
+
+import os
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from test_parity import SPEC
+from test_tiers import DTYPE, adamw, placed, step
+
+import lowband
+from lowband.engine.passes.engine import engine_of
+from lowband.errors import UserError
+from lowband.model.gpt import GPT, Block
+from lowband.run.on_ranks import on_ranks
+
+
+def on_one(tmp: str, act: Callable[[str, Any, torch.optim.Optimizer], Any]) -> Any:
+    """What `act` returns with a folder, a model with states there after two steps, and its optimizer."""
+    scheme = placed("zero1", "disk")
+    model = lowband.shard(GPT(SPEC, seed=7), scheme, lowband.Topology({}), Block, DTYPE["fp32"], disk=tmp)
+    optimizer = adamw(model)
+    for number in (2, 3):
+        step(model, optimizer, number, 1, 0.05)
+    wait_for(model)
+    return act(tmp, model, optimizer)
+
+
+def wait_for(model) -> None:
+    for disk, _ in engine_of(model).on_disk():
+        disk.wait()
+
+
+def said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def damaged(tmp: str, model, optimizer) -> list[str]:
+    """What a step says of a file with another byte, and of one that ends early."""
+    one, other = (Path(tmp, "rank0", f"{unit}.states") for unit in ("root", "blocks.1"))
+    with other.open("r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)[0]
+        file.seek(5000)
+        file.write(bytes([byte ^ 1]))
+    found = [said(lambda: step(model, optimizer, 4, 1, 0.05))]
+    os.truncate(one, 5000)
+    wait_for(model)
+    return [*found, said(lambda: lowband.full_state_dict(model))]
+
+
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+    [[flipped, short]] = on_ranks(1, on_one, str(tmp_path), damaged)
+    assert re.fullmatch(
+        r".*/rank0/blocks\.1\.states: \d+ bytes from \d+ are not those that were written", flipped
+    )
+    assert re.fullmatch(r".*/rank0/root\.states: ends after \d+ bytes, in a piece of \d+ from \d+", short)
+
+
+def refused(tmp: str, model, optimizer) -> list[str]:
+    parameter = next(model.parameters())
+    others = lambda kind: kind(model.parameters(), lr=0.1)  # noqa: E731
+
+    class Own(torch.optim.SGD):
+        """Of no known package."""
+
+    def hooked() -> None:
+        optimizer.register_step_post_hook(lambda *_: None)
+        optimizer.step()
+
+    another = lambda folder: lowband.shard(  # noqa: E731
+        GPT(SPEC, seed=7), placed("zero1", "disk"), lowband.Topology({}), Block, DTYPE["fp32"], disk=folder
+    )
+    Path(tmp, "a file").touch()
+    return [
+        said(lambda: parameter + 1), said(optimizer.state_dict), said(lambda: another(None)),
+        said(lambda: another(tmp)), said(lambda: another(Path(tmp, "a file"))),
+        said(lambda: others(Own).step()), said(lambda: optimizer.step(lambda: 0.0)), said(hooked),
+    ]  # fmt: skip
+
+
+def test_what_a_disk_refuses(tmp_path: Path) -> None:
+    [found] = on_ranks(1, on_one, str(tmp_path), refused)
+    for text, expected in zip(found, (
+        "embed.weight: its values are on a disk between steps",
+        "AdamW: its states are on a disk between steps",
+        "scheme 'zero1': optim world@disk, and no folder", "rank0: is being run by process",
+        "a file/rank0: cannot be used: Not a directory", "Own of states on disk: is not known to work",
+        "AdamW of states on disk: a closure, or hooks on the step", "AdamW of states on disk: a closure",
+    ), strict=True):  # fmt: skip
+        assert expected in text and "\n" not in text
+
+
+def full(tmp: str) -> tuple[str, str, bool]:
+    """A disk without room before training starts; one that fills up while it is written, and what is left."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shard = lambda scheme, folder: lowband.shard(  # noqa: E731
+        GPT(SPEC, seed=7), placed("zero1", scheme), lowband.Topology({}), Block, DTYPE["fp32"], disk=folder
+    )
+    models = [shard("disk", Path(tmp, "disk")), shard("device", None)]
+    room = max(file.stat().st_size for file in Path(tmp, "disk", "rank0").glob("*.states"))
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=3e-3, fused=True, amsgrad=True) for each in models]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, unlimited[1]))  # amsgrad keeps more
+    for model, optimizer in zip(models, optimizers, strict=True):
+        step(model, optimizer, 2, 1, 0.05)
+    try:
+        step(models[0], optimizers[0], 3, 1, 0.05)
+        second = "nothing"
+    except OSError as error:
+        second = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room // 2, unlimited[1]))
+    first = said(lambda: shard("disk", Path(tmp, "other")))
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    checkpointer = lowband.Checkpointer(Path(tmp, "checkpoints"))
+    checkpointer.save(1, models[0], optimizers[0])
+    checkpointer.wait()
+    loaded = shard("device", None)
+    checkpointer.load(
+        checkpointer.latest(), loaded, torch.optim.AdamW(loaded.parameters(), lr=1.0, amsgrad=True)
+    )
+    mine, others = lowband.full_state_dict(loaded), lowband.full_state_dict(models[1])
+    return first, second, all(torch.equal(mine[key], others[key]) for key in others)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    [(first, second, is_whole)] = on_ranks(1, full, str(tmp_path))
+    assert re.search(r"other/rank0/\S+\.states: no room for \d+ bytes \(\d+ free\): File too large", first)
+    assert re.search(r"File too large: '.*/disk/rank0/.*\.states'", second)
+    assert is_whole
