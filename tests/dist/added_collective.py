@@ -19,7 +19,7 @@ import lowband  # noqa: E402
 from lowband.cost.buffers import buffer_bytes  # noqa: E402
 from lowband.cost.bytes import sent_bytes  # noqa: E402
 from lowband.engine.api import engine_of  # noqa: E402
-from lowband.predict.search.plan import WIRES  # noqa: E402
+from lowband.predict.search.candidates import WIRES  # noqa: E402
 from lowband.predict.time import ITEMS, step_time  # noqa: E402
 from lowband.predict.workload import Workload  # noqa: E402
 from lowband.run.on_ranks import on_ranks  # noqa: E402

@@ -75,6 +75,10 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tiers optim@host --exact --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --software deepspeed --write found",
+        f"{JOB} --gpus 32 --tp 1 --pp 1 --micro-batch 1 --groups 16",
+        f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tokens 1e9 --hours-between-failures 5e4 "
+        "--restart-minutes 10 --checkpoint-seconds 30",
         f"{JOB} --gpus 8 --recompute full --lengths lengths.txt --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --cp 2 --ways heads ring --micro-batch 1",
     ),

@@ -20,7 +20,7 @@ from lowband.predict.search.advice import (
     placed_schemes,
     split,
 )
-from lowband.predict.search.choice import MODEL_ERROR
+from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.show.advice_text import advise, text
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

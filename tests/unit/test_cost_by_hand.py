@@ -1,5 +1,6 @@
 """Time and memory of a job against numbers worked out by hand, and against formulas as papers print them."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.prediction import predict
-from lowband.predict.search.plan import KNOBS, Candidate, Plan, axes_to_try, jobs, plan
-from lowband.predict.show.plan_files import report, write
+from lowband.predict.search.candidates import KNOBS, Candidate, Plan
+from lowband.predict.search.degrees import axes_to_try
+from lowband.predict.search.plan import jobs, plan
+from lowband.predict.show.plan_files import write
+from lowband.predict.show.plan_text import report
 from lowband.predict.show.render import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
@@ -528,7 +532,25 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
     wires = ("native", "native", "native", "native")
-    best = ("world", None, "world", "world", *wires, 2, "none", 1, 1, "ring", "auto", 1, "flat", 1, "1f1b", 1)
+    best = (
+        "world",
+        None,
+        "world",
+        "world",
+        *wires,
+        2,
+        "none",
+        1,
+        1,
+        "ring",
+        "auto",
+        1,
+        "flat",
+        0,
+        1,
+        "1f1b",
+        1,
+    )
 
     def with_(place: int, value: object) -> tuple[object, ...]:
         return (*best[:place], value, *best[place + 1 :])
@@ -537,7 +559,7 @@ def test_what_other_choices_cost() -> None:
         candidate(best, 1.0),
         candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
         candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(9, "full")[:18], 2), 0.1),  # differs in two
+        candidate((*with_(9, "full")[:19], 2), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
@@ -545,7 +567,7 @@ def test_what_other_choices_cost() -> None:
     assert lines[9] == "recompute none: no other value was possible here"
     assert lines[11] == "cp 1: no other value was possible here"
     assert lines[13] == "schedule 1f1b: no other value was possible here"
-    assert len(lines) == len(best) - 4  # no way and states on one rank along context, and no experts
+    assert len(lines) == len(best) - 5  # no way and states on one rank along context, and no experts
 
 
 def test_what_another_degree_of_context_costs() -> None:
@@ -567,6 +589,7 @@ def test_what_another_degree_of_context_costs() -> None:
             "auto",
             1,
             "flat",
+            0,
             1,
             "1f1b",
             1,
@@ -593,9 +616,10 @@ def test_batches_and_degrees_of_the_search() -> None:
         (4, 1, "depth", "full")
     }
     odd = GPT.model_copy(update={"layers": 3, "heads": 1})
-    for model, most in ((GPT, 3), (odd, 2)):
-        points = plan(MACHINE, OURS, model, 8, 64, 16, axes_to_try(MACHINE, [1, most], [1, most])).ranked
-        assert {point.job.levels.world for point in points} == {8}
+    for model, most, data in ((GPT, 3, {8}), (odd, 2, {8, 4})):  # 3 layers as 2 and 1
+        axes = axes_to_try(MACHINE, model, [1, most], [1, most])
+        points = plan(MACHINE, OURS, model, 8, 64, 16, axes, within=math.inf).ranked
+        assert {point.job.levels.world for point in points} == data
     assert not list(jobs(MACHINE, OURS, GPT, 8, 64, 12, [Ways()]))
     with pytest.raises(
         UserError, match="a global batch of 12 sequences is not divisible by any data-parallel degree of 8"
@@ -608,7 +632,7 @@ def test_batches_and_degrees_of_the_search() -> None:
 def test_what_a_candidate_is_short_of_is_what_is_predicted() -> None:
     device = MACHINE.device.model_copy(update={"memory_gib": 2 + 2e-3})
     machine = MACHINE.model_copy(update={"device": device})
-    found = plan(machine, OURS, GPT, 4, 64, 16, [Ways()])
+    found = plan(machine, OURS, GPT, 4, 64, 16, [Ways()], within=math.inf)
     shorts = {point.short_by for point in found.candidates.values()}
     assert 0 in shorts
     assert len(shorts) > 10

@@ -1,6 +1,7 @@
 """`lowband plan` over ranks that divide experts: brute force, and where they send less than a gather."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -14,7 +15,9 @@ from lowband.predict.experts import experts_sent
 from lowband.predict.footprint import GIB
 from lowband.predict.place import alike
 from lowband.predict.prediction import predict
-from lowband.predict.search.plan import KNOBS, axes_to_try, left_out, plan, schemes
+from lowband.predict.search.candidates import KNOBS
+from lowband.predict.search.degrees import axes_to_try, left_out
+from lowband.predict.search.plan import plan, schemes
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
@@ -86,8 +89,8 @@ def test_a_plan_chooses_what_sends_less(few: bool) -> None:
     gathered = Workload(machine(), OURS, model, CONFIG.scheme("zero3").on([]), RANKS, 1, tokens)
     apart = replace(gathered, axes=Ways(expert=RANKS))
     peaks = [float(predict(one, interval=False).peak_memory_bytes) for one in (gathered, apart)]
-    axes = axes_to_try(machine(), [1], [1], expert=[1, RANKS])
-    found = plan(machine(max(peaks) / 1024 + 1), *of, axes, [1], ["full"], exact=True)
+    axes = axes_to_try(machine(), model, [1], [1], expert=[1, RANKS])
+    found = plan(machine(max(peaks) / 1024 + 1), *of, axes, [1], ["full"], exact=True, within=math.inf)
     assert {one.job.axes.expert for one in found.ranked} == {1, RANKS}
     assert {one.job.scheme.weights for one in found.ranked if one.job.axes.expert == 1} == {WORLD}
     assert found.ranked[0].job.axes.expert == (RANKS if few else 1)
@@ -98,9 +101,9 @@ def test_copies_are_chosen_where_some_ranks_are_full(imbalance: float, expected:
     """Between tokens to experts and experts to tokens: of popular ones, and without imbalance they only
     cost."""
     given = machine(node=4, rate=1.0)
-    axes = axes_to_try(given, [1], [1], expert=[1, RANKS], copies=[0, 1, 2, 4, 8])
+    axes = axes_to_try(given, MODEL, [1], [1], expert=[1, RANKS], copies=[0, 1, 2, 4, 8])
     of = given, OURS, MODEL, RANKS, 2**14, RANKS
-    found = plan(*of, axes, [1], ["none"], exact=True, imbalance=imbalance)
+    found = plan(*of, axes, [1], ["none"], exact=True, imbalance=imbalance, within=math.inf)
     apart = [one for one in found.ranked if one.job.axes.expert == RANKS]
     assert apart[0].job.axes.copies in expected
     assert {one.job.axes.copies for one in found.ranked if one.job.axes.expert == 1} == {0}
@@ -132,8 +135,10 @@ def test_copies_leave_tokens_in_their_group() -> None:
 
 def test_a_plan_is_brute_force() -> None:
     given = machine(node=4, rate=1.0)
-    axes = axes_to_try(given, [2], [1], expert=[1, 2, 4])
-    found = plan(given, OURS, MODEL, RANKS, 64, 16, axes, [1], ["none"], exact=True, imbalance=1.5)
+    axes = axes_to_try(given, MODEL, [2], [1], expert=[1, 2, 4])
+    found = plan(
+        given, OURS, MODEL, RANKS, 64, 16, axes, [1], ["none"], exact=True, imbalance=1.5, within=math.inf
+    )
     expected = {}
     for one in {each.batches.axes: each for each in found.candidates.values()}.values():
         for scheme in schemes(one.batches.levels, exact=True):
@@ -157,7 +162,7 @@ def test_what_is_left_out_is_said() -> None:
 def test_reasons_name_the_degree_and_the_route() -> None:
     given = machine(node=4, rate=1.0)
     of = given, OURS, MODEL, RANKS, 64, 8
-    found = plan(*of, axes_to_try(given, [1], [1], expert=[1, 8]), [1], ["none"], exact=True)
+    found = plan(*of, axes_to_try(given, MODEL, [1], [1], expert=[1, 8]), [1], ["none"], exact=True)
     best = next(one for one in found.ranked if one.job.axes.expert == 8)
     lines = found.reasons(best)
     assert any(line.startswith("ep 8: 1 would be") for line in lines)

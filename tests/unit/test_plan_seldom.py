@@ -7,7 +7,7 @@ import pytest
 from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.predict.request import setting
-from lowband.predict.search.choice import MODEL_ERROR
+from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.search.plan_seldom import WIRES, Choice, chosen, plan, possible, with_outer_rate
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

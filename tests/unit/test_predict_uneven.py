@@ -199,13 +199,11 @@ def test_a_head_as_long_as_blocks_asks_for_fewer_beside_it() -> None:
 
 def test_a_plan_has_the_stages_that_are_given() -> None:
     machine = Config(ROOT).machine("frontier")
-    found = plan(
-        machine, OURS, SEVEN, 4, 32, 8, axes_to_try(machine, [1], None, (3, 1, 2, 1)), recompute=["full"],
-        exact=True,
-    )  # fmt: skip
+    axes = axes_to_try(machine, SEVEN, [1], None, (3, 1, 2, 1))
+    found = plan(machine, OURS, SEVEN, 4, 32, 8, axes, recompute=["full"], exact=True, within=np.inf)
     stages = {(c.job.axes.pipeline, c.job.axes.chunks, c.job.axes.layers) for c in found.ranked}
     assert stages == {(4, 1, (3, 1, 2, 1)), (2, 2, (3, 1, 2, 1))}
     with pytest.raises(UserError, match=r"layers \[3, 1, 2, 2\] for 4 stages of 7 layers"):
-        plan(machine, OURS, SEVEN, 4, 32, 8, axes_to_try(machine, [1], None, (3, 1, 2, 2)))
+        plan(machine, OURS, SEVEN, 4, 32, 8, axes_to_try(machine, SEVEN, [1], None, (3, 1, 2, 2)))
     with pytest.raises(UserError, match=r"with pipeline 1 .allowed: pipeline 2 or more, or no layers"):
-        plan(machine, OURS, SEVEN, 4, 32, 8, axes_to_try(machine, [1], None, (7,)))
+        plan(machine, OURS, SEVEN, 4, 32, 8, axes_to_try(machine, SEVEN, [1], None, (7,)))

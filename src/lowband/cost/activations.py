@@ -6,7 +6,8 @@ f MLP width, a heads, T sequence length (q = o = h unless heads have a width of 
     norm inputs 2h + 2h   qkv input 2h   qkv output 2(q + 2k)   attention output 2o   up input 2h
     outputs that are normed, too: 2h + 2h; where attention and MLP have the same input: one norm, one input
     of a latent: its vectors before and after their norms, and the keys' shared part
-    MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product
+    MLP: 2f of each of up (and gate), the activation function's output, and (gated) their product; of a gated
+    one the stack may compute again the activation function, and the product
     plain attention: 5 a T (softmax, dropout mask, dropout output); fused attention: 4a (log-sum-exp); in a
     linear layer neither, but what cost/linear.py counts: bytes are of the mean block
     experts, in place of an MLP: 4h + 12 E of a router; shared experts as an MLP; for each pair of a token and
@@ -71,6 +72,7 @@ def kept_bytes_per_token(
     gathered: float = 0,
     context: Num = 0,
     load: float = 1.0,
+    gated_kept: int = 4,
     of_experts: Levels | None = None,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
@@ -79,12 +81,13 @@ def kept_bytes_per_token(
     context:  bytes that attention between ranks along context keeps besides (cost/context_load.py), and
               linear attention (cost/linear.py)
     load:     of experts, rows of the fullest rank's as a multiple of the mean
+    gated_kept: vectors of a gated MLP's width that are kept, of the 4 that it has
     of_experts: levels as ranks with different experts see them; None: one
     """
     h, k, heads = model.hidden, model.kv_hidden, model.heads
     q, o, f = model.query_hidden, model.out_hidden, model.mlp_width * model.dense_share
     tensor, outside = axes.tensor, axes.outside
-    between = HALF * (q + 2 * k) + HALF * o + HALF * f * (4 if model.gated else 2)
+    between = HALF * (q + 2 * k) + HALF * o + HALF * f * (gated_kept if model.gated else 2)
     replicated: float = HALF * _beside(model) + (2 * h if dropout else 0)
     core: Num = (5 * heads * seq_len if attention == "plain" else 4 * heads) / tensor
     core = core * (1 - model.linear_layers / model.layers)
@@ -92,7 +95,7 @@ def kept_bytes_per_token(
     if model.experts is not None:  # of which only attention is cut
         width, rows, gathered = model.expert_width, load * model.top_k, min(gathered, 1)
         routed_bytes = rows * HALF * (2 if model.gated else 1) * width + 4 * h + 12 * model.experts
-        routed_bytes += HALF * (4 if model.gated else 2) * width * model.shared_experts
+        routed_bytes += HALF * (gated_kept if model.gated else 2) * width * model.shared_experts
         routed_bytes -= HALF * h if axes.expert > 1 and not model.shared_experts else 0
         routed_bytes += _on_the_way(model, axes, load, of_experts or Levels.fit({}, axes.expert))
         routed = 1 - model.dense_share

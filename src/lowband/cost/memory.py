@@ -3,8 +3,9 @@
     weights    b_c N / |weights|     0 where the master shard takes their place (`keeps_weights_copy`)
     secondary  b_c N / |secondary|
     grads      4 N / |grads|         4 N / |optim| without accumulation, and breadth-first: none kept at the
-                                     grads level; b_r N / |optim| for an optimizer that takes them in the
-                                     reduce dtype (`averages_exactly`)
+                                     grads level; 2 instead of 4 where gradients are summed in bf16;
+                                     b_r N / |optim| for an optimizer that takes them in the reduce dtype
+                                     (`averages_exactly`)
     optim      4 N / |optim| master weights + 8 N / |optim| Adam moments
     optim@host, optim@disk    the same in another tier than the device (spec.tiers). Then there are, too,
     grads@host                4 N / |optim| averaged gradients; those at the grads level stay on the device
@@ -83,6 +84,7 @@ def state_bytes(
     pattern: Pattern = "hops",
     order: Order = "depth",
     fused_adamw: bool = False,
+    summed_bytes: int = GRAD_BYTES,
 ) -> dict[str, int]:
     """Peak bytes per rank by kind, with Adam. The kinds peak at different times: their sum is an upper bound.
 
@@ -91,6 +93,7 @@ def state_bytes(
     backend:     torch.distributed's backend
     pattern:     how collectives run
     fused_adamw: whether the optimizer takes gradients in the reduce dtype
+    summed_bytes: of a gradient that is kept and summed over micro-batches
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
@@ -102,9 +105,9 @@ def state_bytes(
     is_gathered = bool(levels.hops(SELF, scheme.weights))
     keeps_grads = passes(accumulation, order) > 1
     is_reduced = fused_adamw and averages_exactly(levels.world)
-    grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else GRAD_BYTES
+    grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else summed_bytes
     at_optim = grad_bytes * numel // levels.size(scheme.optim)
-    at_grads = GRAD_BYTES * numel // levels.size(scheme.grads) if keeps_grads else 0
+    at_grads = summed_bytes * numel // levels.size(scheme.grads) if keeps_grads else 0
     optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
     on_device = scheme.optim_tier == DEVICE
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
@@ -116,7 +119,7 @@ def state_bytes(
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
         **({} if on_device else beyond_bytes(unit_numels, scheme, levels, b_c)),
-        **({"sums": GRAD_BYTES * summed} if summed else {}),
+        **({"sums": summed_bytes * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
     }

@@ -76,16 +76,27 @@ def parts_of(
     """
     apart = experts_apart(model, expert)
     modules, last = stage_modules(model, blocks), len(blocks) - 1
+    known: dict[tuple[str, ...], int] = {}  # blocks have the same ones
+
+    def numel(names: Sequence[str]) -> int:
+        key = tuple(names)
+        if key not in known:
+            known[key] = _numel(model, levels, tensor, names)
+        return known[key]
+
+    of_module = {
+        name: _names(model, name) for name in dict.fromkeys(name for stage in modules for name in stage)
+    }
     found = []
     for of_rank in lists:
         often = visits(of_rank)
         root = ["embed.weight"] if model.tied_head and {0, last} & often.keys() else []
-        whole, together = _numel(model, levels, tensor, root), dict[int, list[int]]()
+        whole, together = numel(root), dict[int, list[int]]()
         numels, gathers, mixed = [whole], [(1, 0)], [(1, 0)]
         for stage, times in sorted(often.items()):
             out = {*root, *apart}
-            named = [[n for n in _names(model, module) if n not in out] for module in modules[stage]]
-            units = [_numel(model, levels, tensor, names) for names in named]
+            named = [[n for n in of_module[module] if n not in out] for module in modules[stage]]
+            units = [numel(names) for names in named]
             beside = [of_experts if module.startswith("blocks.") else 0 for module in modules[stage]]
             together[stage] = [a + b for a, b in zip(units, beside, strict=True)]
             numels += filter(None, units)
@@ -245,7 +256,7 @@ def _names(model: ModelSpec, module: str) -> list[str]:
     return [name for name in model.root_shapes() if name.startswith(f"{own}.")]
 
 
-def _numel(model: ModelSpec, levels: Levels, tensor: int, names: list[str]) -> int:
+def _numel(model: ModelSpec, levels: Levels, tensor: int, names: Sequence[str]) -> int:
     plan, shapes = gpt_plan(model), model.root_shapes() | model.block_shapes()
     cut = [cut_shape(name, shapes[name], plan, tensor) for name in names]
     return UnitLayout.of(cut, levels.world).numel if names else 0

@@ -4,6 +4,8 @@ Where stages have equally many blocks they are taken as alike, and the head as i
 last one sets the pace. Of uneven stages each has its own time, and the last one the head's.
 """
 
+from collections.abc import Sequence
+
 from lowband.cost.compute import Work
 from lowband.cost.numbers import Num
 from lowband.cost.timeline import idle_passes, idle_s, step_s
@@ -18,7 +20,7 @@ def bubble_s(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: N
     forward_s, backward_s: of a micro-batch in one block, with what is beside the computation of `w`
     exchange_s: to send its activations and their gradients, over a rank's stages
     """
-    if place.actions:
+    if place.stages:
         return _uneven(job, place, w, forward_s, backward_s, exchange_s)
     axes, pass_s = job.axes, place.blocks * (forward_s + backward_s)
     if not SCHEDULES[axes.row].splits:
@@ -31,13 +33,26 @@ def bubble_s(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: N
 
 
 def _uneven(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange_s: Num) -> float:
-    axes, send_s, micro_batches = job.axes, exchange_s / 2 / job.axes.chunks, int(job.accumulation)
-    of_stage = []
-    for stage, blocks in enumerate(place.of_stage):
-        heads = int(stage == axes.stages - 1)
-        weight = blocks * w.weight + heads * w.head_weight
-        forward = blocks * forward_s + heads * w.head_forward + send_s
-        backward = blocks * backward_s + heads * w.head_backward + send_s
-        of_stage.append((float(forward), float(backward - weight), float(weight)))
-    busy = micro_batches * sum(sum(of_stage[stage]) for stage in {action.stage for action in place.actions})
-    return step_s(axes.row, axes.pipeline, micro_batches, tuple(of_stage)) - busy
+    axes, micro_batches = job.axes, int(job.accumulation)
+    of_stage = tuple(
+        tuple(map(float, each)) for each in stage_s(job, place.of_stage, w, forward_s, backward_s, exchange_s)
+    )
+    busy = micro_batches * sum(sum(of_stage[stage]) for stage in place.stages)
+    return step_s(axes.row, axes.pipeline, micro_batches, of_stage) - busy
+
+
+def stage_s(
+    job: Workload, blocks: Sequence[int], w: Work, forward_s: Num, backward_s: Num, exchange_s: Num
+) -> list[tuple[Num, Num, Num]]:
+    """By stage, seconds of a micro-batch's forward, and of its backward's input and weight part, with sends.
+
+    blocks: of each stage
+    """
+    send_s, last, found = exchange_s / 2 / job.axes.chunks, len(blocks) - 1, []
+    for stage, count in enumerate(blocks):
+        heads = int(stage == last)
+        weight = count * w.weight + heads * w.head_weight
+        forward = count * forward_s + heads * w.head_forward + send_s
+        backward = count * backward_s + heads * w.head_backward + send_s
+        found.append((forward, backward - weight, weight))
+    return found

@@ -11,9 +11,9 @@ from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, lo
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
-from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES, MOMENT_BYTES, state_bytes
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, MOMENT_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
-from lowband.predict.place import Place, alike, places
+from lowband.predict.place import Place, alike, fullest
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
@@ -48,7 +48,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
     if not job.axes.is_uneven:
         return _items(job, alike(job))
     shape, points = job.points()
-    return stacked(shape, [_fullest([_items(one, place) for place in places(one)], one) for one in points])
+    return stacked(shape, [_fullest([_items(one, place) for place in fullest(one)], one) for one in points])
 
 
 def _fullest(of_places: Sequence[dict[str, Num]], job: Workload) -> dict[str, Num]:
@@ -68,7 +68,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     kept = _kept(job)
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, kept
-    items["activations"] = _apart(*of_it) if place.actions else _alike(job, *of_it)
+    items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
     if axes.copies:
         of_layer = copied_bytes(job.model, job.levels_of_experts, axes.route, job.compute_dtype, axes.copies)
         items["copies"] = of_layer * (1 if job.recompute == "full" else place.blocks)
@@ -92,7 +92,8 @@ def _kept(job: Workload) -> Kept:
     found, whole = (
         kept_bytes_per_token(
             job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
-            _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.levels_of_experts,
+            _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
+            job.levels_of_experts,
         )
         for recompute in (job.recompute, "none")
     )  # fmt: skip
@@ -106,6 +107,7 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
         state_bytes(
             numels, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
+            DTYPE_BYTES[job.stack.summed_dtype],
         )
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels
@@ -152,7 +154,7 @@ def _of_stages(job: Workload, place: Place, items: Mapping[str, int], accumulati
     if items["gathered"]:
         found["gathered"] = DTYPE_BYTES[job.compute_dtype] * place.gathered
     if accumulation > 1:
-        found["grads"] = max(items["grads"], GRAD_BYTES * place.summed)
+        found["grads"] = max(items["grads"], DTYPE_BYTES[job.stack.summed_dtype] * place.summed)
     return found
 
 
@@ -171,17 +173,10 @@ def _alike(job: Workload, place: Place, tokens: Num, kept: Kept) -> Num:
 
 
 def _apart(place: Place, tokens: Num, kept: Kept) -> Num:
-    """The same at a place in a pipeline of uneven stages, action by action."""
-    held = late = 0  # blocks with a micro-batch's activations, and of them those whose weight parts wait
+    """The same at a place in a pipeline of uneven stages."""
     most: Num = 0.0
-    for kind, stage, _ in place.actions:
-        blocks = place.of_stage[stage]
-        held += blocks if kind == "forward" else 0
-        late += blocks if kind == "input" else 0
-        again = late + (kind == "backward")  # a whole backward recomputes block by block
-        most = max(most, held * kept.block + again * kept.working)
-        held -= blocks if kind in ("backward", "weight") else 0
-        late -= blocks if kind == "weight" else 0
+    for held, again in place.held:
+        most = np.maximum(most, held * kept.block + again * kept.working)
     return tokens * most
 
 

@@ -6,9 +6,9 @@ from lowband.cost.numbers import Num
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 
-# Where no run of the stack on the machine was fitted: `factor_elsewhere` of the rows that were left out with
-# their machine (results/reference/predicted/held_out.csv).
-ELSEWHERE = 1.39
+# Where no run of the stack on the machine is known: the factor of all sources that were left out whole
+# (table source_intervals, docs/predictor-errors.md).
+ELSEWHERE = 1.31
 
 
 def step_interval(job: Workload, step_s: Num) -> tuple[Num, Num]:

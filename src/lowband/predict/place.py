@@ -5,8 +5,10 @@ first rank does, and computes the head, as the last one does. Of uneven stages e
 own: a step takes as long as at the place where it is longest, and needs memory as where it needs most.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import Num
@@ -30,7 +32,8 @@ class Place:
     gathered, summed: elements in memory at the most, of a pipeline, as in cost.stages.Part
     experts: elements of a block's unit of experts, padding included, where ranks divide them; else 0
     heads:   1 if it computes the head, else 0
-    actions: of uneven stages, its list; of_stage: their blocks
+    stages:  of uneven stages, its own; of_stage: blocks of all
+    held:    likewise, blocks whose activations it holds, and computes again, at its fullest moments
     """
 
     blocks: int
@@ -41,8 +44,9 @@ class Place:
     summed: int
     experts: int = 0
     heads: int = 1
-    actions: tuple[Action, ...] = ()
+    stages: tuple[int, ...] = ()
     of_stage: tuple[int, ...] = ()
+    held: tuple[tuple[int, int], ...] = ()
 
     @property
     def expert_numels(self) -> tuple[int, ...]:
@@ -68,10 +72,54 @@ def places(job: Workload) -> tuple[Place, ...]:
     return _places(job.model, job.levels, job.levels_alike, job.axes, int(job.accumulation))
 
 
+def unlike(job: Workload) -> list[Place]:
+    """Of uneven stages, one place for each time that a step can take at one. job: one point"""
+    key = job.model, job.levels, job.levels_alike, job.axes, int(job.accumulation)
+    return _unlike(*key)
+
+
+@cache
+def _unlike(*key: Any) -> list[Place]:
+    found = {(p.blocks, p.last, p.numels[0], p.gathers, p.heads): p for p in _places(*key)}
+    return list(found.values())
+
+
+def fullest(job: Workload) -> list[Place]:
+    """Of uneven stages, the places that can be those with most memory: no other has as much of everything.
+
+    job: one point
+    """
+    return _fullest(job.model, job.levels, job.levels_alike, job.axes, int(job.accumulation))
+
+
+@cache
+def _fullest(*key: Any) -> list[Place]:
+    found = list[Place]()
+    for place in sorted(_places(*key), key=lambda one: one.blocks, reverse=True):
+        if not any(_has_as_much(other, place) for other in found):
+            found.append(place)
+    return found
+
+
+def _has_as_much(one: Place, other: Place) -> bool:
+    more = (getattr(one, name) >= getattr(other, name) for name in ("blocks", "gathered", "summed", "heads"))
+    held = all(any(a >= c and b >= d for a, b in one.held) for c, d in other.held)
+    return all(more) and one.numels[0] >= other.numels[0] and held
+
+
 @cache
 def _places(
     model: ModelSpec, levels: Levels, alike: Levels, axes: Ways, micro_batches: int
 ) -> tuple[Place, ...]:
+    ranks = axes.pipeline
+    if micro_batches > 4 * ranks:  # each further round of micro-batches, one per rank, is as the one before
+        at = 3 * ranks + 1 + (micro_batches - 1) % ranks
+        here, before = (_places(model, levels, alike, axes, each) for each in (at, at - ranks))
+        rounds = (micro_batches - at) // ranks
+        return tuple(
+            replace(a, gathers=_further(a.gathers, b.gathers, rounds))
+            for a, b in zip(here, before, strict=True)
+        )
     of_stage, found = axes.blocks(model), []
     of_ranks = lists(axes.row, axes.pipeline, micro_batches, axes.chunks)
     block = stage_numels(model, levels, axes)[1]
@@ -87,7 +135,28 @@ def _places(
         found.append(
             Place(
                 blocks, of_stage[actions[-1].stage], numels, (forward, backward), part.gathered, part.summed,
-                experts, int(len(of_stage) - 1 in often), tuple(actions), of_stage,
+                experts, int(len(of_stage) - 1 in often), tuple(often), of_stage, _held(actions, of_stage),
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _further(here: tuple[Num, Num], before: tuple[Num, Num], rounds: int) -> tuple[Num, Num]:
+    return here[0] + rounds * (here[0] - before[0]), here[1] + rounds * (here[1] - before[1])
+
+
+def _held(actions: Sequence[Action], of_stage: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Blocks with a micro-batch's activations at once, and of them those that are being computed again, at
+    the moments when either is more than at any other with as many of the other."""
+    held = late = 0  # late: whose weight parts wait
+    found = set()
+    for kind, stage, _ in actions:
+        blocks = of_stage[stage]
+        held += blocks if kind == "forward" else 0
+        late += blocks if kind == "input" else 0
+        found.add((held, late + (kind == "backward")))  # a whole backward recomputes block by block
+        held -= blocks if kind in ("backward", "weight") else 0
+        late -= blocks if kind == "weight" else 0
+    return tuple(
+        sorted(one for one in found if not any(a >= one[0] and b >= one[1] for a, b in found - {one}))
+    )

@@ -63,7 +63,7 @@ from lowband.predict.bubble import bubble_s
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
-from lowband.predict.place import Place, alike, places
+from lowband.predict.place import Place, alike, unlike
 from lowband.predict.tiers import tier_waits
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -93,7 +93,7 @@ def step_time(job: Workload, case: Case = "value") -> StepTime:
         return _step_time(job, case, alike(job))
     shape, points = job.points()
     found = [
-        max((_step_time(one, case, place) for place in places(one)), key=lambda step: float(step.total))
+        max((_step_time(one, case, place) for place in unlike(one)), key=lambda step: float(step.total))
         for one in points
     ]
     items, lane = (stacked(shape, [getattr(step, name) for step in found]) for name in ("items", "lane"))

@@ -1,6 +1,7 @@
 """A software stack as data: what it computes and keeps, how its collectives run, overlap, fixed times."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -44,6 +45,17 @@ class StackConstants(Strict):
     logit_bytes: Fact | None = Field(
         default=None,
         description="memory per logit at the loss; none: 14 bytes, of a loss that is not compiled",
+    )
+    gated_kept: Literal[2, 3, 4] = Field(
+        default=4,
+        description="vectors of a gated MLP's width that are kept for the backward: 4, each operation's; 3 "
+        "where the activation function is computed again (Megatron-LM's bias_swiglu_fusion); 2 where its "
+        "product with the gate is, too (xformers' SwiGLU)",
+    )
+    summed_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description="in which gradients are kept and summed over micro-batches; bf16: Megatron-LM's "
+        "--grad-reduce-in-bf16",
     )
     gathered_inputs: Fact | None = Field(
         default=None,

@@ -99,6 +99,8 @@ TABLES: dict[str, Table] = {
     # other folds of this kind; of kind machine, from other machines. inside: whether the row lies in it;
     # empty if there is none. Ratios are not among the rows: they say nothing of a time.
     "left_out": Table(_FOLDS, build="validation.intervals:covered"),
+    # Sources of times left out whole, each counting alike. factor: of the 80 % interval, from the others.
+    "source_intervals": Table(("validation", *_FOLDS), build="validation.intervals:by_source"),
     "coverage": Table(_FOLDS),
     "intervals": Table(_FOLDS),
     "products": Table((f"{SHIPPED}products/products",)),

@@ -11,7 +11,8 @@ import pandas as pd
 
 from lowband.evidence.validation.frontier import ACCUMULATION, MICRO_BATCH, MODEL, RANKS, SEQ_LEN
 from lowband.predict.prediction import predict
-from lowband.predict.search.plan import WIRES, jobs
+from lowband.predict.search.candidates import WIRES
+from lowband.predict.search.plan import jobs
 from lowband.predict.workload import Workload
 from lowband.spec.axes import ONLY_DATA
 from lowband.spec.config import Config

@@ -5,8 +5,8 @@ of n rows left out, ln f is the k-th smallest, k = ceil(0.8 (n + 1)), as in conf
 2018, doi 10.1080/01621459.2017.1307116); with fewer than 4 rows there is none.
 
 On a machine whose runs of the stack were fitted, the rows are those of this machine and stack, left out with
-their size; with their scale where there is but one size. Anywhere else they are all rows that were left out
-with their machine, whatever the stack, and every machine counts alike.
+their size; with their scale where there is but one size. Anywhere else a user's run is another source: the
+rows are those of whole sources, each predicted without any of its rows, and every source counts alike.
 """
 
 import math
@@ -27,9 +27,9 @@ def factor(errors: Iterable[float], level: float = LEVEL) -> float:
     return math.exp(found[nth - 1]) if nth <= len(found) else math.nan
 
 
-def factor_elsewhere(rows: pd.DataFrame, level: float = LEVEL) -> float:
-    """The factor from rows of several machines, each machine with the same weight."""
-    weights = 1 / rows.groupby("cluster")["row"].transform("size")
+def factor_elsewhere(rows: pd.DataFrame, level: float = LEVEL, by: str = "cluster") -> float:
+    """The factor from rows of several machines, or sources, each with the same weight."""
+    weights = 1 / rows.groupby(by)["row"].transform("size")
     ordered = rows.assign(weight=weights / weights.sum()).sort_values("error")
     return math.exp(float(ordered["error"][ordered["weight"].cumsum() >= level - 1e-9].iloc[0]))
 
@@ -42,6 +42,34 @@ def rows_of_times(folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
         unit=np.where(rows["quantity"] == MEMORY, "memory", "time"),
         error=np.abs(np.log(rows["predicted"] / rows["published"])),
     )
+
+
+def left_out_whole(validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
+    """Rows of times of whole sources, with error: left out with their machine, or never fitted on."""
+    columns = ["source", "cluster", "stack", "row", "error"]
+    rows = rows_of_times(folds, held_out)
+    rows = rows[(rows["kind"] == "machine") & (rows["unit"] == "time")]
+    never = validation.groupby("source")["use"].transform(lambda use: (use == "held out").all())
+    others = validation[never & ~validation["source"].isin(rows["source"])]
+    others = others[~others["quantity"].isin((*RATIOS, MEMORY))]
+    error = np.abs(np.log(others["predicted"] / others["published"]))
+    return pd.concat([rows[columns], others.assign(error=error)[columns]], ignore_index=True)
+
+
+def by_source(validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
+    """One row per source left out whole: the factor that the other sources give, and the percentage of its
+    rows inside; and a last one, `all`: the factor of all, and the mean over sources."""
+    rows, found = left_out_whole(validation, folds, held_out), []
+    for source, group in rows.groupby("source", sort=False):
+        given = factor_elsewhere(rows[rows["source"] != source], by="source")
+        inside = 100 * float((np.exp(group["error"]) <= given).mean())
+        first = group.iloc[0]
+        found.append((source, first["cluster"], first["stack"], len(group), given, inside))
+    columns = ["source", "cluster", "stack", "rows", "factor", "inside"]
+    table = pd.DataFrame(found, columns=columns)
+    whole = ("all", "", "", len(rows), factor_elsewhere(rows, by="source"), table["inside"].mean())
+    table = pd.concat([table, pd.DataFrame([whole], columns=columns)], ignore_index=True)
+    return table.assign(provenance="predicted")[["provenance", *columns]]
 
 
 def calibrated_factors(folds: pd.DataFrame, held_out: pd.DataFrame) -> dict[tuple[str, str, str], float]:

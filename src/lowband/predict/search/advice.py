@@ -17,7 +17,7 @@ from lowband.cost.activations import Recompute
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
-from lowband.predict.search.choice import MODEL_ERROR
+from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from lowband.predict.search.plan import KNOBS, WIRES, Candidate, Plan
+from lowband.predict.footprint import GIB
+from lowband.predict.room import surely
+from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, SHOWN, WIRES, Candidate, Plan
 from lowband.spec.wire import WIRE_BITS
-
-# The largest mean error of held-out rows of step times over all sources on which constants were fitted
-# (docs/predictor-errors.md).
-MODEL_ERROR = 0.075
 
 STATES = KNOBS[:4]  # weights, secondary, grads, optim
 
@@ -18,11 +16,19 @@ def lossy_wires(candidate: Candidate) -> int:
     return sum(scheme.wire(name) in WIRE_BITS for name in WIRES)
 
 
+def fits_surely(candidate: Candidate) -> bool:
+    """Whether it fits at the upper end of the memory model's interval, too."""
+    memory_gib = candidate.batches.machine.device.memory_gib
+    return memory_gib is None or bool(surely(candidate.batches.machine, candidate.peak) <= memory_gib * GIB)
+
+
 def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:
-    """The best candidate of each placement, fastest first.
+    """The best candidate of each of the ten fastest placements, fastest first.
 
     A further lossy wire is taken only if it makes the step faster by more than `error`; and a placement has
     lossy wires only if they make it faster, by more than that, than the fastest candidate without any.
+    Of candidates as fast within `error` the fastest is taken that surely fits, where one does; so the first
+    row is not one that may run out of memory if another is as fast.
     """
     placements: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in plan.ranked:
@@ -33,8 +39,16 @@ def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:
         one = _worthwhile(candidates, error)
         if lossy_wires(one) and exact is not None and not _beats(one, exact, error):
             one = next(candidate for candidate in candidates if not lossy_wires(candidate))
-        best.append(one)
-    return sorted(best, key=lambda candidate: candidate.step_time_s)
+        best.append(_safe([each for each in candidates if lossy_wires(each) == lossy_wires(one)], one, error))
+    ordered = sorted(best, key=lambda candidate: candidate.step_time_s)
+    first = _safe(ordered, ordered[0], error)
+    return [first, *(one for one in ordered if one is not first)][:SHOWN]
+
+
+def _safe(candidates: Sequence[Candidate], fastest: Candidate, error: float) -> Candidate:
+    """The fastest of those that surely fit and are as fast within the error, or the fastest."""
+    alike = (one for one in candidates if not _beats(fastest, one, error) and fits_surely(one))
+    return next(alike, fastest)
 
 
 def _worthwhile(candidates: Sequence[Candidate], error: float) -> Candidate:

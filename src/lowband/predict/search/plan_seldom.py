@@ -15,7 +15,7 @@ from lowband.cost.activations import Recompute
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
-from lowband.predict.search.choice import MODEL_ERROR
+from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD, Levels

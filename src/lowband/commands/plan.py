@@ -1,0 +1,287 @@
+"""plan: the fastest placement of a job that fits, of sequences of many lengths, or between slow nodes."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from lowband.commands import add_verb, at_least_one, positive
+from lowband.commands.predict import (
+    LAYERS,
+    RECOMPUTE,
+    add_context,
+    add_experts,
+    add_job,
+    add_tiers,
+    print_csv,
+)
+from lowband.commands.predict import software as told
+from lowband.errors import UserError
+from lowband.spec.step import Route
+
+if TYPE_CHECKING:
+    from lowband.predict.search.candidates import Candidate
+    from lowband.spec.config import Config
+    from lowband.spec.machine import Machine
+    from lowband.spec.model import ModelSpec
+    from lowband.spec.stack import Stack
+
+WHOLE: Final = ("none", "full")  # of sequences of many lengths, and of replicas that meet seldom
+OURS = "lowband"
+NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
+ANY = "any"
+
+
+def add(commands: Any) -> None:
+    plan = add_verb(
+        commands, "plan", "the fastest placement, wires, batches, order, degrees that fit",
+        "--cluster frontier --model gpt-20b --gpus 384",
+    )  # fmt: skip
+    add_job(plan)
+    plan.add_argument("--global-batch", type=at_least_one, help="sequences per step (default: 4 a rank)")
+    plan.add_argument(
+        "--micro-batch", nargs="+", type=at_least_one, help="to try (default: all that divide the batch)"
+    )
+    plan.add_argument("--recompute", nargs="+", choices=RECOMPUTE, help="to try (default: all)")
+    plan.add_argument(
+        "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
+    )
+    plan.add_argument("--pp", nargs="+", type=at_least_one, help="to try (default: all that layers allow)")
+    plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
+    add_context(plan, ["all"], "default: all")
+    add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
+    add_tiers(plan)
+    plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
+    plan.add_argument(
+        "--lengths", type=Path, metavar="FILE",
+        help="a batch's, one a line: which sequence goes to which ranks, in how many micro-steps",
+    )  # fmt: skip
+    plan.add_argument(
+        "--outer-gbps", type=positive, metavar="RATE",
+        help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
+    )  # fmt: skip
+    plan.add_argument(
+        "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
+    )
+    plan.add_argument(
+        "--largest", metavar="SCHEME", nargs="?", const="zero3",
+        help="the largest model of this one's family that fits, its states on device, host, disk",
+    )  # fmt: skip
+    plan.add_argument(
+        "--tokens",
+        type=positive,
+        metavar="N",
+        help="of a whole run: days, GPU-hours, energy of the first row",
+    )
+    plan.add_argument(
+        "--hours-between-failures", type=positive, metavar="H",
+        help="of one rank, the mean (Llama 3: 50,700); with --tokens",
+    )  # fmt: skip
+    plan.add_argument(
+        "--restart-minutes", type=positive, metavar="M", help="after a failure, until training goes on"
+    )
+    plan.add_argument(
+        "--checkpoint-seconds", type=positive, metavar="S", help="for which training waits for a checkpoint"
+    )
+    form = plan.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
+    form.add_argument("--csv", action="store_true", help="the same rows")
+    plan.add_argument(
+        "--groups", type=at_least_one, metavar="N",
+        help="also shard over groups of so many ranks, of several nodes (HSDP)",
+    )  # fmt: skip
+    plan.add_argument(
+        "--software", nargs="+", choices=[*NAMES, ANY], metavar="NAME",
+        help=f"keep to what one of these runs: {', '.join(NAMES)}; {ANY}: to nothing (default: what the "
+        "stack is of, and lowband)",
+    )  # fmt: skip
+    plan.add_argument(
+        "--write", metavar="NAME",
+        help="write the best scheme and a suite of this name into config/; with --software the options of "
+        "that one into a file of this name",
+    )  # fmt: skip
+    plan.set_defaults(run=_plan, cp=None, ep=None)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    import json
+
+    from lowband.cost.tiers import Beyond
+    from lowband.predict.request import sequence, setting
+    from lowband.predict.search.choice import chosen
+    from lowband.predict.search.degrees import COPIES, axes_to_try
+    from lowband.predict.search.groups import with_groups
+    from lowband.predict.search.plan import RECOMPUTE, plan
+    from lowband.predict.search.software import of_stack
+    from lowband.predict.show import plan_files, plan_options, plan_text
+    from lowband.spec.config import Config
+
+    config = Config(options.root)
+    machine, stack = setting(config, options.cluster, options.stack)
+    stack = stack.with_options(told(options))
+    model = config.given_model(options.model)
+    own = not options.software or OURS in options.software
+    if options.write and own and options.cluster not in config.clusters:
+        raise UserError(
+            f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
+        )
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    elsewhere = {key for key in ("write", "lengths", "outer_gbps", "largest") if getattr(options, key)}
+    if beyond is not None and elsewhere:
+        raise UserError(f"--tiers is without --{min(elsewhere).replace('_', '-')}")
+    if options.lengths is not None:
+        _plan_lengths(options, machine, stack, model)
+        return
+    if options.outer_gbps is not None:
+        _plan_seldom(options, config)
+        return
+    if options.largest is not None:
+        _plan_largest(options, config, machine, stack, model)
+        return
+    if options.groups:
+        if options.write and own:
+            raise UserError("--groups: a suite that --write writes has no such level")
+        machine, stack = with_groups(machine, stack, options.groups)
+    seq_len = sequence(model, options.seq)
+    copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
+    of_experts = options.ep, options.route, copies
+    degrees = options.tp, options.pp, options.layers, options.cp, *of_experts
+    axes = [stack.axes(one) for one in axes_to_try(machine, model, *degrees, seq_len)]
+    found = plan(
+        machine, stack, model, options.gpus, seq_len,
+        options.global_batch or 4 * options.gpus, axes,
+        options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
+        options.imbalance, of_stack(stack, model, options.software), beyond=beyond,
+    )  # fmt: skip
+    written: list[Path] = []
+    if options.write and own:
+        written = plan_files.write(chosen(found)[0], options.write, config)
+    elif options.write:
+        written = [plan_options.write(chosen(found)[0], options.root / options.write, options.software)]
+    if options.json:
+        print(json.dumps(plan_text.records(found), indent=2))
+    elif options.csv:
+        print_csv(plan_text.records(found))
+    else:
+        whole = _whole_run(options, chosen(found)[0])
+        print("\n".join([plan_text.report(found), *whole, *(f"written: {path}" for path in written)]))
+
+
+def _whole_run(options: argparse.Namespace, best: "Candidate") -> list[str]:
+    from lowband.predict.prediction import predict
+    from lowband.predict.whole import HOUR_S, Conditions, lines, whole_run
+
+    others = ("hours_between_failures", "restart_minutes", "checkpoint_seconds")
+    if options.tokens is None:
+        beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+        if beside:
+            raise UserError(f"{beside[0]} is for a run of --tokens")
+        return []
+    hours, minutes, seconds = (getattr(options, name) for name in others)
+    given = Conditions(options.tokens, hours and hours * HOUR_S, 60 * (minutes or 0.0), seconds or 0.0)
+    return ["", *lines(whole_run(best.job, predict(best.job), given), given)]
+
+
+def _plan_largest(
+    options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.request import sequence
+    from lowband.predict.search.largest import largest
+    from lowband.predict.show import largest as show
+    from lowband.predict.workload import Workload
+
+    others = ("write", "tp", "pp", "layers", "exact", "states")
+    beside = [f"--{name}" for name in others if getattr(options, name)]
+    beside += ["--cp"] * (options.cp is not None) + ["--ep"] * (options.ep is not None)
+    if beside:
+        raise UserError(f"--largest is without {beside[0]}")
+    scheme = config.given_scheme(options.largest).on(list(machine.sizes))
+    micro_batch, *more = options.micro_batch or [1]
+    if more:
+        raise UserError("--largest takes one --micro-batch")
+    batch = options.global_batch or micro_batch * options.gpus
+    job = Workload(
+        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
+        max(1, batch // (micro_batch * options.gpus)),
+    )  # fmt: skip
+    rows = [show.record(one) for one in largest(job)]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        print_csv(rows)
+    else:
+        print(show.text(job, rows))
+
+
+def _plan_lengths(
+    options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    import json
+
+    from lowband.predict.search.lengths_cost import Job, read_lengths
+    from lowband.predict.show import lengths as show
+
+    others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
+    beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+    beside += ["--cp"] * (options.cp is not None) + ["--ways"] * (options.ways != ["all"])
+    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep is not None)
+    if beside:
+        raise UserError(f"--lengths is without {beside[0]}")
+    batch = read_lengths(options.lengths, model)
+    found, refused = [], []
+    for recompute in options.recompute or WHOLE:
+        try:
+            found.append(show.rows(batch, Job(machine, stack, model, options.gpus, recompute)))
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[-1]
+    rows = min(found, key=lambda each: each[0]["step_s"])
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        print_csv(rows)
+    else:
+        print(show.report(batch, rows))
+
+
+SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
+
+
+def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
+    import json
+
+    from lowband.predict.request import sequence, setting
+    from lowband.predict.search import plan_seldom
+    from lowband.predict.workload import Workload
+
+    if options.write or options.tp or options.pp or options.layers or options.cp or options.ep:
+        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp, --ep and --layers")
+    machine, stack = setting(config, options.cluster, options.stack)
+    machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
+    model = config.given_model(options.model)
+    inside = plan_seldom.possible([config.scheme(name) for name in SELDOM], machine, options.gpus)
+    batch = options.global_batch or 4 * options.gpus
+    batches = [
+        (micro, batch // (options.gpus * micro))
+        for micro in options.micro_batch or [1]
+        if batch % (options.gpus * micro) == 0
+    ]
+    if not batches:
+        raise UserError(
+            f"no micro-batch divides {batch} sequences over {options.gpus} ranks",
+            where="--micro-batch",
+            allowed="a global batch of a multiple of ranks x micro-batch",
+        )
+    job = Workload(machine, stack, model, inside[0], options.gpus, 1, sequence(model, options.seq))
+    found = plan_seldom.plan(
+        job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact
+    )
+    rows = [choice.row() for choice in found]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        print_csv(rows)
+    else:
+        print(plan_seldom.report(found, options.outer_gbps))

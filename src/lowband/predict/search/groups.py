@@ -1,0 +1,27 @@
+"""Groups of nodes as a level: states sharded over each, and replicated over them (HSDP)."""
+
+from lowband.errors import UserError
+from lowband.spec.machine import Level, Machine
+from lowband.spec.mesh import WORLD
+from lowband.spec.stack import ANY, Stack
+
+GROUP = "group"
+
+
+def with_groups(machine: Machine, stack: Stack, ranks: int) -> tuple[Machine, Stack]:
+    """The machine with one more level, of groups of so many ranks with the links between nodes, and the stack
+    with what it reaches of them there.
+
+    Raises UserError for groups that are no several whole nodes.
+    """
+    node, world = machine.node_size, machine.levels[-1]
+    if ranks <= node or ranks % node:
+        what = f"groups of {ranks} ranks on nodes of {node}"
+        raise UserError(what, where="--groups", allowed=f"multiples of {node} from {2 * node}")
+    group = Level(name=GROUP, size=ranks, link=world.link)
+    of_world = stack.efficiency.get(WORLD, stack.efficiency.get(ANY))
+    reached = {} if of_world is None else {GROUP: of_world}
+    return (
+        machine.model_copy(update={"levels": (*machine.levels[:-1], group, world)}),
+        stack.model_copy(update={"efficiency": {**stack.efficiency, **reached}}),
+    )

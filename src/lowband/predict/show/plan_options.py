@@ -1,0 +1,168 @@
+"""A plan's candidate as the options of the software that runs it: Megatron-LM's arguments, DeepSpeed's
+configuration, torchtitan's job configuration. What the candidate does not decide, such as data, is left out.
+
+Names are those of Megatron-LM's `megatron/training/arguments.py` (core 0.12), DeepSpeed's "Configuration
+JSON" and torchtitan's `config_manager.py` (of 2025).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lowband.errors import UserError
+from lowband.predict.search.candidates import Candidate
+from lowband.predict.search.software import runners
+from lowband.predict.workload import Workload
+from lowband.spec.files import create_whole
+from lowband.spec.mesh import SELF, WORLD
+
+_CP_TYPES = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
+_SCHEDULES = {
+    "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
+}  # fmt: skip
+
+
+def write(best: Candidate, path: Path, software: Sequence[str]) -> Path:
+    """Write the options of the first of some software that runs the candidate; returns their file.
+
+    path: without its ending, which the software decides
+    Raises UserError if none of them runs it or has such options, or if there is such a file.
+    """
+    names = [name for name in software if name in _WRITERS and name in runners(best.job)]
+    if not names:
+        raise UserError("no options of its to write", where="--software", allowed=sorted(_WRITERS))
+    ending, text = _WRITERS[names[0]]
+    whole = path.with_name(path.name + ending)
+    if whole.exists():
+        raise UserError(f"'{whole}' is taken", where="--write")
+    create_whole(whole, text(best))
+    return whole
+
+
+def megatron(best: Candidate) -> str:
+    """One argument a line."""
+    arguments = {**_shape(best.job), **_degrees(best)}
+    lines = [f"--{key}" + ("" if value is True else f" {value}") for key, value in arguments.items() if value]
+    return "\n".join(lines) + "\n"
+
+
+def _shape(job: Workload) -> dict[str, Any]:
+    model = job.model
+    shape: dict[str, Any] = {
+        "num-layers": model.layers, "hidden-size": model.hidden, "num-attention-heads": model.heads,
+        "ffn-hidden-size": model.mlp_width, "seq-length": job.seq_len,
+        "max-position-embeddings": model.seq_len, "vocab-size": model.vocab,
+        "position-embedding-type": "rope" if model.positions == "rotary" else "learned_absolute",
+        "swiglu": model.gated, "disable-bias-linear": model.biases is not True,
+        "add-qkv-bias": model.biases == "qkv",
+        "normalization": "LayerNorm" if model.biases is True else "RMSNorm",
+        "untie-embeddings-and-output-weights": not model.tied_head,
+    }  # fmt: skip
+    if model.kv_heads is not None:
+        shape |= {"group-query-attention": True, "num-query-groups": model.kv_heads}
+    if model.experts is not None:
+        shape |= {
+            "num-experts": model.experts, "moe-router-topk": model.top_k,
+            "moe-ffn-hidden-size": model.expert_width,
+            "moe-shared-expert-intermediate-size": model.shared_experts * model.expert_width,
+        }  # fmt: skip
+    return shape
+
+
+def _degrees(best: Candidate) -> dict[str, Any]:
+    job, axes, scheme = best.job, best.job.axes, best.job.scheme
+    first, last = (axes.layers[0], axes.layers[-1]) if axes.layers else (1, 1)
+    most = max(axes.layers, default=1)
+    optimizers = job.levels.world // job.levels.size(scheme.optim)
+    recompute: dict[str, Any] = {} if job.recompute == "none" else {"recompute-granularity": job.recompute}
+    if job.recompute == "full":
+        recompute |= {"recompute-method": "uniform", "recompute-num-layers": 1}
+    return {
+        "tensor-model-parallel-size": axes.tensor, "sequence-parallel": axes.sequence_parallel,
+        "context-parallel-size": axes.context,
+        "cp-comm-type": _cp_type(axes.context_attention) if axes.context > 1 else "",
+        "expert-model-parallel-size": axes.expert, "pipeline-model-parallel-size": axes.pipeline,
+        "num-virtual-stages-per-pipeline-rank": axes.chunks if axes.chunks > 1 else 0,
+        "account-for-embedding-in-pipeline-split": bool(axes.layers) and first < most,
+        "account-for-loss-in-pipeline-split": bool(axes.layers) and last < most,
+        "micro-batch-size": best.micro_batch,
+        "global-batch-size": best.micro_batch * best.accumulation * job.levels.world // axes.context,
+        "use-distributed-optimizer": scheme.optim != SELF,
+        "num-distributed-optimizer-instances": optimizers if scheme.optim not in (SELF, WORLD) else 0,
+        **recompute,
+        "bf16": True,
+    }  # fmt: skip
+
+
+def _cp_type(way: str) -> str:
+    """Megatron-LM's name of how ranks along context attend."""
+    inside, *outside = (_CP_TYPES[each.split("=")[-1]] for each in way.split(","))
+    return "+".join([inside, *outside])
+
+
+def deepspeed(best: Candidate) -> str:
+    """Its JSON; degrees of tensor and pipeline are options of the script that builds the model."""
+    job, scheme = best.job, best.job.scheme
+    stage = 3 if scheme.weights != SELF else 2 if scheme.grads != SELF else 1 if scheme.optim != SELF else 0
+    zero: dict[str, Any] = {"stage": stage}
+    if scheme.secondary is not None:
+        zero["zero_hpz_partition_size"] = job.levels.size(scheme.secondary)
+    if stage == 3 and scheme.weights != WORLD:
+        zero["mics_shard_size"] = job.levels.size(scheme.weights)
+    if scheme.wire("forward_gather") != "native":
+        zero["zero_quantized_weights"] = True
+    if scheme.wire("grad_reduce") != "native":
+        zero["zero_quantized_gradients"] = True
+    written = {
+        "train_batch_size": best.micro_batch * best.accumulation * job.levels.world // job.axes.context,
+        "train_micro_batch_size_per_gpu": best.micro_batch,
+        "gradient_accumulation_steps": best.accumulation,
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+    }
+    return json.dumps(written, indent=2) + "\n"
+
+
+def torchtitan(best: Candidate) -> str:
+    """Its TOML, without the model's flavor."""
+    job, axes, scheme = best.job, best.job.axes, best.job.scheme
+    shard = job.levels.size(scheme.optim) // (axes.context if scheme.optim == WORLD else 1)
+    own = best.micro_batch * (best.accumulation if job.is_in_stages else 1)
+    least = max(axes.layers, default=0)
+    parallelism = {
+        "data_parallel_shard_degree": shard,
+        "data_parallel_replicate_degree": job.levels.world // axes.context // shard,
+        "fsdp_reshard_after_forward": "never" if scheme.weights == SELF else "always",
+        "tensor_parallel_degree": axes.tensor, "context_parallel_degree": axes.context,
+        "expert_parallel_degree": axes.expert, "pipeline_parallel_degree": axes.pipeline,
+    }  # fmt: skip
+    if job.is_in_stages:
+        parallelism |= {
+            "pipeline_parallel_schedule": _SCHEDULES[axes.row],
+            "pipeline_parallel_microbatch_size": best.micro_batch,
+            "pipeline_parallel_layers_per_stage": max(axes.blocks(job.model)),
+            "pipeline_parallel_first_stage_less_layers": least - axes.layers[0] if axes.layers else 0,
+            "pipeline_parallel_last_stage_less_layers": least - axes.layers[-1] if axes.layers else 0,
+        }
+    kept = {"none": {"mode": "none"}, "full": {"mode": "full"}}
+    tables: dict[str, dict[str, Any]] = {
+        "training": {
+            "local_batch_size": own, "seq_len": job.seq_len,
+            "global_batch_size": best.micro_batch * best.accumulation * job.levels.world // axes.context,
+        },
+        "parallelism": parallelism,
+        "activation_checkpoint": kept.get(job.recompute, {"mode": "selective", "selective_ac_option": "op"}),
+    }  # fmt: skip
+    return "\n".join(_table(name, values) for name, values in tables.items())
+
+
+def _table(name: str, values: dict[str, Any]) -> str:
+    return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""])
+
+
+_WRITERS: dict[str, tuple[str, Callable[[Candidate], str]]] = {
+    "megatron-lm": (".args", megatron),
+    "deepspeed": (".json", deepspeed),
+    "torchtitan": (".toml", torchtitan),
+}

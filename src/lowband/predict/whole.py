@@ -1,0 +1,135 @@
+"""A whole run of so many tokens: days, GPU-hours, energy; with checkpoints and failures at a stated rate.
+
+    steps      tokens / tokens of a step
+    days       steps x seconds of a step / (1 - d / t - (t / 2 + R) / M)
+    M          mean hours between failures of one rank / ranks
+    t          sqrt(2 d M), between checkpoints; d: seconds for which training waits for one; R: until it runs
+               again after a failure
+    energy     ranks x (peak power x the share of time in which they compute + idle power x the rest)
+
+Source of t and of what is lost: Young (1974, doi 10.1145/361147.361115), first order in t / M. Energy is of
+the devices alone, without hosts, network and cooling, and at most this: a device may compute at less than its
+peak power.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowband.errors import UserError
+from lowband.predict.prediction import Prediction
+from lowband.predict.time import COMPUTED
+from lowband.predict.workload import Workload
+
+DAY_S, HOUR_S = 86400, 3600
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts of the device of a rank. idle: while it waits; None: not known to us"""
+
+    peak: float
+    idle: float | None
+    source: str
+
+
+# By the first word of a device's name.
+_PERSEUS = "idle: blocking on communication, Perseus (arXiv 2312.06902), measured on an A100"
+POWER = {
+    "H200": Power(700, None, "NVIDIA data sheet: H200 SXM, at most"),
+    "H100": Power(700, None, "NVIDIA data sheet: H100 SXM, at most"),
+    "A100": Power(400, 83.64, f"NVIDIA data sheet: A100 SXM, at most; {_PERSEUS}"),
+    "V100": Power(350, None, "NVIDIA data sheet: V100 SXM3 of a DGX-2, at most"),
+    "MI250X": Power(280, None, "AMD data sheet: 560 W a package, of two GCDs"),
+}
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run meets. All in seconds; of a failure none: nothing fails.
+
+    between_failures_s: of one rank, the mean; restart_s: until training goes on
+    checkpoint_s:       for which training waits
+    """
+
+    tokens: float
+    between_failures_s: float | None = None
+    restart_s: float = 0.0
+    checkpoint_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """checkpoint_every_s: None if nothing fails; lost: share of the run in checkpoints, failures and what is
+    done again; megawatt_hours: least and most, None if the device's power is not known"""
+
+    steps: float
+    days: float
+    days_fast: float
+    days_slow: float
+    gpu_hours: float
+    checkpoint_every_s: float | None
+    failures: float
+    lost: float
+    megawatt_hours: tuple[float, float] | None
+    power: Power | None
+
+
+def whole_run(job: Workload, prediction: Prediction, given: Conditions) -> WholeRun:
+    """Of one point. Raises UserError if ranks fail faster than they can start again."""
+    steps = given.tokens / float(job.tokens)
+    every, overhead = _failing(job.ranks, given)
+    seconds, fast, slow = (
+        steps * float(time) * (1 + overhead)
+        for time in (prediction.step_time_s, prediction.step_time_fast_s, prediction.step_time_slow_s)
+    )
+    failures = 0.0 if given.between_failures_s is None else seconds * job.ranks / given.between_failures_s
+    power = POWER.get(job.machine.device.name.replace("-", " ").split()[0])
+    computes = sum(float(prediction.time_s[name]) for name in COMPUTED) / float(prediction.step_time_s)
+    return WholeRun(
+        steps, seconds / DAY_S, fast / DAY_S, slow / DAY_S, job.ranks * seconds / HOUR_S, every, failures,
+        overhead / (1 + overhead), _energy(power, job.ranks * seconds, computes / (1 + overhead)), power,
+    )  # fmt: skip
+
+
+def _failing(ranks: int, given: Conditions) -> tuple[float | None, float]:
+    """Seconds between checkpoints, and what is lost as a multiple of the time that trains."""
+    if given.between_failures_s is None:
+        return None, 0.0
+    mean = given.between_failures_s / ranks
+    every = math.sqrt(2 * given.checkpoint_s * mean)
+    waits = given.checkpoint_s / every if every else 0.0
+    lost = waits + (every / 2 + given.restart_s) / mean
+    if lost >= 1:
+        what = f"{ranks} ranks fail every {mean:.3g} s in the mean: more is lost than done"
+        raise UserError(what, where="--hours-between-failures", allowed="fewer failures, or a faster restart")
+    return every, lost / (1 - lost)
+
+
+def _energy(power: Power | None, rank_seconds: float, busy: float) -> tuple[float, float] | None:
+    """Megawatt-hours, least and most. busy: share of the time in which a rank computes"""
+    if power is None:
+        return None
+    ends = (0.0, power.peak) if power.idle is None else (power.idle, power.idle)
+    watts = np.array([busy * power.peak + (1 - busy) * idle for idle in ends])
+    least, most = (float(each) for each in rank_seconds * watts / HOUR_S / 1e6)
+    return least, most
+
+
+def lines(run: WholeRun, given: Conditions) -> list[str]:
+    """As text."""
+    found = [
+        f"{given.tokens:.4g} tokens: {run.steps:,.0f} steps, {run.days:.4g} days ({run.days_fast:.4g} to "
+        f"{run.days_slow:.4g}), {run.gpu_hours:,.0f} GPU-hours"
+    ]
+    if run.checkpoint_every_s is not None:
+        found.append(
+            f"of it {100 * run.lost:.2g} % in {run.failures:,.0f} failures and in checkpoints, one every "
+            f"{run.checkpoint_every_s / 60:.3g} minutes"
+        )
+    if run.megawatt_hours is None or run.power is None:
+        return [*found, "energy: the device's power is not known"]
+    least, most = run.megawatt_hours
+    between = f"{most:,.0f}" if least == most else f"{least:,.0f} to {most:,.0f}"
+    return [*found, f"energy of the devices: {between} MWh at most ({run.power.source})"]

@@ -1,0 +1,180 @@
+"""Recipes that were published: predicted, and what `lowband plan` finds beside them.
+
+Of a recipe the paper has the degrees and the batch. Where it does not state the number of stages a rank, each
+that is possible is tried. `published` is seconds of a step, from the rate that is printed.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from lowband.predict.footprint import GIB
+from lowband.predict.prediction import predict
+from lowband.predict.request import setting
+from lowband.predict.room import MEMORY_ERROR
+from lowband.predict.search.choice import chosen
+from lowband.predict.search.degrees import axes_to_try, ends
+from lowband.predict.search.plan import plan
+from lowband.predict.search.software import of_stack, runners
+from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
+from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+
+CONFIG = Config(Path(__file__).parents[2])
+
+
+def gpt(layers: int, hidden: int, heads: int) -> ModelSpec:
+    return ModelSpec(
+        name="gpt", layers=layers, hidden=hidden, heads=heads, vocab=51200, seq_len=2048, source="a test"
+    )
+
+
+LLAMA = ModelSpec(
+    name="llama-3-405b", layers=126, hidden=16384, heads=128, kv_heads=8, mlp_hidden=53248, gated=True,
+    biases=False, vocab=128256, seq_len=131072, positions="rotary", tied_head=False,
+    source="arXiv 2407.21783, Table 3",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """stages: on a rank; published: seconds, or None; gated_kept: of the stack, if not its own"""
+
+    cluster: str
+    stack: str
+    model: ModelSpec
+    ranks: int
+    seq_len: int
+    batch: int
+    scheme: str
+    axes: Ways
+    stages: tuple[int, ...] = (1,)
+    recompute: str = "none"
+    published: float | None = None
+    gated_kept: int | None = None
+
+    @property
+    def setting(self):
+        machine, stack = setting(CONFIG, self.cluster, self.stack)
+        kept = {} if self.gated_kept is None else {"gated_kept": self.gated_kept}
+        return machine, stack.model_copy(update=kept)
+
+    def jobs(self) -> list[Workload]:
+        found = []
+        for chunks in self.stages:
+            layers = ends(self.model.layers, self.axes.pipeline * chunks)
+            axes = self.axes.model_copy(update={"chunks": chunks, "layers": layers})
+            batches = 1, self.seq_len, self.batch // axes.with_context(self.ranks)["data"]
+            of = *self.setting, self.model, CONFIG.scheme(self.scheme), self.ranks, *batches
+            found.append(Workload(*of, self.recompute, axes=axes))
+        return found
+
+
+# Of Meta's own SwiGLU, that of xformers, the backward computes activation function and product again.
+RECIPES = {
+    # arXiv 2407.21783, Table 4: 430, 400 and 380 TFLOPS, which is what these FLOPs take.
+    "405b": Recipe(
+        "eos-2024", "megatron-lm", LLAMA, 8192, 8192, 2048, "zero1", Ways.of_options(8, 16), (2, 4),
+        published=12.7, gated_kept=2,
+    ),
+    "405b-128k": Recipe(
+        "eos-2024", "megatron-lm", LLAMA, 16384, 131072, 128, "zero1",
+        Ways.of_options(8, 16, cp=16).model_copy(update={"context_attention": "gather"}), (4,),
+        gated_kept=2,
+    ),
+    # Degrees of arXiv 2104.04473, Table 1, on fewer ranks; of 2312.12705's script; with 2104.04473's
+    # interleaved schedule on H100.
+    "530b": Recipe(
+        "selene-2021", "megatron-lm-2021", gpt(105, 20480, 128), 2240, 2048, 2240, "ddp",
+        Ways.of_options(8, 35), recompute="full",
+    ),
+    "1t": Recipe(
+        "frontier", "deepspeed-zero", CONFIG.model("gpt-1t"), 1024, 2048, 1024, "zero1",
+        Ways.of_options(4, 128), recompute="full",
+    ),
+    "175b": Recipe(
+        "eos-2024", "megatron-lm", gpt(96, 12288, 96), 1024, 2048, 1536, "zero1", Ways.of_options(4, 8), (6,)
+    ),
+}  # fmt: skip
+PUBLISHED_128K = 380  # TFLOPS
+
+
+@cache
+def first(name: str) -> tuple[float, float, tuple[str, ...], Workload]:
+    """Seconds and bytes of the planner's first row, what runs it, and the job; of the stack's software."""
+    recipe = RECIPES[name]
+    machine, stack = recipe.setting
+    software = [row for row in of_stack(stack, recipe.model) if row.name != "lowband"]
+    axes = axes_to_try(machine, recipe.model, context=None, seq_len=recipe.seq_len)
+    found = plan(
+        machine, stack, recipe.model, recipe.ranks, recipe.seq_len, recipe.batch, axes, software=software
+    )
+    best = chosen(found)[0]
+    return best.step_time_s, best.peak, runners(best.job), best.job
+
+
+def times(name: str) -> list[float]:
+    return [float(predict(job, interval=False).step_time_s) for job in RECIPES[name].jobs()]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_planner_is_no_slower_than_a_recipe_that_fits(name: str) -> None:
+    seconds, peak, software, job = first(name)
+    fitting = [
+        float(p.step_time_s)
+        for p in (predict(one, interval=False) for one in RECIPES[name].jobs()) if p.fits
+    ]  # fmt: skip
+    assert all(seconds <= one for one in fitting)
+    assert fitting or name == "405b"  # of which each is beyond 80 GiB, as the next test says
+    assert peak * MEMORY_ERROR <= job.machine.device.memory_gib * GIB
+    assert set(software) & {row.name for row in of_stack(job.stack, job.model)}
+
+
+def test_metas_recipe_of_8k() -> None:
+    """Within 10 % of 12.7 s with 2 and with 4 stages a rank, which the paper does not say; with 4 it fits
+    within the memory model's error, with 2 it does not. The planner's row is faster than published."""
+    recipe = RECIPES["405b"]
+    assert all(abs(one / recipe.published - 1) < 0.1 for one in times("405b"))
+    peaks = [float(predict(job, interval=False).peak_memory_bytes) / GIB for job in recipe.jobs()]
+    assert [round(peak) for peak in peaks] == [92, 82]
+    assert peaks[1] / MEMORY_ERROR < 80 < peaks[0] / MEMORY_ERROR
+    assert first("405b")[0] < recipe.published
+    (eager,) = replace(recipe, gated_kept=4, stages=(4,)).jobs()
+    assert float(predict(eager, interval=False).peak_memory_bytes) / MEMORY_ERROR > 80 * GIB
+
+
+def test_metas_recipe_of_128k() -> None:
+    (job,) = RECIPES["405b-128k"].jobs()
+    p = predict(job, interval=False)
+    assert p.fits
+    assert abs(float(p.tflops_per_gpu) / PUBLISHED_128K - 1) < 0.1
+    assert first("405b-128k")[3].axes.context >= 16
+
+
+def test_nvidias_recipe_of_nemotron_340b() -> None:
+    """On 128 H100 it fits within the error if gradients are summed in bf16, not if in fp32."""
+    machine, stack = setting(CONFIG, "eos-2024", "megatron-lm")
+    model = ModelSpec(
+        name="nemotron-340b", layers=96, hidden=18432, heads=96, kv_heads=8, mlp_hidden=73728, biases=False,
+        vocab=256000, seq_len=4096, positions="rotary", tied_head=False, source="arXiv 2406.11704",
+    )  # fmt: skip
+    peaks = {}
+    for dtype in ("fp32", "bf16"):
+        job = Workload(
+            machine, stack.model_copy(update={"summed_dtype": dtype}), model, CONFIG.scheme("zero1"), 128, 1,
+            4096, 16, "none", axes=Ways.of_options(8, 8, 12),
+        )  # fmt: skip
+        peaks[dtype] = float(predict(job, interval=False).peak_memory_bytes) / GIB / MEMORY_ERROR
+    assert peaks["bf16"] < 80 < peaks["fp32"]
+
+
+def test_a_plan_for_16384_ranks_predicts_a_part_of_its_candidates() -> None:
+    """By which it takes 3 processor seconds."""
+    recipe = replace(RECIPES["405b"], ranks=16384)
+    machine, stack = recipe.setting
+    axes = axes_to_try(machine, LLAMA, context=None, seq_len=8192)
+    found = plan(machine, stack, LLAMA, 16384, 8192, 2048, axes, software=of_stack(stack, LLAMA))
+    assert 4 * len(found.candidates) < found.tried

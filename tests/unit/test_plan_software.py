@@ -1,0 +1,168 @@
+"""What runs a candidate, and its options: degrees, batches and placement as the candidate has them."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lowband.__main__ import main
+from lowband.predict.prediction import predict
+from lowband.predict.request import setting
+from lowband.predict.search.candidates import Candidate
+from lowband.predict.search.groups import with_groups
+from lowband.predict.search.software import SOFTWARE, of_stack, runners
+from lowband.predict.show.plan_options import deepspeed, megatron, torchtitan
+from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
+from lowband.spec.config import Config
+from lowband.spec.scheme import Scheme
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
+LLAMA = CONFIG.model("llama-3-70b")
+
+
+def job(scheme: str, axes: Ways, accumulation: int = 8, recompute: str = "none") -> Workload:
+    machine, stack = setting(CONFIG, "dgx-h100", "megatron-lm")
+    of = machine, stack, LLAMA, CONFIG.scheme(scheme), 512, 2, 8192, accumulation, recompute
+    return Workload(*of, axes=axes)
+
+
+def best(of: Workload) -> Candidate:
+    return Candidate((), of, of.micro_batch, of.accumulation, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "axes", "accumulation", "recompute", "expected"),
+    [
+        ("zero1", Ways.of_options(8, 4, 5), 8, "none", ["megatron-lm", "torchtitan"]),
+        ("zero1", Ways.of_options(8, 4, 5), 6, "none", ["torchtitan"]),  # no whole rounds
+        ("zero1", Ways.of_options(8, 4, 2, "zb-v"), 8, "none", ["torchtitan"]),
+        ("zero1", Ways.of_options(8, 4), 8, "op", ["torchtitan"]),
+        ("zero1", Ways.of_options(8, 4), 8, "full", ["megatron-lm", "deepspeed", "torchtitan"]),
+        ("zero3", Ways.of_options(8), 1, "full", ["deepspeed", "torchtitan"]),
+        ("zero3", Ways.of_options(), 1, "full", ["deepspeed", "torchtitan", "llm-foundry"]),
+        ("zeropp", Ways.of_options(), 1, "full", ["deepspeed"]),
+        ("zero3", Ways.of_options(8, 4), 8, "full", []),  # a stage's weights stay gathered everywhere
+    ],
+)  # fmt: skip
+def test_what_runs_a_job(
+    scheme: str, axes: Ways, accumulation: int, recompute: str, expected: list[str]
+) -> None:
+    assert list(runners(job(scheme, axes, accumulation, recompute))) == expected
+
+
+def test_our_engine_runs_every_scheme_of_a_model_that_it_trains() -> None:
+    llama = job("zeropp", Ways.of_options(2), 1, "full")
+    assert "lowband" not in runners(llama)
+    assert "lowband" in runners(replace(llama, model=CONFIG.model("gpt-22b"), seq_len=2048))
+
+
+def test_a_plan_keeps_to_what_its_stack_is_of() -> None:
+    gpt = CONFIG.model("gpt-22b")
+    for row in SOFTWARE:
+        for name in row.stacks:
+            stack = setting(CONFIG, "dgx-h100", name)[1]
+            assert [one.name for one in of_stack(stack, LLAMA)] == [row.name] * (name != "ours")
+            assert [one.name for one in of_stack(stack, gpt)] == list(dict.fromkeys([row.name, "lowband"]))
+            assert of_stack(stack, gpt, ["any"]) == ()
+    unknown = setting(CONFIG, "dgx-h100", "fsdp")[1].model_copy(update={"name": "mine"})
+    assert of_stack(unknown, gpt) == ()
+
+
+def arguments(text: str) -> dict[str, str]:
+    return dict((line.removeprefix("--") + " ").split(" ", 1) for line in text.splitlines())
+
+
+def test_megatrons_arguments() -> None:
+    axes = Ways.of_options(8, 4, 2, layers=(9, *[10] * 6, 11), cp=2)
+    found = arguments(megatron(best(job("zero1", axes, recompute="full"))))
+    expected = {
+        "tensor-model-parallel-size": 8, "pipeline-model-parallel-size": 4, "context-parallel-size": 2,
+        "num-virtual-stages-per-pipeline-rank": 2, "micro-batch-size": 2, "global-batch-size": 2 * 8 * 8,
+        "num-layers": 80, "hidden-size": 8192, "num-query-groups": 8, "ffn-hidden-size": 28672,
+        "recompute-granularity": "full", "cp-comm-type": "p2p", "seq-length": 8192,
+    }  # fmt: skip
+    assert {key: found[key].strip() for key in expected} == {
+        key: str(value) for key, value in expected.items()
+    }
+    flags = {"use-distributed-optimizer", "sequence-parallel", "swiglu", "group-query-attention", "bf16"}
+    assert flags <= {key for key, value in found.items() if not value.strip()}
+    ends = Ways.of_options(8, 4, layers=(20, 20, 20, 20))
+    assert "account-for-embedding-in-pipeline-split" in found
+    assert "account-for-embedding-in-pipeline-split" not in megatron(best(job("zero1", ends)))
+
+
+def test_deepspeeds_configuration() -> None:
+    found = json.loads(deepspeed(best(job("zeropp", Ways.of_options(), 4, "full"))))
+    assert found["train_batch_size"] == 512 * 2 * 4
+    assert found["zero_optimization"] == {
+        "stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+    }  # fmt: skip
+    assert json.loads(deepspeed(best(job("zero1", Ways.of_options(8, 4)))))["zero_optimization"] == {
+        "stage": 1
+    }
+
+
+def test_torchtitans_configuration() -> None:
+    axes = Ways.of_options(8, 4, 2, layers=(9, *[10] * 6, 9))
+    model = LLAMA.model_copy(update={"layers": 78})
+    found = tomllib.loads(torchtitan(best(replace(job("zero1", Ways.of_options(8, 4), 8, "op"), axes=axes,
+                                                  model=model))))  # fmt: skip
+    shown = found["parallelism"]
+    assert (shown["data_parallel_shard_degree"], shown["data_parallel_replicate_degree"]) == (16, 1)
+    assert shown["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert (
+        shown["pipeline_parallel_first_stage_less_layers"], shown["pipeline_parallel_last_stage_less_layers"]
+    ) == (1, 1)  # fmt: skip
+    assert found["training"] == {"local_batch_size": 16, "seq_len": 8192, "global_batch_size": 16 * 16}
+    assert found["activation_checkpoint"]["selective_ac_option"] == "op"
+    hsdp = best(job("zero3", Ways.of_options(), 1, "full"))
+    shard = Scheme(name="plan", weights="node", grads="node", optim="node")
+    shown = tomllib.loads(torchtitan(replace(hsdp, batches=replace(hsdp.batches, scheme=shard))))[
+        "parallelism"
+    ]
+    assert (shown["data_parallel_shard_degree"], shown["data_parallel_replicate_degree"]) == (8, 64)
+    assert np.prod([shown[f"{axis}_parallel_degree"] for axis in ("tensor", "context", "pipeline")]) == 1
+
+
+def test_the_command_writes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    of = ["plan", "--cluster", "dgx-h100", "--stack", "megatron-lm", "--model", "llama-3-8b", "--gpus", "16"]
+    of += ["--micro-batch", "1", "--seq", "2048", "--write", "found", "--software"]
+    assert main([*of, "megatron-lm"]) == 0
+    assert "runs in megatron-lm" in capsys.readouterr().out
+    assert arguments((tmp_path / "found.args").read_text())["micro-batch-size"].strip() == "1"
+    assert main([*of, "megatron-lm"]) == 2
+    assert "is taken" in capsys.readouterr().err
+    assert main([*of, "llm-foundry"]) == 2
+    assert "no options of its to write" in capsys.readouterr().err
+
+
+def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sharding over a group sends no gathers beyond it, in as much time as over as many ranks alone."""
+    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32)
+    model, scheme = (
+        CONFIG.model("llama-3-8b"),
+        Scheme(name="hsdp", weights="group", grads="group", optim="group"),
+    )
+    grouped = predict(Workload(machine, stack, model, scheme, 128, 1, 8192), interval=False)
+    alone = setting(CONFIG, "dgx-h100", "fsdp")
+    small = predict(Workload(*alone, model, CONFIG.scheme("zero3"), 32, 1, 8192), interval=False)
+    for name in ("forward_gather", "backward_gather", "grad_reduce"):
+        assert grouped.communication_s[name] == pytest.approx(
+            float(small.communication_s[name]), rel=1e-3
+        )  # padding
+    assert grouped.communication_s["replica_reduce"] > 0
+    job = ["plan", "--cluster", "dgx-h100", "--model", "llama-3-8b", "--gpus", "128", "--micro-batch", "1"]
+    job += ["--seq", "2048", "--tp", "1", "--pp", "1", "--root", str(ROOT), "--groups"]
+    assert main([*job, "32"]) == 0
+    assert "weights group, grads group, optim group" in capsys.readouterr().out
+    assert main([*job, "12"]) == 2
+    assert "groups of 12 ranks on nodes of 8 (allowed: multiples of 8 from 16)" in capsys.readouterr().err

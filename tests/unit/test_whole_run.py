@@ -1,0 +1,66 @@
+"""Days, GPU-hours and energy of a whole run: by hand, at Young's interval, and beside a published run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.optimize import minimize_scalar
+
+from lowband.__main__ import main
+from lowband.errors import UserError
+from lowband.predict.prediction import predict
+from lowband.predict.request import setting
+from lowband.predict.whole import HOUR_S, Conditions, whole_run
+from lowband.predict.workload import Workload
+from lowband.spec.config import Config
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(ROOT)
+JOB = Workload(
+    *setting(CONFIG, "dgx-a100", None), CONFIG.model("llama-7b"), CONFIG.scheme("zero3"), 64, 4, 2048
+)
+FOUND = predict(JOB)
+
+
+def test_a_run_by_hand() -> None:
+    run = whole_run(JOB, FOUND, Conditions(1e12))
+    step = float(FOUND.step_time_s)
+    assert run.steps == 1e12 / (64 * 4 * 2048)
+    assert run.days == pytest.approx(run.steps * step / 86400)
+    assert run.gpu_hours == pytest.approx(64 * 24 * run.days)
+    assert run.days_fast < run.days < run.days_slow
+    assert (run.checkpoint_every_s, run.failures, run.lost) == (None, 0, 0)
+    busy = sum(float(FOUND.time_s[name]) for name in ("forward", "recompute", "backward", "optimizer")) / step
+    assert run.megawatt_hours == pytest.approx([run.gpu_hours * (400 * busy + 83.64 * (1 - busy)) / 1e6] * 2)
+
+
+def test_checkpoints_come_as_often_as_costs_least() -> None:
+    given = Conditions(1e12, 50_000 * HOUR_S, restart_s=600, checkpoint_s=30)
+    mean = 50_000 * HOUR_S / 64
+    least = minimize_scalar(lambda t: 30 / t + (t / 2 + 600) / mean, bounds=(1, mean), method="bounded")
+    run = whole_run(JOB, FOUND, given)
+    assert run.checkpoint_every_s == pytest.approx(least.x, rel=1e-3)
+    assert run.lost == pytest.approx(least.fun, rel=1e-6)
+    assert run.days == pytest.approx(whole_run(JOB, FOUND, Conditions(1e12)).days / (1 - least.fun))
+    assert run.failures == pytest.approx(run.days * 86400 / mean)
+    with pytest.raises(UserError, match="more is lost than done"):
+        whole_run(JOB, FOUND, replace(given, between_failures_s=3600))
+
+
+def test_a_device_of_unknown_power_has_no_energy() -> None:
+    device = JOB.machine.device.model_copy(update={"name": "a new one"})
+    job = replace(JOB, machine=JOB.machine.model_copy(update={"device": device}))
+    assert whole_run(job, FOUND, Conditions(1e12)).megawatt_hours is None
+
+
+def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    job = ["plan", "--cluster", "dgx-a100", "--model", "llama-7b", "--gpus", "64", "--micro-batch", "1"]
+    failing = ["--hours-between-failures", "50700", "--restart-minutes", "10", "--checkpoint-seconds", "30"]
+    assert main([*job, "--tokens", "1e12", *failing]) == 0
+    out = capsys.readouterr().out
+    assert "1e+12 tokens: " in out
+    assert "failures and in checkpoints, one every" in out
+    assert "MWh at most (NVIDIA data sheet: A100 SXM" in out
+    assert main([*job, *failing[:2]]) == 2
+    assert "--hours-between-failures is for a run of --tokens" in capsys.readouterr().err
