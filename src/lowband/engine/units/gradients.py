@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
+from weakref import ref
 
 import torch
 from torch import nn
@@ -88,21 +89,28 @@ class Gradients:
         backward, if that can be known in time.
         """
 
+        self._ready = ready
+        mine = ref(self)  # the collector does not see into this kind of hook, which would keep all for ever
+
         def arrived(place: int, leaf: torch.Tensor) -> None:
-            self._arrived_in.add(torch._C._current_graph_task_id())
-            grad = leaf.grad
-            if grad is not None and grad.layout is not torch.strided:
-                self._refuse_sparse(place)
-            is_first = place in self._missing
-            self._missing.discard(place)
-            # See passes.hooks, [Note: late gradients].
-            if is_first and not self._missing and self._arrived_in == {self._ready_in}:
-                ready()
+            if (gradients := mine()) is not None:
+                gradients._arrives(place, leaf)
 
         for place, leaf in enumerate(self._leaves):
             if leaf.requires_grad:
                 leaf.register_hook(begins)
                 leaf.register_post_accumulate_grad_hook(partial(arrived, place))
+
+    def _arrives(self, place: int, leaf: torch.Tensor) -> None:
+        self._arrived_in.add(torch._C._current_graph_task_id())
+        grad = leaf.grad
+        if grad is not None and grad.layout is not torch.strided:
+            self._refuse_sparse(place)
+        is_first = place in self._missing
+        self._missing.discard(place)
+        # See passes.hooks, [Note: late gradients].
+        if is_first and not self._missing and self._arrived_in == {self._ready_in}:
+            self._ready()
 
     def _refuse_sparse(self, place: int) -> NoReturn:
         raise UserError(
