@@ -32,9 +32,13 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
         held, level = unit.master, unit.scheme.optim
         if unit in exchange_of:
             held, level = exchange_of[unit].agreed()
-        gather = partial(messages.gather, shard=held, out=whole, inner=SELF, outer=level, name="state_dict")
-        # On the lanes, because a forward that failed half-way may have left a gather there.
+        # On the lanes, as a forward that failed half-way may have left a gather there; on the device, because
+        # the ranks' messages lie there wherever the states do.
         with nullcontext() if unit.held.disk is None else unit.held.disk.in_memory():
+            there = held.to(whole.device)
+            gather = partial(
+                messages.gather, shard=there, out=whole, inner=SELF, outer=level, name="state_dict"
+            )
             messages.submit(unit.name, messages.inwards(SELF, level), gather).wait()
         places = zip(unit.shards, unit.layout.shapes, unit.layout.ranges(), strict=True)
         yield [
