@@ -32,6 +32,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "faults/": (_ENGINE, "src/lowband/run"),
     "fuzz/": ("src/lowband/spec", f"{_EVIDENCE}/importers", "src/lowband/commands"),
     "h100/": (_ENGINE,),
+    "h100-host/": (_ENGINE,),
     "h100/kernels.csv": ("src/lowband/kernels",),
     "h200/kernels.csv": ("src/lowband/kernels",),
     "joined/": (_ENGINE,),

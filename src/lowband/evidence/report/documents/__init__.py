@@ -13,7 +13,7 @@ from lowband.evidence.report.documents import code
 from lowband.evidence.report.shipped import write_shipped_tables
 from lowband.evidence.report.writers import markdown
 from lowband.evidence.tables.view import View
-from lowband.spec.csv_tables import made_of, read_table
+from lowband.spec.csv_tables import made_of, read_benchmark, read_table
 from lowband.spec.files import write_if_changed
 from lowband.spec.peers import PEER_NAMES
 from lowband.spec.plain_data import read_text, read_yaml
@@ -57,8 +57,9 @@ class Part(View):
         """The part, line by line. tables: the folder of derived tables; root: the one that holds results/"""
         if self.code:
             return code.BLOCKS[self.code](tables, root)
-        path = (root / "results" / "reference" if "/" in self.table else tables) / f"{self.table}.csv"
-        table = read_table(path)
+        is_shipped = "/" in self.table
+        path = (root / "results" / "reference" if is_shipped else tables) / f"{self.table}.csv"
+        table = read_benchmark(path) if is_shipped else read_table(path)
         with made_of(path):
             frame = self.frame(table)
         if self.show:
