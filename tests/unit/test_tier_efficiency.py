@@ -65,7 +65,7 @@ def test_the_table_has_what_zero_infinity_says_of_its_machine() -> None:
     assert found["efficiency"].between(0, 1).all()
     assert set(found["may_live"]) == {False, True}
     drawn = figure.data(found)
-    assert set(drawn["nodes"]) == {figure.NODES} and set(drawn["where"]) >= {"dgx2, host", "dgx2, disk"}
+    assert set(drawn["nodes"]) == {figure.NODES} and set(drawn["tier"]) >= {"host", "disk"}
 
 
 def test_weights_come_no_faster_than_the_links_gather_them() -> None:

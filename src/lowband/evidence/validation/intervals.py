@@ -28,10 +28,11 @@ def factor(errors: Iterable[float], level: float = LEVEL) -> float:
 
 
 def factor_elsewhere(rows: pd.DataFrame, level: float = LEVEL, by: str = "cluster") -> float:
-    """The factor from rows of several machines, or sources, each with the same weight."""
+    """The factor from rows of several machines, or sources, each with the same weight; nan without rows."""
     weights = 1 / rows.groupby(by)["row"].transform("size")
     ordered = rows.assign(weight=weights / weights.sum()).sort_values("error")
-    return math.exp(float(ordered["error"][ordered["weight"].cumsum() >= level - 1e-9].iloc[0]))
+    enough = ordered["error"][ordered["weight"].cumsum() >= level - 1e-9]
+    return math.exp(float(enough.iloc[0])) if len(enough) else math.nan
 
 
 def rows_of_times(folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:

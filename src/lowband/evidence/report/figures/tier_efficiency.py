@@ -10,10 +10,11 @@ NODES = 32
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the most nodes."""
-    return table[table["nodes"] == NODES].assign(where=lambda df: df["cluster"] + ", " + df["tier"])
+    return table[table["nodes"] == NODES]
 
 
 def draw(df: pd.DataFrame) -> Figure:
+    df = df.assign(where=df["cluster"] + ", " + df["tier"])
     figure = canvas(TWO_COLUMNS, 2.6)
     states = [*df.groupby("state", sort=False)]
     panels = figure.subplots(1, len(states), sharey=True, squeeze=False)[0]
