@@ -212,7 +212,11 @@ def test_other_modules(modules, schedule: str, layers: list[int] | None) -> None
     work = partial(on_axes, schedule=schedule, layers=layers)
     found = on_ranks(2, work, {}, 2, ZERO3, 3, modules)
     [(losses, norms, state)] = on_ranks(1, single, modules, 3)
-    assert [one.losses for one in found if one.losses[0]] == [losses]
+    [there] = [one.losses for one in found if one.losses[0]]
+    if modules is tied:  # of whose gradient two stages sum a part each: another order of sums
+        torch.testing.assert_close(torch.tensor(there), torch.tensor(losses), rtol=1e-6, atol=0)
+    else:
+        assert there == losses
     assert found[0].norms == found[1].norms == pytest.approx(norms, rel=1e-6)
     got = whole(found)
     assert got.keys() == state.keys()
