@@ -71,7 +71,7 @@ def test_what_the_two_commands_need() -> None:
         f"{reproduce.minutes(config):.0f} minutes of runs on 2 cores, then tables and figures; "
         f"{reproduce.memory_gib(config):.1f} GiB of memory, {gib} GiB of disk"
     )
-    minutes = sum(row.get("seconds", 0.0) for row in seconds.rows().values()) / 60
+    minutes = sum(seconds.recorded().values()) / 60
     README.says(f"{minutes:.0f} minutes of tests")
     cost = pd.read_csv(SHIPPED / "workflow" / "smoke.csv").set_index("step")["processor_time_s"]
     README.says(f"({cost['everything that was started'] / 60:.1f} minutes of processor time)")
