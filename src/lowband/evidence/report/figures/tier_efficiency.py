@@ -28,5 +28,5 @@ def draw(df: pd.DataFrame) -> Figure:
         axes.set_title(str(state), loc="left")
     panels[0].set_ylabel("predicted efficiency (%)")
     panels[0].set_ylim(0, 104)
-    panels[0].legend()
+    panels[-1].legend(loc="lower right")  # where no line is
     return figure
