@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, log_ticks, shades
+from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, log_ticks, shades
 
 NODES = 32
 
@@ -28,5 +28,5 @@ def draw(df: pd.DataFrame) -> Figure:
         axes.set_title(str(state), loc="left")
     panels[0].set_ylabel("predicted efficiency (%)")
     panels[0].set_ylim(0, 104)
-    panels[-1].legend(loc="lower right")  # where no line is
+    legend_above(figure, panels[0], 6)
     return figure
