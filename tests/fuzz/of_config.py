@@ -13,7 +13,7 @@ from lowband.evidence.claims.experiments import read_experiments
 from lowband.evidence.report.badges import contributions
 from lowband.evidence.report.documents import read_blocks
 from lowband.predict.request import Grid
-from lowband.predict.show.render import text
+from lowband.predict.show.point_text import text
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from tests.fuzz.target import ROOT, Target, entries, put, run, sound, table

@@ -25,7 +25,7 @@ from lowband.predict.search.degrees import axes_to_try
 from lowband.predict.search.plan import jobs, plan
 from lowband.predict.show.plan_files import write
 from lowband.predict.show.plan_text import report
-from lowband.predict.show.render import flat, record, short_by
+from lowband.predict.show.record import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways

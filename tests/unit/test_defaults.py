@@ -11,7 +11,8 @@ from lowband.predict.defaults import DEVICE, LATENCY_US, LINK, STACK, with_defau
 from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid, setting
 from lowband.predict.search.rehearsal import rehearse
-from lowband.predict.show.render import constant_lines, flat, text
+from lowband.predict.show.point_text import constant_lines, text
+from lowband.predict.show.record import flat
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

@@ -19,7 +19,8 @@ from lowband.predict.search.candidates import KNOBS, Candidate
 from lowband.predict.search.degrees import axes_to_try
 from lowband.predict.search.plan import RECOMPUTE, jobs, plan
 from lowband.predict.show.plan_files import write
-from lowband.predict.show.render import record, text
+from lowband.predict.show.point_text import text
+from lowband.predict.show.record import record
 from lowband.predict.time import StepTime, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways

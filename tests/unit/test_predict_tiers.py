@@ -18,7 +18,8 @@ from lowband.predict.request import setting
 from lowband.predict.search.largest import PLACES, largest, of_width
 from lowband.predict.search.plan import plan
 from lowband.predict.show import largest as show
-from lowband.predict.show.render import record, text
+from lowband.predict.show.point_text import text
+from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config

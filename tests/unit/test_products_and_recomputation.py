@@ -11,7 +11,7 @@ from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.prediction import predict
 from lowband.predict.request import Grid, job_of, setting
-from lowband.predict.show.render import text
+from lowband.predict.show.point_text import text
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config

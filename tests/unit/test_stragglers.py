@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from lowband.cost.stragglers import largest_of, slower
 from lowband.predict.request import Grid, setting
-from lowband.predict.show.render import flat
+from lowband.predict.show.record import flat
 from lowband.predict.time import COMPUTED, StepTime, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways

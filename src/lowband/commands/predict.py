@@ -183,7 +183,9 @@ def _grid(options: argparse.Namespace) -> "Grid":
 def _predict(options: argparse.Namespace) -> int:
     import json
 
-    from lowband.predict.show.render import flat, table, text
+    from lowband.predict.show.grid_text import table
+    from lowband.predict.show.point_text import text
+    from lowband.predict.show.record import flat
 
     records = _grid(options).records()
     if options.json:

@@ -11,7 +11,7 @@ from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
-from lowband.predict.show.render import record
+from lowband.predict.show.record import record
 from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config

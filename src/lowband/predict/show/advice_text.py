@@ -6,7 +6,8 @@ from typing import Any
 from lowband.predict.prediction import predict
 from lowband.predict.search.advice import MICRO_BATCHES as TRIED
 from lowband.predict.search.advice import Advisor, Change, Key, answer, placed_schemes, shown, split
-from lowband.predict.show.render import fits, record
+from lowband.predict.show.point_text import fits
+from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
 

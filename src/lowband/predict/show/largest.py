@@ -4,7 +4,7 @@ from typing import Any
 
 from lowband.predict.footprint import GIB
 from lowband.predict.search.largest import Largest
-from lowband.predict.show.render import aligned
+from lowband.predict.show.grid_text import aligned
 from lowband.predict.workload import Workload
 
 

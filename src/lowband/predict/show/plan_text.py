@@ -7,7 +7,8 @@ from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, WIRES, Candidate, Plan
 from lowband.predict.search.choice import chosen, lossy_wires
 from lowband.predict.search.software import runners
-from lowband.predict.show.render import fits, record, text
+from lowband.predict.show.point_text import fits, text
+from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT_ALL
 from lowband.spec.axes import shown as in_words
