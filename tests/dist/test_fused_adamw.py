@@ -173,6 +173,29 @@ def test_groups_and_checkpoints() -> None:
     assert all(torch.equal(first[name], value) for name, value in second.items())
 
 
+def after_a_skipped_step() -> list[dict[str, torch.Tensor]]:
+    """Weights after a step that was clipped and left out, then one without clipping; and after this alone."""
+    found = []
+    for steps in ((0, 1), (1,)):
+        model = sharded(Case("zero3"))
+        optimizer = lowband.AdamW(model, LR)
+        for step in steps:
+            backward(model, Case("zero3"), step)
+            if step == 0:
+                optimizer.clip_grad_norm_(1e-3)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        found.append(lowband.full_state_dict(model))
+    return found
+
+
+def test_a_step_that_is_left_out_clips_no_other() -> None:
+    [(skipped, alone)] = on_ranks(1, after_a_skipped_step)
+    for name, weights in alone.items():
+        assert torch.equal(skipped[name], weights), name
+
+
 def test_what_it_refuses() -> None:
     def made() -> list[str]:
         told = []

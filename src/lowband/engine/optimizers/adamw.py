@@ -76,6 +76,11 @@ class AdamW(torch.optim.Optimizer):
         self._factor = factor_of(norm, max_norm)
         return norm
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; the clipping of gradients that no step has used is gone with them."""
+        super().zero_grad(set_to_none)
+        self._factor = None
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step; returns what `closure` returns, which is called first, with gradients enabled."""
