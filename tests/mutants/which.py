@@ -254,6 +254,7 @@ _TESTS = {
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/software": [f"{UNIT}plan_software.py"],
     "predict/show/plan_options": [f"{UNIT}plan_software.py"],
+    "predict/show/whole_text": [f"{UNIT}whole_run.py"],
     "predict/whole": [f"{UNIT}whole_run.py"],
     "predict/context": [f"{UNIT}predict_context.py"],
     "predict/experts": [f"{UNIT}predict_experts.py"],

@@ -64,3 +64,20 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "MWh at most (NVIDIA data sheet: A100 SXM" in out
     assert main([*job, *failing[:2]]) == 2
     assert "--hours-between-failures is for a run of --tokens" in capsys.readouterr().err
+    for alone in (failing[:2], failing[2:4], failing[4:]):
+        assert main([*job, "--tokens", "1e12", *alone]) == 2
+        assert f"{alone[0]} is not alone" in capsys.readouterr().err
+    for form in ("--json", "--csv"):
+        assert main([*job, "--tokens", "1e12", form]) == 2
+        assert "--tokens is without --json and --csv" in capsys.readouterr().err
+
+
+def test_what_cannot_end_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = ["plan", "--cluster", "dgx-a100", "--model", "llama-7b", "--gpus", "64", "--micro-batch", "1"]
+    often = ["--tokens", "1e12", "--hours-between-failures", "1", "--checkpoint-seconds", "30"]
+    assert main([*job, *often, "--software", "megatron-lm", "--write", "mine"]) == 2
+    assert "more is lost than done" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]

@@ -20,6 +20,7 @@ from lowband.spec.step import Route
 
 if TYPE_CHECKING:
     from lowband.predict.search.candidates import Candidate
+    from lowband.predict.whole import Conditions
     from lowband.spec.config import Config
     from lowband.spec.machine import Machine
     from lowband.spec.model import ModelSpec
@@ -115,6 +116,7 @@ def _plan(options: argparse.Namespace) -> None:
     from lowband.predict.show import plan_files, plan_options, plan_text
     from lowband.spec.config import Config
 
+    conditions = _conditions(options)
     config = Config(options.root)
     machine, stack = setting(config, options.cluster, options.stack)
     stack = stack.with_options(told(options))
@@ -152,6 +154,7 @@ def _plan(options: argparse.Namespace) -> None:
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
         options.imbalance, of_stack(stack, model, options.software), beyond=beyond,
     )  # fmt: skip
+    whole = [] if conditions is None else _whole_run(chosen(found)[0], conditions)
     written: list[Path] = []
     if options.write and own:
         written = plan_files.write(chosen(found)[0], options.write, config)
@@ -162,22 +165,35 @@ def _plan(options: argparse.Namespace) -> None:
     elif options.csv:
         print_csv(plan_text.records(found))
     else:
-        whole = _whole_run(options, chosen(found)[0])
         print("\n".join([plan_text.report(found), *whole, *(f"written: {path}" for path in written)]))
 
 
-def _whole_run(options: argparse.Namespace, best: "Candidate") -> list[str]:
-    from lowband.predict.prediction import predict
-    from lowband.predict.whole import HOUR_S, Conditions, lines, whole_run
+def _conditions(options: argparse.Namespace) -> "Conditions | None":
+    """Of a whole run, if it is asked for."""
+    from lowband.predict.whole import HOUR_S, Conditions
 
-    others = ("hours_between_failures", "restart_minutes", "checkpoint_seconds")
+    names = ("hours_between_failures", "checkpoint_seconds", "restart_minutes")
+    hours, seconds, minutes = values = [getattr(options, name) for name in names]
+    given = [
+        f"--{name.replace('_', '-')}" for name, each in zip(names, values, strict=True) if each is not None
+    ]
     if options.tokens is None:
-        beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
-        if beside:
-            raise UserError(f"{beside[0]} is for a run of --tokens")
-        return []
-    hours, minutes, seconds = (getattr(options, name) for name in others)
-    given = Conditions(options.tokens, hours and hours * HOUR_S, 60 * (minutes or 0.0), seconds or 0.0)
+        if given:
+            raise UserError(f"{given[0]} is for a run of --tokens")
+        return None
+    if options.json or options.csv:
+        raise UserError("--tokens is without --json and --csv")
+    if given and (hours is None or seconds is None):
+        needed = "--hours-between-failures with --checkpoint-seconds, and --restart-minutes or not"
+        raise UserError(f"{given[0]} is not alone", allowed=needed)
+    return Conditions(options.tokens, hours and hours * HOUR_S, 60 * (minutes or 0.0), seconds or 0.0)
+
+
+def _whole_run(best: "Candidate", given: "Conditions") -> list[str]:
+    from lowband.predict.prediction import predict
+    from lowband.predict.show.whole_text import lines
+    from lowband.predict.whole import whole_run
+
     return ["", *lines(whole_run(best.job, predict(best.job), given), given)]
 
 

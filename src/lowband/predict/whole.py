@@ -115,21 +115,3 @@ def _energy(power: Power | None, rank_seconds: float, busy: float) -> tuple[floa
     watts = np.array([busy * power.peak + (1 - busy) * idle for idle in ends])
     least, most = (float(each) for each in rank_seconds * watts / HOUR_S / 1e6)
     return least, most
-
-
-def lines(run: WholeRun, given: Conditions) -> list[str]:
-    """As text."""
-    found = [
-        f"{given.tokens:.4g} tokens: {run.steps:,.0f} steps, {run.days:.4g} days ({run.days_fast:.4g} to "
-        f"{run.days_slow:.4g}), {run.gpu_hours:,.0f} GPU-hours"
-    ]
-    if run.checkpoint_every_s is not None:
-        found.append(
-            f"of it {100 * run.lost:.2g} % in {run.failures:,.0f} failures and in checkpoints, one every "
-            f"{run.checkpoint_every_s / 60:.3g} minutes"
-        )
-    if run.megawatt_hours is None or run.power is None:
-        return [*found, "energy: the device's power is not known"]
-    least, most = run.megawatt_hours
-    between = f"{most:,.0f}" if least == most else f"{least:,.0f} to {most:,.0f}"
-    return [*found, f"energy of the devices: {between} MWh at most ({run.power.source})"]
