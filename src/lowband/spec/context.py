@@ -17,6 +17,7 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
@@ -165,12 +166,12 @@ class Layout:
             ends[each] = start, at
         return ends[way]
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Of the sequence."""
         return self.ranks("gather") * self.ranks("ring") * self.ranks("state")
 
-    @property
+    @cached_property
     def multiple(self) -> int:
         """Tokens of a sequence are padded to a multiple of this."""
         return self.parts * lcm(2 if self.zigzag and self.parts > 1 else 1, self.ranks("heads"))
