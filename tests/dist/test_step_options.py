@@ -120,8 +120,6 @@ def test_what_pieces_hold_is_the_closed_form() -> None:
 
 # ---- runs
 
-GPT.compile_parts = partialmethod(GPT.compile_parts, backend="aot_eager")  # no C++ compiler
-
 
 def trained(spec: RunSpec) -> list[float]:
     trainer = prepare(spec, torch.device("cpu"))
@@ -136,6 +134,7 @@ def trained(spec: RunSpec) -> list[float]:
 
 
 def train_all(specs: list[RunSpec]) -> list[list[float]]:
+    GPT.compile_parts = partialmethod(GPT.compile_parts, backend="aot_eager")  # no C++ compiler
     return [trained(spec) for spec in specs]
 
 
