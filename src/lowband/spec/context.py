@@ -171,12 +171,12 @@ class Layout:
             ends[each] = start, at
         return ends[way]
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Of the sequence."""
         return self.ranks("gather") * self.ranks("ring") * self.ranks("state")
 
-    @property
+    @cached_property
     def multiple(self) -> int:
         """Tokens of a sequence are padded to a multiple of this."""
         return self.parts * lcm(2 if self.zigzag and self.parts > 1 else 1, self.ranks("heads"))
