@@ -19,7 +19,7 @@ from lowband.evidence.tables.build import (
     tables_of_runs,
 )
 from lowband.evidence.tables.entries import COLLECTED, TABLES
-from lowband.evidence.report.figures import FIGURES, file_of, own_figures
+from lowband.evidence.report.figures import FIGURES, own_figures
 from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
