@@ -20,20 +20,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
 from lowband.cost.tiers import GIGA, UPDATE_BYTES, Rates, best_stride, update_s
+from lowband.evidence.validation import reported
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.request import setting
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import Stack
@@ -273,9 +273,8 @@ def _with_gains(df: pd.DataFrame) -> pd.DataFrame:
 @cache
 def _logs(config: Config, name: str) -> list[Log]:
     """The logs of a setting's folders."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
     found = []
-    for url, of_log in reported.groupby("source_url", sort=False):
+    for url, of_log in reported(config, REPORTED).groupby("source_url", sort=False):
         folder, _, file = str(url).split(" ")[1].rpartition("/")
         if not re.search(SETTINGS[name].folders, folder):
             continue
