@@ -156,7 +156,7 @@ def published_row(
     off = 100 * (predicted / published - 1)
     return {
         "provenance": "predicted",
-        "source": f"arXiv {row.arxiv}" if row.arxiv else getattr(row, "paper", "") or row.source_url,
+        "source": f"arXiv {row.arxiv}" if row.arxiv else row.source_url,
         "artifact": row.artifact, "quantity": quantity, "use": use, "setting": setting, "unit": row.unit,
         "published": published, "predicted": predicted,
         "off_percent": min(off, 0.0) if use == "above" else off,

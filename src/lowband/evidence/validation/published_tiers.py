@@ -143,5 +143,6 @@ def _on_disk(rows: Any) -> list[dict[str, object]]:
         for row in of.itertuples():
             use = "fitted" if row.model == FITTED_ON else "held out"
             where = f"{system}, {row.model}"
-            found.append(published_row(row, "step on NVMe", use, where, 1e3 * moved[row.model] / rate))
+            step_ms = 1e3 * moved[row.model] / rate
+            found.append(published_row(row, "step on NVMe", use, where, step_ms) | {"source": row.paper})
     return found
