@@ -136,12 +136,10 @@ class Source:
         return rows.on(Setting(config, *with_defaults(machine, stack), reported(config, self.csv)))
 
 
-_read = cache(read_published)  # a fit reads it again and again
-
-
+@cache  # a fit reads it again and again
 def reported(config: Config, csv: str) -> Any:
     """A file of results/reported/, every cell as text: a pandas.DataFrame, whose rows have no types."""
-    return _read(config.root / "results" / "reported" / csv)
+    return read_published(config.root / "results" / "reported" / csv)
 
 
 def published_row(
