@@ -49,12 +49,10 @@ def imported() -> None:
         import_module(name)
 
 
-def run(
-    folder: Path, engine: str, scheme: str, ranks: int, **changes
-) -> tuple[RunSpec, list[float], Outcome]:
+def run(folder: Path, engine: str, name: str, ranks: int, **changes) -> tuple[RunSpec, list[float], Outcome]:
     values = {
-        "run_id": f"{engine}-{scheme}", "suite": "test", "repeat": 1, "engine": engine, "machine": MACHINE,
-        "model": MODEL, "scheme": Config(ROOT).scheme(scheme), "ranks": ranks,
+        "run_id": f"{engine}-{name}", "suite": "test", "repeat": 1, "engine": engine, "machine": MACHINE,
+        "model": MODEL, "scheme": Config(ROOT).scheme(name), "ranks": ranks,
         "micro_batch": 8 // ranks, "accumulation": 1, "seq_len": 16, "steps": STEPS, "warmup_steps": 4,
         "seed": 1, "device": "auto", "compute_dtype": "fp32", "reduce_dtype": "fp32", "learning_rate": 1e-3,
         "weight_decay": 0.1, "grad_clip": 1.0, "text": str(ROOT / "LICENSE"), "time_limit_s": 200,

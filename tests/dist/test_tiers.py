@@ -27,7 +27,6 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
-from lowband.spec.peers import peer_arguments
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
@@ -236,5 +235,3 @@ def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], says: st
     given = {"name": "x", "weights": "world", "grads": "world", "optim": "world", **changes}
     with pytest.raises(UserError, match=re.escape(says)):
         Scheme.parse(given, "file.yaml: x").check(Levels.fit({}, 4))
-    with pytest.raises(UserError, match="no counterpart: the optimizer's states lie in host"):
-        peer_arguments("fsdp2", placed("zero3", "host"), Levels.fit({}, 4))

@@ -11,7 +11,8 @@ from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.exchange import scheme_of_deepspeed
 from lowband.spec.mesh import Levels
-from lowband.spec.peers import FORMS, PEERS, TABLE, form_of, peer_arguments
+from lowband.spec.peers import FORMS, OFF_DEVICE, PEERS, TABLE, form_of, peer_arguments
+from lowband.spec.tiers import TIERS
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
@@ -24,7 +25,8 @@ def scheme(name: str):
 
 def test_every_form_has_a_word_on_every_peer() -> None:
     assert set(TABLE) == {*FORMS.values(), "other"}
-    assert all(set(row) == set(PEERS) for row in TABLE.values())
+    assert set(OFF_DEVICE) == set(TIERS)
+    assert all(set(row) == set(PEERS) for row in (*TABLE.values(), *OFF_DEVICE.values()))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,17 @@ def test_a_users_configuration_becomes_a_scheme(tmp_path: Path, capsys) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("device", "optim"), [("none", "world"), ("cpu", "world@host"), ("nvme", "world@disk")]
+)
+def test_where_deepspeed_keeps_states_is_their_tier(device: str, optim: str) -> None:
+    zero = {"stage": 1, "offload_optimizer": {"device": device, "pin_memory": True}}
+    found = scheme_of_deepspeed({"zero_optimization": zero}, LEVELS, "test")
+    assert found.model_dump(exclude_defaults=True) == {
+        "name": "imported", "weights": "self", "grads": "self", "optim": optim,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("config", [{}, {"zero_optimization": {}}, {"zero_optimization": {"stage": 0}}])
 def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
     """DeepSpeed's default stage is 0."""
@@ -128,6 +141,10 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
         ({"stage": 3, "zero_hpz_partition_size": 3}, "no level of 3 ranks (allowed: 1, 2, 4, 8)"),
         ({"stage": 2, "zero_quantized_weights": True}, "need stage 3, not 2"),
         ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param has no counterpart here"),
+        ({"stage": 3, "offload_optimizer": "cpu"}, "offload_optimizer is not a mapping of keys to values"),
+        ({"stage": 3, "offload_optimizer": {"device": []}}, "device is '[]' (allowed: none, cpu, nvme)"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "ratio is 0.3 (allowed: 1:"),
+        ({"offload_optimizer": {"device": "cpu"}}, "is not for stage 0 (allowed: stage 1, 2, 3)"),
         ({"stage": 3, "zero_hpz_partitionsize": 4}, "zero_hpz_partitionsize is not known"),
     ],
 )

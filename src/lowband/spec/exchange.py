@@ -12,6 +12,7 @@ from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.peers import QUANTIZED, peer_arguments
 from lowband.spec.plain_data import parse_json, read_text
 from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import Tier, at
 
 
 def export_scheme(config: Config, name: str, cluster: str, ranks: int, peer: str) -> str:
@@ -72,9 +73,26 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
         "grads": shard if stage >= 2 else SELF,
         "optim": shard if stage >= 1 else SELF,
     }
+    places["optim"] = at(places["optim"], _tier_of_states(zero, where))
     scheme = Scheme.parse({"name": "imported", **places, "secondary": secondary, **wires}, where)
     scheme.check(levels)
     return scheme
+
+
+def _tier_of_states(zero: dict[str, Any], where: str) -> Tier:
+    """Of `offload_optimizer`, whose keys but `device` and `ratio` affect only speed."""
+    key = "zero_optimization.offload_optimizer"
+    offload = zero.get("offload_optimizer") or {}
+    if not isinstance(offload, dict):
+        raise UserError(f"{key} is not a mapping of keys to values", where=where)
+    device, ratio = str(offload.get("device", "none")), offload.get("ratio", 1)
+    if device not in _TIERS:
+        raise UserError(f"{key}.device is {device!r}", where=where, allowed=[*_TIERS])
+    if ratio != 1:
+        raise UserError(f"{key}.ratio is {ratio!r}", where=where, allowed="1: all states in one place")
+    if device != "none" and zero.get("stage", 0) == 0:
+        raise UserError(f"{key} is not for stage 0", where=where, allowed="stage 1, 2, 3")
+    return _TIERS[device]
 
 
 def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> str | None:
@@ -88,9 +106,10 @@ def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> 
     raise UserError(f"zero_optimization.{key}: no level of {size!r} ranks", where=where, allowed=levels.sizes)
 
 
-_PLACING = {"stage", "zero_hpz_partition_size", "mics_shard_size", *QUANTIZED}
+_TIERS: dict[str, Tier] = {"none": "device", "cpu": "host", "nvme": "disk"}
+_PLACING = {"stage", "offload_optimizer", "zero_hpz_partition_size", "mics_shard_size", *QUANTIZED}
 _NO_SCHEME = {
-    "cpu_offload", "cpu_offload_param", "offload_optimizer", "offload_param", "zenflow", "zeropp_loco_param",
+    "cpu_offload", "cpu_offload_param", "offload_param", "zenflow", "zeropp_loco_param",
     "zero_quantized_nontrainable_weights", "mics_hierarchical_params_gather",
 }  # fmt: skip
 _TUNING = {

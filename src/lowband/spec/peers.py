@@ -96,6 +96,23 @@ TABLE: dict[str, dict[str, Has | Lacks]] = {
     },
 }
 
+# tier -> peer -> what it takes beside the placement's arguments to keep the optimizer's states there. FSDP2's
+# fp32 shards are its weights: they lie there with the moments, and are copied to the device for each gather.
+OFF_DEVICE: dict[str, dict[str, Has | Lacks]] = {
+    "host": {
+        "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
+        "fsdp2": Has({"offload_policy": "CPUOffloadPolicy"}),
+        "deepspeed": Has({"offload_optimizer": {"device": "cpu"}}),
+    },
+    "disk": {
+        "ddp": _SHARDS_NOTHING,
+        "powersgd": _SHARDS_NOTHING,
+        "fsdp2": Lacks("it keeps nothing on disks"),
+        "deepspeed": Lacks("it reads and writes disks by an extension that has to be compiled"),
+    },
+}
+
 FORMS: dict[tuple[str, str, str, str], str] = {
     ("self", "none", "self", "self"): "ddp",
     ("self", "none", "self", "world"): "zero1",
@@ -142,19 +159,22 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
     if scheme.sync is not None:
         return _local_sgd(peer, scheme, scheme.sync, levels, where)
-    if scheme.copies:
-        raise UserError(f"no counterpart: the optimizer's states lie in {scheme.optim_tier}", where=where)
     form = form_of(scheme, levels)
-    cell = TABLE[form][peer]
-    if isinstance(cell, Lacks):
-        raise UserError(f"no counterpart: {cell.reason}", where=where)
+    arguments: Arguments = {}
+    for cell in (
+        TABLE[form][peer],
+        *(OFF_DEVICE[tier][peer] for tier in [scheme.optim_tier] if scheme.copies),
+    ):
+        if isinstance(cell, Lacks):
+            raise UserError(f"no counterpart: {cell.reason}", where=where)
+        arguments |= cell.arguments
     ranks = {
         "<world>": levels.world,
         "<shard>": levels.size(scheme.optim),
         "<groups>": levels.world // levels.size(scheme.optim),
         "<secondary>": levels.size(scheme.backward_level),
     }
-    filled = {key: _fill(value, ranks) for key, value in cell.arguments.items()}
+    filled = {key: _fill(value, ranks) for key, value in arguments.items()}
     return {**filled, **_switches(peer, scheme, levels, form, where)}
 
 
@@ -173,7 +193,7 @@ def _local_sgd(peer: str, scheme: Scheme, sync: Sync, levels: Levels, where: str
 def _fill(value: Any, ranks: dict[str, int]) -> Any:
     if isinstance(value, list):
         return [ranks[name] for name in value]
-    return ranks[value] if isinstance(value, str) else value
+    return ranks.get(value, value) if isinstance(value, str) else value
 
 
 def _switches(peer: str, scheme: Scheme, levels: Levels, form: str, where: str) -> Arguments:

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 
-from lowband.engine.collectives.wire import TORCH_DTYPE
 from lowband.engine.transport.everyone import speaks_for_all
 from lowband.model.gpt import GPT
 from lowband.spec.run import RunSpec
@@ -23,12 +22,8 @@ class Fsdp2(Trainer):
         self._tensor = spec.tensor
         if mesh.tensor is not None:
             cut_along_tensor(model, mesh.tensor)
-        policy = MixedPrecisionPolicy(
-            param_dtype=TORCH_DTYPE[spec.compute_dtype], reduce_dtype=TORCH_DTYPE[spec.reduce_dtype]
-        )
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh.data, mp_policy=policy, reshard_after_forward=mesh.reshard)
-        fully_shard(model, mesh=mesh.data, mp_policy=policy)
+        mesh.shard(model, reshard_part=None)
+        self._is_on_host = mesh.is_on_host
         self.model = model
         self.optimizer = adamw(model, spec)
 
@@ -42,7 +37,7 @@ class Fsdp2(Trainer):
             self.model.set_requires_gradient_sync(True)
 
     def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        if self._tensor > 1:
+        if self._tensor > 1 or self._is_on_host:
             return clip_over_axes(self.model.parameters(), max_norm, self._tensor)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         full: torch.Tensor = norm.full_tensor()  # type: ignore[attr-defined] - a DTensor

@@ -1,15 +1,18 @@
 """PyTorch's own axes, for trainers with FSDP2: one mesh, `parallelize_module`, a norm over all of it."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lowband.model.gpt import GPT
+from lowband.engine.collectives.wire import TORCH_DTYPE
+from lowband.model.gpt import GPT, Block
 from lowband.spec.peers import peer_arguments
 from lowband.spec.run import RunSpec
 
@@ -20,6 +23,7 @@ class Mesh:
     data:    of one dimension, or of two: replicate and shard
     tensor:  None without ranks along it
     reshard: FSDP2's `reshard_after_forward`
+    is_on_host: whether shards and the optimizer's states lie in the host's memory
     is_first_of_stage: whether this rank is the first that has its part of the model
     """
 
@@ -35,8 +39,27 @@ class Mesh:
         )
         self.pipeline, self.data = whole["pipeline"], whole[names]
         self.tensor: DeviceMesh | None = whole["tensor"] if spec.tensor > 1 else None
+        self.is_on_host = "offload_policy" in arguments
+        self._options: dict[str, Any] = {
+            "mesh": self.data,
+            "mp_policy": MixedPrecisionPolicy(
+                TORCH_DTYPE[spec.compute_dtype], TORCH_DTYPE[spec.reduce_dtype]
+            ),
+        }
+        if self.is_on_host:
+            self._options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         self.reshard: bool | int = arguments["reshard_after_forward"]
         self.is_first_of_stage = not any(whole.get_coordinate()[1:])  # type: ignore[index]
+
+    def shard(self, part: nn.Module, reshard_part: bool | int | None) -> None:
+        """`fully_shard` on each block of a part of the model, and on the part.
+
+        reshard_part: of what is in no block; None: as torch decides
+        """
+        for module in [*part.modules()]:
+            if isinstance(module, Block):
+                fully_shard(module, reshard_after_forward=self.reshard, **self._options)
+        fully_shard(part, reshard_after_forward=reshard_part, **self._options)
 
 
 def cut_along_tensor(model: GPT, mesh: DeviceMesh) -> None:
@@ -71,7 +94,7 @@ def whole_tensors(named: Iterable[tuple[str, torch.Tensor]], ranks: int) -> dict
     """This rank's part of the model, undivided. ranks: along tensor. All ranks that have it must call this"""
     found = {}
     for name, value in named:
-        full = value.full_tensor() if isinstance(value, DTensor) else value
+        full = value.to(value.device_mesh.device_type).full_tensor() if isinstance(value, DTensor) else value
         found[name] = (_apart(full, ranks) if ".qkv." in name and ranks > 1 else full).cpu()
     return found
 
@@ -82,17 +105,17 @@ def clip_over_axes(parameters: Iterable[nn.Parameter], max_norm: float, tensor: 
 
     tensor: ranks along it, which all have what is no DTensor there
     """
-    grads = [p.grad for p in parameters if p.grad is not None]
-    total = torch.zeros((), dtype=torch.float64, device=grads[0].device)
+    grads = [p.grad for p in parameters if isinstance(p.grad, DTensor)]
+    device_type = grads[0].device_mesh.device_type  # gradients may lie in the host's memory, messages not
+    total = torch.zeros((), dtype=torch.float64, device=device_type)
     for grad in grads:
-        assert isinstance(grad, DTensor)
         mesh, copies = grad.device_mesh, 1
         for dim, placement in enumerate(grad.placements):
             copies *= mesh.size(dim) if placement.is_replicate() else 1
         copies *= 1 if "tensor" in (mesh.mesh_dim_names or ()) else tensor
-        total += grad.to_local().double().square().sum() / copies
+        total += grad.to_local().double().square().sum().to(device_type) / copies
     dist.all_reduce(total)
     norm = total.sqrt()
     for grad in grads:
-        grad.to_local().mul_(torch.clamp(max_norm / norm, max=1.0))
+        grad.to_local().mul_(torch.clamp(max_norm / norm, max=1.0).to(grad.device))
     return norm

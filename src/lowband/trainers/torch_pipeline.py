@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from lowband.engine.collectives.wire import TORCH_DTYPE
 from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.errors import UserError
-from lowband.model.gpt import GPT, Block
+from lowband.model.gpt import GPT
 from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG
 from lowband.spec.run import RunSpec
 from lowband.spec.stages import stage_modules
@@ -51,19 +49,13 @@ class TorchPipeline(Trainer):
         self._is_first_of_stage = mesh.is_first_of_stage
         if mesh.tensor is not None:
             cut_along_tensor(model, mesh.tensor)
-        policy = MixedPrecisionPolicy(
-            param_dtype=TORCH_DTYPE[spec.compute_dtype], reduce_dtype=TORCH_DTYPE[spec.reduce_dtype]
-        )
         here = {action.stage for action in spec.lists[mesh.pipeline.get_local_rank()]}
         names = stage_modules(spec.model, spec.blocks(spec.model))
         parts: list[_Stage] = []
         stages: list[PipelineStage] = []
         for number in sorted(here):
             part = _Stage(model.chain(), names[number])
-            for module in part.children():
-                if isinstance(module, Block):
-                    fully_shard(module, mesh=mesh.data, mp_policy=policy, reshard_after_forward=mesh.reshard)
-            fully_shard(part, mesh=mesh.data, mp_policy=policy, reshard_after_forward=mesh.reshard)
+            mesh.shard(part, reshard_part=mesh.reshard)
             parts.append(part)
             stages.append(PipelineStage(part, number, spec.stages, device, group=mesh.pipeline.get_group()))
         self._parts, self.model = parts, nn.ModuleList(parts)

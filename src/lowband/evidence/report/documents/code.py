@@ -45,7 +45,7 @@ from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.job import ACCOUNT, SlurmRequest
 from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.model import ModelSpec
-from lowband.spec.peers import PEER_NAMES, PEERS, TABLE, Has, Lacks
+from lowband.spec.peers import OFF_DEVICE, PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.scheme import Scheme
 from lowband.spec.softmax import TORCH
 from lowband.spec.stack import Stack
@@ -54,13 +54,12 @@ from lowband.spec.sync import Sync
 
 
 def counterparts(_tables: Path, _root: Path) -> list[str]:
-    """By placement: each peer's options, or why it has none."""
+    """By placement, and by tier of the states: each peer's options, or why it has none."""
+    named = {f"`{form}`" if form != "other" else "all others, as `hier3`": row for form, row in TABLE.items()}
+    named |= {f"any, states on the {tier}: besides": row for tier, row in OFF_DEVICE.items()}
     rows = [
-        {
-            "placement": f"`{form}`" if form != "other" else "all others, as `hier3`",
-            **{PEER_NAMES[peer]: _counterpart(row[peer]) for peer in PEERS},
-        }
-        for form, row in TABLE.items()
+        {"placement": name, **{PEER_NAMES[peer]: _counterpart(row[peer]) for peer in PEERS}}
+        for name, row in named.items()
     ]
     return markdown(pd.DataFrame(rows))
 
