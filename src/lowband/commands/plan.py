@@ -1,6 +1,7 @@
 """plan: the fastest placement of a job that fits, of sequences of many lengths, or between slow nodes."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -100,10 +101,24 @@ def add(commands: Any) -> None:
         help="write the best scheme and a suite of this name into config/; with --software the options of "
         "that one into a file of this name",
     )  # fmt: skip
+    plan.add_argument("--strict", action="store_true", help="exit code 1, not 2, if nothing fits the memory")
     plan.set_defaults(run=_plan, cp=None, ep=None)
 
 
-def _plan(options: argparse.Namespace) -> None:
+def _plan(options: argparse.Namespace) -> int:
+    from lowband.predict.room import DoesNotFit
+
+    try:
+        _search(options)
+    except DoesNotFit as error:
+        if not options.strict:
+            raise
+        print(f"lowband: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _search(options: argparse.Namespace) -> None:
     import json
 
     from lowband.cost.tiers import Beyond
