@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from named import CONFIG, INNER, SCHEMES, levels_of
+from named import CONFIG, INNER, levels_of
 from test_flat import COUNTED, count_all
 from test_parity import Case, Trained, single, train_sharded
 
@@ -36,11 +36,11 @@ def test_bit_equal_to_hops_and_to_a_single_process(ranks: int, inner: dict[str, 
         assert all(torch.equal(exact[case][2][name], weights[name]) for name in weights), case
 
 
-@pytest.mark.parametrize(("ranks", "inner"), COUNTED)
-def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int]) -> None:
+@pytest.mark.parametrize(("ranks", "inner", "schemes"), COUNTED)
+def test_counts_equal_closed_forms(ranks: int, inner: dict[str, int], schemes: list[str]) -> None:
     """Those of each rank, which are the mean."""
-    for rank, counted in enumerate(on_ranks(ranks, count_all, inner, "joined")):
-        for name in SCHEMES:
+    for rank, counted in enumerate(on_ranks(ranks, count_all, schemes, inner, "joined")):
+        for name in schemes:
             levels = Levels.fit(levels_of(name, inner), ranks)
             sent, held, units = counted[name]
             given = units, CONFIG.scheme(name), levels, "fp32", "fp32", 1
