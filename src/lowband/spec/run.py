@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 from lowband.errors import UserError
 from lowband.spec.axes import AXES
 from lowband.spec.context import Layout, check_context, check_layout, layout_of
-from lowband.spec.machine import Machine
+from lowband.spec.machine import Machine, TierName
 from lowband.spec.mesh import Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.peers import TORCH_SCHEDULES, TORCH_WRONG, peer_arguments
@@ -15,7 +15,7 @@ from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.tiers import DEVICE, DISK, TIERS
+from lowband.spec.tiers import DEVICE, DISK, HOST, Tier
 
 
 class RunSpec(RunOptions):
@@ -184,9 +184,9 @@ class RunSpec(RunOptions):
     def _check_tiers(self) -> None:
         """A machine that states its links' rates states those of the tiers that are used; what is on a disk
         passes through the host."""
-        used = TIERS[: TIERS.index(self.scheme.optim_tier) + 1] if self.scheme.optim_tier != DEVICE else ()
+        passed: dict[Tier, tuple[TierName, ...]] = {DEVICE: (), HOST: (HOST,), DISK: (HOST, DISK)}
         if all(level.link is not None for level in self.machine.levels):
-            for tier in used:
+            for tier in passed[self.scheme.optim_tier]:
                 self.machine.tier(tier)
 
     @property
