@@ -60,7 +60,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "advise": (f"{JOB} --gpus 16 --scheme zero3 --micro-batch 2 --recompute none --seq 64 --json",),
     "advise-page": (f"{JOB} --gpus 16 32 --scheme zero3 --seq 64 --out page.html",),
     "predict": (
-        f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full",
+        f"{JOB} --scheme zero3 hier3 --gpus 16 --micro-batch 1 2 --accumulation 2 --recompute none full "
+        "--strict",
         f"{JOB} --scheme zero3 --gpus 16 --cp 1 2 --ways all --seq 32 64 --csv",
         "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops "
         "--imbalance 2 --copies 0 2",
@@ -70,7 +71,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon",
     ),
     "plan": (
-        f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json",
+        f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json "
+        "--strict",
         f"{JOB} --gpus 16 --seq 64 --largest zero3 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tiers optim@host --exact --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",

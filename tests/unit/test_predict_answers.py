@@ -147,3 +147,26 @@ def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str
     assert title.endswith("64 GiB a rank; 1 of 2 do not fit")
     assert main([*ASKED, "--model", "gpt-1m"]) == 0
     assert capsys.readouterr().out.startswith("predicted: ")
+
+
+def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--model", "gpt-1m", "gpt-1t", "--strict"]) == 1
+    assert main([*ASKED, "--model", "gpt-1m", "--strict"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("how", [["--tp", "1", "--pp", "1"], ["--outer-gbps", "10"], ["--lengths"]])
+def test_a_strict_plan_ends_with_1_if_nothing_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("1024\n")
+    how = [*how, str(lengths)] if how == ["--lengths"] else how
+    plan = ["plan", "--cluster", "frontier", "--root", str(ROOT), "--gpus", "16", *how, "--model"]
+    assert main([*plan, "gpt-1t"]) == 2
+    line = capsys.readouterr().err
+    assert main([*plan, "gpt-1t", "--strict"]) == 1
+    assert capsys.readouterr() == ("", line)
+    assert " fit" in line
+    assert main([*plan, "no-such-model", "--strict"]) == 2
+    assert "no-such-model" in capsys.readouterr().err

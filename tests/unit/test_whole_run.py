@@ -48,9 +48,19 @@ def test_checkpoints_come_as_often_as_costs_least() -> None:
 
 
 def test_a_device_of_unknown_power_has_no_energy() -> None:
-    device = JOB.machine.device.model_copy(update={"name": "a new one"})
+    device = JOB.machine.device.model_copy(update={"power": None})
     job = replace(JOB, machine=JOB.machine.model_copy(update={"device": device}))
     assert whole_run(job, FOUND, Conditions(1e12)).megawatt_hours is None
+
+
+def test_one_device_has_one_power_in_every_machine_file() -> None:
+    powers: dict[str, set[str]] = {}
+    for cluster in CONFIG.clusters:
+        machine = CONFIG.machine(cluster)
+        if machine.box is None:
+            powers.setdefault(machine.device.name, set()).add(str(machine.device.power))
+    assert {name: len(found) for name, found in powers.items()} == dict.fromkeys(powers, 1)
+    assert len([found for found in powers.values() if found != {"None"}]) == 7
 
 
 def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +71,7 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: py
     out = capsys.readouterr().out
     assert "1e+12 tokens: " in out
     assert "failures and in checkpoints, one every" in out
-    assert "MWh at most (NVIDIA data sheet: A100 SXM" in out
+    assert "MWh at most (the limit that nvidia-smi shows of an A100 SXM4" in out
     assert main([*job, *failing[:2]]) == 2
     assert "--hours-between-failures is for a run of --tokens" in capsys.readouterr().err
     for alone in (failing[:2], failing[2:4], failing[4:]):

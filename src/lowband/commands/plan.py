@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -102,10 +103,24 @@ def add(commands: Any) -> None:
         help="write the best scheme and a suite of this name into config/; with --software the options of "
         "that one into a file of this name",
     )  # fmt: skip
+    plan.add_argument("--strict", action="store_true", help="exit code 1, not 2, if nothing fits the memory")
     plan.set_defaults(cp=None, ep=None)
 
 
-def _plan(options: argparse.Namespace) -> None:
+def _plan(options: argparse.Namespace) -> int:
+    from lowband.predict.room import DoesNotFit
+
+    try:
+        _search(options)
+    except DoesNotFit as error:
+        if not options.strict:
+            raise
+        print(f"lowband: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _search(options: argparse.Namespace) -> None:
     from lowband.cost.tiers import Beyond
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen

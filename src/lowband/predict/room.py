@@ -9,12 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowband.cost.numbers import Num
+from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 
 MEMORY_ERROR = 1.092
+
+
+class DoesNotFit(UserError):
+    """Of a search: nothing that was asked for fits the memory."""
 
 
 @dataclass(frozen=True)

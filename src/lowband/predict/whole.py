@@ -21,28 +21,9 @@ from lowband.errors import UserError
 from lowband.predict.prediction import Prediction
 from lowband.predict.time import COMPUTED
 from lowband.predict.workload import Workload
+from lowband.spec.machine import Power
 
 DAY_S, HOUR_S = 86400, 3600
-
-
-@dataclass(frozen=True)
-class Power:
-    """Watts of the device of a rank. idle: while it waits; None: not known to us"""
-
-    peak: float
-    idle: float | None
-    source: str
-
-
-# By the first word of a device's name.
-_PERSEUS = "idle: blocking on communication, Perseus (arXiv 2312.06902), measured on an A100"
-POWER = {
-    "H200": Power(700, None, "NVIDIA data sheet: H200 SXM, at most"),
-    "H100": Power(700, None, "NVIDIA data sheet: H100 SXM, at most"),
-    "A100": Power(400, 83.64, f"NVIDIA data sheet: A100 SXM, at most; {_PERSEUS}"),
-    "V100": Power(350, None, "NVIDIA data sheet: V100 SXM3 of a DGX-2, at most"),
-    "MI250X": Power(280, None, "AMD data sheet: 560 W a package, of two GCDs"),
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ def whole_run(job: Workload, prediction: Prediction, given: Conditions) -> Whole
         for time in (prediction.step_time_s, prediction.step_time_fast_s, prediction.step_time_slow_s)
     )
     failures = 0.0 if given.between_failures_s is None else seconds * job.ranks / given.between_failures_s
-    power = POWER.get(job.machine.device.name.replace("-", " ").split()[0])
+    power = job.machine.device.power
     computes = sum(float(prediction.time_s[name]) for name in COMPUTED) / float(prediction.step_time_s)
     return WholeRun(
         steps, seconds / DAY_S, fast / DAY_S, slow / DAY_S, job.ranks * seconds / HOUR_S, every, failures,
@@ -111,7 +92,8 @@ def _energy(power: Power | None, rank_seconds: float, busy: float) -> tuple[floa
     """Megawatt-hours, least and most. busy: share of the time in which a rank computes"""
     if power is None:
         return None
-    ends = (0.0, power.peak) if power.idle is None else (power.idle, power.idle)
-    watts = np.array([busy * power.peak + (1 - busy) * idle for idle in ends])
+    peak, idle = power.peak_watts.value, power.idle_watts
+    ends = (0.0, peak) if idle is None else (idle.value, idle.value)
+    watts = np.array([busy * peak + (1 - busy) * waiting for waiting in ends])
     least, most = (float(each) for each in rank_seconds * watts / HOUR_S / 1e6)
     return least, most

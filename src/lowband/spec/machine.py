@@ -47,6 +47,19 @@ class Level(Strict):
     link: Link | None = Field(default=None, description="none: this level's link has no known rate")
 
 
+class Power(Strict):
+    """Of one device, in watts."""
+
+    peak_watts: Fact = Field(description="at most")
+    idle_watts: Fact | None = Field(default=None, description="while it waits; none: not known, 0 or more")
+
+    @property
+    def source(self) -> str:
+        """Of both."""
+        idle = "" if self.idle_watts is None else f"; idle: {self.idle_watts.source}"
+        return self.peak_watts.source + idle
+
+
 class Device(Strict):
     """The device that one rank runs on."""
 
@@ -73,6 +86,7 @@ class Device(Strict):
     framework_gib: Fact | None = Field(
         default=None, description="memory that the runtime itself uses; none: 0"
     )
+    power: Power | None = Field(default=None, description="none: not known")
 
     _divide = field_validator(
         "memory_gigabytes_per_s", "memory_efficiency", "matmul_efficiency", "attention_efficiency"
@@ -182,7 +196,7 @@ class Machine(Strict):
     @property
     def facts(self) -> dict[str, Fact]:
         """Every constant with a source, by its path: device.<key>, <level>.<key>, storage.<key>,
-        tiers.<tier>.<key>."""
+        tiers.<tier>.<key>. Without the device's power, on which no step depends."""
         found = facts_of("device", self.device)
         for level in self.levels:
             if level.link is not None:

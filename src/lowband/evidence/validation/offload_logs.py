@@ -19,7 +19,7 @@ say so, and their predictions are far off.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ BOUNDS = {
     "link": (10.0, 63.0, ""),  # of asynchronous copies, S
     "rest_s": (0.0, 1.0, ""),
 }
+FACTS = [name for name, (_, _, path) in BOUNDS.items() if path]
 Constants = Mapping[str, float]
 
 
@@ -223,15 +224,11 @@ def fitted(config: Config, name: str) -> dict[str, float]:
 
 def predicted(config: Config, of: Logs, log: Log, constants: Constants) -> Parts:
     """The parts of a log's step, with these constants."""
-    paths = {path: constants[name] for name, (_, _, path) in BOUNDS.items() if path}
-    paths |= {"stack.unit_us": 1e3 * constants["unit_ms"], "stack.overlap": OVERLAP}
-    machine, stack = with_facts(*_hardware(config, of.cluster), paths)
     ranks = log.tensor * log.data
-    job = Workload(
-        machine, stack, log.model, config.scheme("zero3"), ranks, log.micro_batch, SEQ_LEN, log.accumulation,
-        axes=Ways(tensor=log.tensor),
-    )  # fmt: skip
-    step = step_time(job)
+    facts = tuple(constants[name] for name in FACTS)
+    passes = _passes_s(
+        config, of.cluster, facts, log.model, log.tensor, ranks, log.micro_batch, log.accumulation
+    )
     of_node = min(NODE, ranks)
     update = min(constants["update"], constants["node_update"] / of_node)
     blocking = min(constants["blocking"], constants["node_blocking"] / of_node)
@@ -241,8 +238,26 @@ def predicted(config: Config, of: Logs, log: Log, constants: Constants) -> Parts
     else:
         ours = beyond * (UPDATE_BYTES / update + COPIED / constants["cast"]) / GIGA
     rate = blocking if log.system == "blocking copies" else constants["link"]
-    passes, copies = float(step.total - step.items["optimizer"]), COPIED * beyond / rate / GIGA
-    return Parts(passes, copies, ours, constants["rest_s"])
+    return Parts(passes, COPIED * beyond / rate / GIGA, ours, constants["rest_s"])
+
+
+@lru_cache(maxsize=4096)
+def _passes_s(
+    config: Config, cluster: str, facts: tuple[float, ...], model: ModelSpec, tensor: int, ranks: int,
+    micro_batch: int, accumulation: int,
+) -> float:  # fmt: skip
+    """Seconds of forward and backward, which depend on the constants of FACTS alone: most steps of a fit
+    change others. facts: their values"""
+    constants = dict(zip(FACTS, facts, strict=True))
+    paths = {BOUNDS[name][2]: value for name, value in constants.items()}
+    paths |= {"stack.unit_us": 1e3 * constants["unit_ms"], "stack.overlap": OVERLAP}
+    machine, stack = with_facts(*_hardware(config, cluster), paths)
+    job = Workload(
+        machine, stack, model, config.scheme("zero3"), ranks, micro_batch, SEQ_LEN, accumulation,
+        axes=Ways(tensor=tensor),
+    )  # fmt: skip
+    step = step_time(job)
+    return float(step.total - step.items["optimizer"])
 
 
 @cache

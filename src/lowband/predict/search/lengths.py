@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowband.errors import UserError
+from lowband.predict.room import DoesNotFit
 from lowband.predict.search.lengths_step import NEAR, Costs, MicroStep, micro_step
 
 MORE_STEPS = 1  # micro-steps that are tried beyond the fewest that have room
@@ -52,11 +52,11 @@ def plan_lengths(
 
     known: a plan that stands if none is faster
 
-    Raises UserError for a sequence that has no room on a place of the largest degree.
+    Raises DoesNotFit for a sequence that has no room on a place of the largest degree.
     """
     longest, widest = max(lengths), max(degrees)
     if longest > widest * costs.room * (1 + NEAR):
-        raise UserError(
+        raise DoesNotFit(
             f"a sequence of {longest} tokens fits nowhere: {widest} ranks have room for "
             f"{int(widest * costs.room)}",
             allowed="shorter sequences, more ranks or more memory a rank",
@@ -79,7 +79,7 @@ def best_of_one_degree(
 ) -> LengthPlan:
     """The fastest plan with one degree for the whole batch, as FlexSP-BatchAda has it.
 
-    Raises UserError as `plan_lengths` does.
+    Raises DoesNotFit as `plan_lengths` does.
     """
     fitting = [d for d in degrees if max(lengths) <= d * costs.room] or [max(degrees)]
     plans = [plan_lengths(lengths, ranks, costs, [degree], False) for degree in fitting]
@@ -87,7 +87,7 @@ def best_of_one_degree(
 
 
 def fastest(lengths: Sequence[int], ranks: int, costs: Costs, degrees: Sequence[int]) -> LengthPlan:
-    """The fastest of zones, groups and one degree for all. Raises UserError as `plan_lengths` does."""
+    """The fastest of zones, groups and one degree for all. Raises DoesNotFit as `plan_lengths` does."""
     best = plan_lengths(lengths, ranks, costs, degrees, True)
     best = plan_lengths(lengths, ranks, costs, degrees, False, best)
     for degree in degrees:

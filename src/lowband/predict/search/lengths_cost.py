@@ -18,6 +18,7 @@ from lowband.cost.activations import Recompute
 from lowband.cost.collectives import share
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.room import DoesNotFit
 from lowband.predict.search.lengths_step import Costs
 from lowband.predict.time import step_time
 from lowband.predict.workload import ALL_WAYS, Workload, in_ways
@@ -80,7 +81,7 @@ class Job:
         return [hop.level for hop in levels.hops(SELF, WORLD)][-1]
 
     def costs(self) -> Costs:
-        """Raises UserError if the model's states alone do not fit."""
+        """Raises DoesNotFit if the model's states alone do not fit."""
         seconds = {degree: self._seconds(degree) for degree in self.degrees}
         return Costs(seconds, self._room(), self._fixed_s(), lambda length, d: self.known[d, length][1])
 
@@ -118,7 +119,8 @@ class Job:
                 rooms.append(PROBE * (1 + (memory - one) / (two - one)))
         if min(rooms) < 1:
             have = f"{self.ranks} x {self.machine.device.memory_gib:g} GiB"
-            raise UserError(f"'{self.model.name}' does not fit {have}: no room for a token beside its states")
+            what = f"'{self.model.name}' does not fit {have}: no room for a token beside its states"
+            raise DoesNotFit(what)
         return min(rooms)
 
 

@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 
 def plans(batch: Sequence[int], ranks: int, costs: Costs, degrees: Sequence[int]) -> dict[str, LengthPlan]:
-    """By name. Raises UserError for a sequence that has no room."""
+    """By name. Raises DoesNotFit for a sequence that has no room."""
     longest = [max(batch)] * len(batch)
     return {
         "plan": fastest(batch, ranks, costs, degrees),

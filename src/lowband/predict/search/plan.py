@@ -29,7 +29,7 @@ from lowband.cost.numbers import Num
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
-from lowband.predict.room import surely
+from lowband.predict.room import DoesNotFit, surely
 from lowband.predict.search.candidates import (
     KNOBS,
     MEMORY_KNOBS,
@@ -78,7 +78,7 @@ def plan(
     within: float = MODEL_ERROR,
     beyond: Beyond | None = None,
 ) -> Plan:
-    """The candidates, predicted. Raises UserError if none is possible, or none fits.
+    """The candidates, predicted. Raises UserError if none is possible, DoesNotFit if none fits.
 
     axes:          to try, in each schedule that the search has; None: all of `axes_to_try`
     micro_batches: to try; None: every one that is possible
@@ -282,12 +282,12 @@ def _even(base: Workload) -> tuple[Workload, float]:
     return replace(base, model=larger, axes=axes.model_copy(update={"layers": ()})), model.layers / layers
 
 
-def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> UserError:
+def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> DoesNotFit:
     items = memory_items(least.job)
     largest = sorted(items.items(), key=lambda item: -float(item[1]))[:3]
     parts = ", ".join(f"{kind} {float(size) / GIB:.3g} GiB" for kind, size in largest)
     have = f"{least.job.ranks} x {machine.device.memory_gib:g} GiB"
-    return UserError(
+    return DoesNotFit(
         f"'{model.name}' does not fit {have}: even the smallest scheme is {least.short_by / GIB:.3g} GiB "
         f"short per rank ({parts})"
     )

@@ -15,6 +15,7 @@ from lowband.cost.activations import Recompute
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
+from lowband.predict.room import DoesNotFit
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
@@ -111,7 +112,7 @@ def plan(
 
     inside:  schemes of replicas, with any sync
     batches: micro-batch and passes
-    Raises UserError if none fits.
+    Raises DoesNotFit if none fits.
     """
     jobs = [
         replace(job, scheme=scheme, micro_batch=micro, accumulation=passes, recompute=way)
@@ -123,7 +124,7 @@ def plan(
     fitting = [choice for choice in found if choice.prediction.fits in (True, None)]
     if not fitting:
         least = min(float(choice.prediction.peak_memory_bytes) for choice in found) / GIB
-        raise UserError(
+        raise DoesNotFit(
             f"no choice fits the memory: the least takes {least:.1f} GiB a rank",
             where=job.machine.name,
             allowed="more GPUs, a smaller model or micro-batch",
