@@ -24,12 +24,9 @@ def add(commands: Any) -> None:
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
 
     faults = add_verb(
-        commands,
-        _faults,
-        "faults",
-        "run the experiments that demonstrate peers' faults",
+        commands, _faults, "faults", "run the experiments that demonstrate peers' faults",
         "--out results/faults",
-    )
+    )  # fmt: skip
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
 
 

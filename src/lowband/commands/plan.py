@@ -1,9 +1,7 @@
 """plan: the fastest placement of a job that fits, of sequences of many lengths, or between slow nodes."""
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -15,7 +13,7 @@ from lowband.commands.predict import (
     add_experts,
     add_job,
     add_tiers,
-    print_csv,
+    print_rows,
 )
 from lowband.commands.predict import software as given
 from lowband.errors import UserError
@@ -176,7 +174,7 @@ def _search(options: argparse.Namespace) -> None:
     elif options.write:
         written = [plan_options.write(chosen(found)[0], options.root / options.write, options.software)]
     told = [*whole, *(f"written: {path}" for path in written)]
-    _print(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
+    print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 
 def _conditions(options: argparse.Namespace) -> "Conditions | None":
@@ -228,7 +226,7 @@ def _plan_largest(
         max(1, batch // (micro_batch * options.gpus)),
     )  # fmt: skip
     rows = [show.record(one) for one in largest(job)]
-    _print(options, rows, lambda: show.text(job, rows))
+    print_rows(options, rows, lambda: show.text(job, rows))
 
 
 def _plan_lengths(
@@ -253,7 +251,7 @@ def _plan_lengths(
     if not found:
         raise refused[-1]
     rows = min(found, key=lambda each: each[0]["step_s"])
-    _print(options, rows, lambda: show.report(batch, rows))
+    print_rows(options, rows, lambda: show.report(batch, rows))
 
 
 SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
@@ -287,17 +285,7 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
         job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact
     )
     rows = [choice.row() for choice in found]
-    _print(options, rows, lambda: plan_seldom.report(found, options.outer_gbps))
-
-
-def _print(options: argparse.Namespace, rows: Sequence[Any], text: Callable[[], str]) -> None:
-    """The rows as --json or --csv asks for them, or the text."""
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    elif options.csv:
-        print_csv(rows)
-    else:
-        print(text())
+    print_rows(options, rows, lambda: plan_seldom.report(found, options.outer_gbps))
 
 
 def _given(options: argparse.Namespace, *names: str) -> list[str]:

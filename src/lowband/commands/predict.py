@@ -3,8 +3,9 @@
 import argparse
 import csv
 import dataclasses
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -175,8 +176,6 @@ def _grid(options: argparse.Namespace) -> "Grid":
 
 
 def _predict(options: argparse.Namespace) -> int:
-    import json
-
     from lowband.predict.show.grid_text import table
     from lowband.predict.show.point_text import text
     from lowband.predict.show.record import flat
@@ -192,6 +191,16 @@ def _predict(options: argparse.Namespace) -> int:
     return int(any(short) if options.strict else all(short))
 
 
+def print_rows(options: argparse.Namespace, rows: Sequence[Any], text: Callable[[], str]) -> None:
+    """The rows as --json or --csv asks for them, or the text."""
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.csv:
+        print_csv(rows)
+    else:
+        print(text())
+
+
 def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     columns = dict.fromkeys(key for row in rows for key in row)
     writer = csv.DictWriter(sys.stdout, list(columns), lineterminator="\n")
@@ -200,8 +209,6 @@ def print_csv(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _rehearse(options: argparse.Namespace) -> int:
-    import json
-
     from lowband.evidence.claims.rehearsed import suite_ratios, suite_stacks
     from lowband.predict.search import ratios
     from lowband.predict.search.rehearsal import records, rehearse, text

@@ -16,12 +16,9 @@ def add(commands: Any) -> None:
     bench.add_argument("--root", type=Path, default=Path())
 
     validate = add_verb(
-        commands,
-        _validate,
-        "validate",
-        "published runs beside their predictions -> tables",
+        commands, _validate, "validate", "published runs beside their predictions -> tables",
         "--out results/mine/tables",
-    )
+    )  # fmt: skip
     validate.add_argument("--out", type=Path, required=True)
     validate.add_argument(
         "--lengths", action="store_true", help="alone FlexSP's ratios, by its solver's constants (minutes)"
@@ -49,12 +46,9 @@ def add(commands: Any) -> None:
 
 def _add_calibrate(commands: Any) -> None:
     calibrate = add_verb(
-        commands,
-        _calibrate,
-        "calibrate",
-        "fit a cluster's fitted constants again, within their bounds",
+        commands, _calibrate, "calibrate", "fit a cluster's fitted constants again, within their bounds",
         "frontier",
-    )
+    )  # fmt: skip
     calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
     calibrate.add_argument(
         "--folds",

@@ -68,12 +68,9 @@ def add(commands: Any) -> None:
     watch.add_argument("command", nargs=argparse.REMAINDER, help="after --")
 
     status = add_verb(
-        commands,
-        _status,
-        "status",
-        "which runs are done, running or failed; time left",
+        commands, _status, "status", "which runs are done, running or failed; time left",
         "--results local --follow",
-    )
+    )  # fmt: skip
     status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
     status.add_argument(
         "--suite", nargs="+", help="default: those of the folder; of `local`, those of config/config.yaml"
