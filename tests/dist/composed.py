@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple, get_args
 
@@ -112,10 +113,14 @@ class Job(NamedTuple):
         return fits and self.ranks <= MOST_RANKS
 
 
+@cache
+def possible() -> list[Case]:
+    return [case for case in product(*ROWS.values()) if Job.of(case).is_possible()]
+
+
 def drawn(count: int) -> list[Case]:
     """Some of the product, the same ones each time, spread over the numbers of ranks."""
-    cases = [case for case in product(*ROWS.values()) if Job.of(case).is_possible()]
-    return random.Random(0).sample(cases, count)
+    return random.Random(0).sample(possible(), count)
 
 
 # ---- the model

@@ -1,7 +1,7 @@
 """Attention over ranks along context, against one process that has the whole sequence."""
 
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import Levels
+from tests.pairwise import covering
 
 B, E = 2, 8
 Case = tuple[dict[str, int], int, str | dict[str, str]]
@@ -83,18 +84,24 @@ RANKS: list[Case] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.wide)])
-def test_each_way_is_exact(ranks: int) -> None:
-    cases = [
-        {"case": case, "zigzag": zigzag, **more}
-        for case in RANKS
-        for zigzag in (False, True)
-        for more in (
-            {}, {"causal": False}, {"heads": (8, 4)}, {"tokens": 27}, {"tokens": 27, "causal": False},
-            {"packed": True}, {"packed": True, "tokens": 29, "causal": False},
-        )
-        if case[1] == ranks
-    ]  # fmt: skip
+MORE: list[dict] = [
+    {}, {"causal": False}, {"heads": (8, 4)}, {"tokens": 27}, {"tokens": 27, "causal": False},
+    {"packed": True}, {"packed": True, "tokens": 29, "causal": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "some"),
+    [
+        *((ranks, "pairs") for ranks in (1, 2, 4)),
+        *(pytest.param(ranks, "all", marks=pytest.mark.wide) for ranks in (2, 4, 8)),
+    ],
+)
+def test_each_way_is_exact(ranks: int, some: str) -> None:
+    of_ranks = [number for number, case in enumerate(RANKS) if case[1] == ranks]
+    every = [*product(of_ranks, (False, True), range(len(MORE)))]
+    chosen = every if some == "all" else sorted(covering(every))
+    cases = [{"case": RANKS[i], "zigzag": zigzag, **MORE[j]} for i, zigzag, j in chosen]
     found = on_ranks(ranks, _all, cases)
     for errors in found:
         for case, error in zip(cases, errors, strict=True):
@@ -128,8 +135,9 @@ def test_heads_have_the_bits_of_one_process() -> None:
         assert on_ranks(4, _bits, TWO, 4, dtype) == [[True] * 4] * 4
 
 
-def _rows(case: Case, heads: tuple[int, int]) -> list[dict[str, float]]:
-    return [_errors(case, True, heads=heads, dtype=dtype)[1] for dtype in (torch.float64, torch.bfloat16)]
+def _rows(cases: list[Case], heads: tuple[int, int]) -> list[list[dict[str, float]]]:
+    dtypes = torch.float64, torch.bfloat16
+    return [[_errors(case, True, heads=heads, dtype=dtype)[1] for dtype in dtypes] for case in cases]
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
@@ -144,13 +152,17 @@ def test_bytes_are_the_closed_forms(heads: tuple[int, int]) -> None:
         "heads": {"context_heads": of_heads, "context_heads_grad": of_heads},
     }
     grads = {"ring": ("context_ring_grad", n * keys), "gather": ("context_scatter", (n - 1) * keys)}
-    for way, form in forms.items():
-        for found in on_ranks(n, _rows, ({}, n, way), heads):
+    for of_rank in on_ranks(n, _rows, [({}, n, way) for way in forms], heads):
+        for (way, form), found in zip(forms.items(), of_rank, strict=True):
             for sent, width, wide in zip(found, (8, 2), (8, 4), strict=True):
                 expected = {row: elements * width for row, elements in form.items()}
                 if way in grads:
                     expected[grads[way][0]] = grads[way][1] * wide
                 assert sent == expected
+
+
+def _each_slow(*ways: str | dict[str, str]) -> list[float]:
+    return [_slow(each) for each in ways]
 
 
 def _slow(ways: str | dict[str, str]) -> float:
@@ -163,10 +175,8 @@ def _slow(ways: str | dict[str, str]) -> float:
 
 def test_heads_inside_send_less_between_nodes() -> None:
     """A ring over nodes alone makes 1 hop instead of 3, and 2 instead of 4 for gradients."""
-    flat, mixed, near = (
-        sum(on_ranks(4, _slow, ways))
-        for ways in ("ring", {"node": "heads", "world": "ring"}, {"node": "gather", "world": "ring"})
-    )
+    ways = "ring", {"node": "heads", "world": "ring"}, {"node": "gather", "world": "ring"}
+    flat, mixed, near = map(sum, zip(*on_ranks(4, _each_slow, *ways), strict=True))
     block = 2 * B * 8 * 8 * E * 8  # bytes of a rank's keys and values
     assert flat == 2 * block * (3 + 3 + 4)  # two of four ranks have a successor on another node
     assert mixed == near == 4 * block * (1 + 1 + 2)

@@ -27,7 +27,7 @@ ROTARY = LEARNED.model_copy(update={"positions": "rotary", "tied_head": True})
 LINEAR = LEARNED.model_copy(update={"attention": "linear"})
 HYBRID = ROTARY.model_copy(update={"attention": "linear", "softmax_every": 2})
 ROOT = Path(__file__).parents[2]
-STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 3, 2, 0.5, 2, 15
+STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 2, 2, 0.5, 2, 15
 AXES = dict[str, int | str | bool]
 
 
@@ -214,7 +214,7 @@ def test_a_run_without_context_has_the_specification_that_it_had() -> None:
 
 
 def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) -> None:
-    changes = {"steps": 4, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
+    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
     mixed = "package=gather,node=ring"
     found = {}
     for name, axes in {
@@ -224,7 +224,7 @@ def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) ->
             "ranks": 4, "micro_batch": 4, "accumulation": 2, "context": 4, "context_attention": mixed,
             "recompute": "full", "compute_dtype": "bf16",
         },
-        "ring": {"ranks": 8, "micro_batch": 8, "context": 4, "tensor": 2, "accumulation": 1},
+        "ring": {"ranks": 4, "micro_batch": 8, "context": 2, "tensor": 2, "accumulation": 1},
     }.items():  # fmt: skip
         found[name] = run(tmp_path / name, **changes, **axes)
     losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
@@ -246,10 +246,9 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
     for name, axes in {
         "linear": {"ranks": 2, "model": LINEAR_RUN},
         "pass": {**along, "model": LINEAR_RUN, "context_attention": "state", "context_states": "pass"},
-        "scan": {**along, "model": LINEAR_RUN, "context_attention": "state", "recompute": "full"},
         "hybrid": {"ranks": 2, "model": HYBRID_RUN},
         "gather": {**along, "model": HYBRID_RUN, **near, "context_states": "gather"},
-        "scan-8": {
+        "scan": {
             **along,
             "ranks": 8,
             "context": 8,
@@ -257,7 +256,7 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
             "micro_batch": 8,
             "model": LINEAR_RUN,
             "context_attention": "state",
-            "context_states": "scan",
+            "recompute": "full",
         },
     }.items():
         found[name] = run(tmp_path / name, **changes | axes)
@@ -265,12 +264,11 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
     assert losses["pass"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["scan"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["gather"] == pytest.approx(losses["hybrid"], rel=1e-5)
-    assert losses["scan-8"] == pytest.approx(losses["linear"], rel=1e-5)
-    for name in ("pass", "scan", "gather", "scan-8"):
+    for name in ("pass", "scan", "gather"):
         spec = RunSpec.read_json(found[name].spec)
         for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
             sent = {(s.level, s.collective, s.wire): s.bytes for s in step.sent}
             assert sent == step_bytes(spec)
-            assert any(row == f"context_state_{name.removesuffix('-8')}" for _, row, _ in sent)
+            assert any(row == f"context_state_{name}" for _, row, _ in sent)
             along_context = {key: n for key, n in sent.items() if key[1].startswith(("context", "tokens"))}
             assert along_context == context_sent(workload_of(spec))  # as the predictor has them

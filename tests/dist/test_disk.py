@@ -1,9 +1,12 @@
 """Optimizer states on a disk: files that are damaged, full, or another run's; what has no memory. What they
 share with other tiers: test_tiers.py."""
 
+import copy
+import io
 import os
 import re
 import resource
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,19 @@ from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.tiers import TIERS
+
+
+def shard_of(tier: str, folder: str | Path | None, seed: int = 7) -> Any:
+    scheme = placed("zero1", tier)
+    return lowband.shard(
+        GPT(SPEC, seed=seed), scheme, lowband.Topology({}), Block, DTYPE["fp32"], disk=folder
+    )
 
 
 def on_one(tmp: str, act: Callable[[str, Any, torch.optim.Optimizer], Any]) -> Any:
     """What `act` returns with a folder, a model with states there after two steps, and its optimizer."""
-    scheme = placed("zero1", "disk")
-    model = lowband.shard(GPT(SPEC, seed=7), scheme, lowband.Topology({}), Block, DTYPE["fp32"], disk=tmp)
+    model = shard_of("disk", tmp)
     optimizer = adamw(model)
     for number in (2, 3):
         step(model, optimizer, number, 1, 0.05)
@@ -76,9 +86,7 @@ def refused(tmp: str, model, optimizer) -> list[str]:
         optimizer.register_step_post_hook(lambda *_: None)
         optimizer.step()
 
-    another = lambda folder: lowband.shard(  # noqa: E731
-        GPT(SPEC, seed=7), placed("zero1", "disk"), lowband.Topology({}), Block, DTYPE["fp32"], disk=folder
-    )
+    another = lambda folder: shard_of("disk", folder)  # noqa: E731
     Path(tmp, "a file").touch()
     return [
         said(lambda: parameter + 1), said(optimizer.state_dict), said(lambda: another(None)),
@@ -99,13 +107,78 @@ def test_what_a_disk_refuses(tmp_path: Path) -> None:
         assert expected in text and "\n" not in text
 
 
+def read_between_steps(tmp: str, model, optimizer) -> list[str]:
+    """What is said of each way to read states and parameters while the last write runs, and behind it."""
+    shards = list(model.parameters())
+    one, first = shards[0], lambda: next(iter(optimizer.state.values()))["exp_avg"]
+
+    def written_in_list() -> None:
+        with torch.no_grad():
+            torch._foreach_mul_(shards, 0.5)
+
+    ways: list[Callable[[], object]] = [
+        lambda: first().sum(), lambda: first().zero_(), lambda: repr(first()), lambda: first().tolist(),
+        lambda: first().numpy(), lambda: copy.deepcopy(first()), lambda: torch.save(first(), io.BytesIO()),
+        lambda: torch._foreach_norm([first()]), lambda: repr(optimizer.state),
+        lambda: copy.deepcopy(optimizer), lambda: torch.save(optimizer.state_dict(), io.BytesIO()),
+        written_in_list, lambda: torch.mul(input=one, other=2),
+        lambda: torch.mul(torch.ones(one.shape), 2, out=one.data), one.tolist,
+        lambda: setattr(one, "data", torch.zeros(one.shape)),
+    ]  # fmt: skip
+    found = []
+    for number, way in enumerate(ways, 4):  # the write of a step, which frees memory, may not have ended
+        step(model, optimizer, number, 1, 0.05)
+        assert first().shape == one.shape and next(iter(optimizer.state.values()))["step"] > 0
+        found.append(said(way))
+    return found
+
+
+def test_values_on_a_disk_are_not_read(tmp_path: Path) -> None:
+    """torch would read memory that is not there, which ends the process."""
+    [found] = on_ranks(1, on_one, str(tmp_path), read_between_steps)
+    of_state = [
+        text for text in found if text.startswith("exp_avg of embed.weight: its values are on a disk")
+    ]
+    of_shard = [text for text in found if text.startswith("embed.weight: its values are on a disk")]
+    assert len(of_state) == 8 and len(of_shard) == 7, found
+    assert found[10].startswith("AdamW: its states are on a disk") and not any("\n" in text for text in found)
+
+
+def as_users_do(tier: str) -> list[Any]:
+    """Losses and norms of two models in turns: a scheduler, a later group, gradients kept as zeros."""
+    models = [shard_of(tier, tempfile.mkdtemp(), seed) for seed in (1, 2)]
+    shards = [list(model.parameters()) for model in models]
+    optimizers = [torch.optim.AdamW(some[:3], lr=1e-3, fused=True) for some in shards]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+    found = []
+    for number in (2, 3, 4):
+        for model, mine, optimizer, scheduler in zip(models, shards, optimizers, schedulers, strict=True):
+            found.append(step(model, optimizer, number, 1, 0.05))
+            optimizer.zero_grad(set_to_none=False)
+            scheduler.step()
+            if number == 2:
+                optimizer.add_param_group({"params": mine[3:], "lr": 1e-4})
+    return found
+
+
+def use(tmp: str) -> tuple[list[Any], list[Any]]:
+    again = []
+    for _ in range(2):  # a folder is free as soon as nobody refers to the module
+        model = shard_of("disk", tmp, 7)
+        again.append(step(model, adamw(model), 2, 1, 0.05))
+        del model
+    return [as_users_do(tier) for tier in ("device", *TIERS)], again
+
+
+def test_optimizers_are_used_as_without(tmp_path: Path) -> None:
+    [([expected, *others], [first, second])] = on_ranks(1, use, str(tmp_path))
+    assert others == [expected, expected] and first == second
+
+
 def full(tmp: str) -> tuple[str, str, bool]:
     """A disk without room before training starts; one that fills up while it is written, and what is left."""
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    shard = lambda scheme, folder: lowband.shard(  # noqa: E731
-        GPT(SPEC, seed=7), placed("zero1", scheme), lowband.Topology({}), Block, DTYPE["fp32"], disk=folder
-    )
-    models = [shard("disk", Path(tmp, "disk")), shard("device", None)]
+    models = [shard_of("disk", Path(tmp, "disk")), shard_of("device", None)]
     room = max(file.stat().st_size for file in Path(tmp, "disk", "rank0").glob("*.states"))
     optimizers = [torch.optim.AdamW(each.parameters(), lr=3e-3, fused=True, amsgrad=True) for each in models]
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, unlimited[1]))  # amsgrad keeps more
@@ -117,12 +190,12 @@ def full(tmp: str) -> tuple[str, str, bool]:
     except OSError as error:
         second = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room // 2, unlimited[1]))
-    first = said(lambda: shard("disk", Path(tmp, "other")))
+    first = said(lambda: shard_of("disk", Path(tmp, "other")))
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     checkpointer = lowband.Checkpointer(Path(tmp, "checkpoints"))
     checkpointer.save(1, models[0], optimizers[0])
     checkpointer.wait()
-    loaded = shard("device", None)
+    loaded = shard_of("device", None)
     checkpointer.load(
         checkpointer.latest(), loaded, torch.optim.AdamW(loaded.parameters(), lr=1.0, amsgrad=True)
     )

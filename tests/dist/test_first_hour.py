@@ -31,7 +31,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.tree, commands = folder / "tree", folder / "commands"
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "reference")
+        ignored = shutil.ignore_patterns("*.egg-info", "reference")
         for part in ("Snakefile", "config", "envs", "slurm", "src", "workflow", "results/reported"):
             (self.tree / part).parent.mkdir(parents=True, exist_ok=True)
             copied = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2

@@ -13,7 +13,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 
 RANKS = [(1, INNER), (2, INNER), (4, INNER), (8, INNER), (6, {"package": 3, "node": 3})]
-EXACT = (("ddp", 1), ("ddp", 2), ("zero3", 1), ("hier3-exact", 2))
+EXACT = (("ddp", 2), ("zero3", 1), ("hier3-exact", 2))
 
 
 def train_all(inner: dict[str, int]) -> tuple[dict[Case, Trained], list[Trained]]:

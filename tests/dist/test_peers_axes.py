@@ -18,7 +18,7 @@ EVEN = MODEL.model_copy(
 )
 WIDE = pytest.mark.wide
 BASE: dict[str, Any] = {
-    "model": EVEN, "micro_batch": 2, "accumulation": 4, "steps": 6, "warmup_steps": 3, "grad_clip": 0.5,
+    "model": EVEN, "micro_batch": 2, "accumulation": 4, "steps": 4, "warmup_steps": 2, "grad_clip": 0.5,
 }  # fmt: skip
 
 
@@ -59,7 +59,8 @@ def test_torchs_pipelining(tmp_path: Path, ranks: int, scheme: str, changes: dic
 
 
 def test_torchs_tensor_axis(tmp_path: Path) -> None:
-    spec, _, theirs = both(tmp_path, 4, "zero3", tensor=2)
+    model = EVEN.model_copy(update={"layers": 2})
+    spec, _, theirs = both(tmp_path, 4, "zero3", tensor=2, model=model, accumulation=2)
     tokens = spec.micro_batch * spec.seq_len * spec.accumulation
     x = tokens * spec.model.hidden * 4
     per_block, embedding, head = 4 * x, x, x

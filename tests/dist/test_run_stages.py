@@ -22,7 +22,7 @@ TIED = MODEL.model_copy(update={"tied_head": True})
 HYBRID = MODEL.model_copy(update={"attention": "linear", "softmax_every": 4})
 STATES: dict[str, Any] = {"zigzag": False, "context_states": "pass"}
 BASE: dict[str, Any] = {
-    "seq_len": 32, "micro_batch": 2, "accumulation": 4, "steps": 3, "warmup_steps": 1, "model": MODEL,
+    "seq_len": 32, "micro_batch": 2, "accumulation": 4, "steps": 2, "warmup_steps": 1, "model": MODEL,
     "grad_clip": 0.1,
 }  # fmt: skip
 WIDE = pytest.mark.wide

@@ -78,6 +78,7 @@ _ENGINE = {
     "collectives/copies": _dist("tiers", "closed_forms"),
     "passes/kept_on_host": [*_dist("activations_on_host"), *EVERY_STEP],
     "disk": _dist("disk", "tiers"),
+    "units/absent": _dist("disk"),
     "units/on_disk": _dist("tiers", "disk"),
     "units/turns": [*_dist("tiers", "disk"), *EVERY_STEP],
     "collectives/states": _dist("linear"),

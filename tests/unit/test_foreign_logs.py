@@ -65,7 +65,7 @@ def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:
 
 def test_a_digit_that_is_no_number_is_malformed() -> None:
     with pytest.raises(Malformed, match="iteration is '²'"):
-        megatron.parser()(" iteration ²/ 3 | lm loss: 1.0 |")
+        megatron.parse(" iteration ²/ 3 | lm loss: 1.0 |")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_digit_that_is_no_number_is_malformed() -> None:
 def test_a_count_of_thousands_of_digits_is_malformed(parser, line: str, message: str) -> None:
     """Python's int refuses it with an error of its own."""
     with pytest.raises(Malformed, match=message) as error:
-        parser.parser()(line.replace("NUMBER", "9" * 5000))
+        parser.parse(line.replace("NUMBER", "9" * 5000))
     assert len(str(error.value)) < 100
 
 

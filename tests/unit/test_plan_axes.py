@@ -196,8 +196,9 @@ def test_the_ends_of_a_pipeline_have_a_block_less(
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "context", "layers"),
     [
-        (1, 1, 1, ()), (2, 1, 1, ()), (1, 2, 1, ()), (2, 4, 1, ()), (2, 1, 2, ()), (1, 2, 2, ()),
-        (1, 2, 1, (5, 3)), (1, 2, 2, (5, 3)),
+        (1, 1, 1, ()), (2, 1, 1, ()), (1, 2, 1, ()), (2, 4, 1, ()), (2, 1, 2, ()), (1, 2, 2, (5, 3)),
+        pytest.param(1, 2, 2, (), marks=pytest.mark.wide),
+        pytest.param(1, 2, 1, (5, 3), marks=pytest.mark.wide),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else None,
 )  # fmt: skip

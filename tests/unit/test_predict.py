@@ -259,9 +259,11 @@ def test_pipeline_bubble_by_hand() -> None:
     assert step.items["bubble"] == pytest.approx(3 / (11 * 8) * blocks, rel=1e-6)
 
 
-def test_the_planner_equals_brute_force() -> None:
+@pytest.mark.parametrize("pipelines", [[1], pytest.param([1, 2], marks=pytest.mark.wide)])
+def test_the_planner_equals_brute_force(pipelines: list[int]) -> None:
+    """Over all schemes. In stages with few of them: test_plan_axes.py."""
     model = Config(ROOT).model("gpt-1m")
-    axes = axes_to_try(FRONTIER, model, [1, 2], [1, 2])
+    axes = axes_to_try(FRONTIER, model, [1, 2], pipelines)
     found = plan(FRONTIER, ZERO, model, 16, 128, 64, axes, [1, 4], within=np.inf)
     brute = []
     for batches in jobs(FRONTIER, ZERO, model, 16, 128, 64, axes, [1, 4]):

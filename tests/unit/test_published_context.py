@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lowband.evidence.tables.derived.published_context_errors import build
+from lowband.evidence.tables.build import builder
 from lowband.evidence.validation.published_context import published_context
 from lowband.evidence.validation.rsa import memory_bytes
 from lowband.spec.config import Config
@@ -22,7 +22,7 @@ def rows() -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     lengths = read_table(CONFIG.root / "results" / "reference" / "predicted" / "published_lengths.csv")
-    return build(rows, lengths).set_index(["source", "quantity", "use"])
+    return builder("published_context_errors")(rows, lengths).set_index(["source", "quantity", "use"])
 
 
 def test_every_printed_cell_is_predicted(rows: pd.DataFrame) -> None:

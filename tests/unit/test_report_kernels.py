@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lowband.evidence.report.figures import attention as figure
+from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.tables.build import source_paths
 from lowband.evidence.tables.derived import attention, kernel_rates, training_speed
 from lowband.spec.csv_tables import read_table
@@ -56,11 +56,12 @@ def test_a_failed_direction_leaves_no_speed_of_both() -> None:
 
 
 def test_the_figure_shows_what_has_a_speed() -> None:
-    drawn = figure.data(attention.build(measured(), REPORTED))
+    figure = FIGURES["attention"]
+    drawn = figure.rows(attention.build(measured(), REPORTED))
     assert set(drawn["direction"]) == {"fwd+bwd"}
     assert set(drawn["provenance"]) == {"measured", "reported"}
     assert drawn["tflops"].notna().all()
-    labels = [text.get_text() for text in figure.draw(drawn).legends[0].get_texts()]
+    labels = [text.get_text() for text in figure.drawing.draw(drawn).legends[0].get_texts()]
     assert "lowband flash2, measured" in labels
     assert "FlashAttention-2, reported" in labels
 

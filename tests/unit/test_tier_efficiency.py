@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowband.cost.tiers import GIGA, Rates, efficiency, intensity
-from lowband.evidence.report.figures import tier_efficiency as figure
+from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.validation.tier_efficiency import MAY, arrives, tier_efficiency
 from lowband.spec.config import Config
 from lowband.spec.machine import Tier
@@ -64,8 +64,8 @@ def test_the_table_has_what_zero_infinity_says_of_its_machine() -> None:
     assert grows.apply(lambda one: one.is_monotonic_increasing).all()
     assert found["efficiency"].between(0, 1).all()
     assert set(found["may_live"]) == {False, True}
-    drawn = figure.data(found)
-    assert set(drawn["nodes"]) == {figure.NODES} and set(drawn["tier"]) >= {"host", "disk"}
+    drawn = FIGURES["tier_efficiency"].rows(found)
+    assert set(drawn["nodes"]) == {32} and set(drawn["tier"]) >= {"host", "disk"}
 
 
 def test_weights_come_no_faster_than_the_links_gather_them() -> None:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import browser
 import pytest
+from pandas.testing import assert_frame_equal
 from rocrate.rocrate import ROCrate
 from rocrate_validator import services
 from rocrate_validator.utils.http import HttpRequester
@@ -22,6 +23,7 @@ from trees import ROOT, copy_tree, planned, snakemake
 from lowband.evidence.report.documents.code import claims
 from lowband.evidence.report.figures import FIGURES, write_figure
 from lowband.evidence.report.provenance import METADATA
+from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.csv_tables import read_table
 from tests.drawn_figures import check_origin, check_print
 
@@ -89,6 +91,13 @@ def test_the_documents_show_these_verdicts(results: Path) -> None:
     assert "\n".join(claims(results / "tables", ROOT)) in (ROOT / "docs" / "claims.md").read_text()
     by_kind = (results / "tables" / "claims.md").read_text().split("\n\n")[1]
     assert by_kind in (ROOT / "README.md").read_text()
+
+
+def test_predictions_are_the_shipped_ones(results: Path) -> None:
+    """Unit tests take these for what the predictor says."""
+    for name in {*PREDICTED} - {"frontier_map"}:
+        shipped = read_table(ROOT / "results" / "reference" / "predicted" / f"{name}.csv")
+        assert_frame_equal(read_table(results / "tables" / f"{name}.csv"), shipped, rtol=1e-9, obj=name)
 
 
 @pytest.mark.parametrize("name", ["box_accumulation.csv", "box_ratios.csv", "wan.csv"])

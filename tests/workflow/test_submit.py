@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import trees
 from trees import ROOT, copy_tree
 
 from lowband.run.submit import why_not
@@ -73,7 +74,7 @@ def started(tree: Path, profile: str, *arguments: str, **variables: str) -> subp
         (commands / name).chmod(0o755)
     inherited = {key: value for key, value in os.environ.items() if key not in (ACCOUNT, PARTITION, QOS)}
     return subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", profile, *arguments],
+        [trees.python(), "-m", "snakemake", "--profile", profile, *arguments],
         cwd=tree,
         env={
             **inherited, "PYTHONPATH": str(tree / "src"), "PATH": f"{commands}:{os.environ['PATH']}",

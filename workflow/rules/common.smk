@@ -19,7 +19,7 @@ from lowband.evidence.tables.build import (
     tables_of_runs,
 )
 from lowband.evidence.tables.entries import COLLECTED, TABLES
-from lowband.evidence.report.figures import FIGURES, file_of, own_figures
+from lowband.evidence.report.figures import FIGURES, own_figures
 from lowband.evidence.report.needs import DISK
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.evidence.report.shipped import RAW
@@ -134,10 +134,7 @@ def table_sources(wildcards):
 
 
 def code_files(table):
-    return [
-        f"src/lowband/evidence/{module.replace('.', '/')}.py"
-        for module in code_of(table)
-    ]
+    return [f"src/lowband/evidence/{file}" for file in code_of(table)]
 
 
 def table_code(wildcards):

@@ -4,7 +4,7 @@
 rule figure:
     input:
         table=lambda wildcards: f"{TABLES_DIR}/{FIGURES[wildcards.figure].table}.csv",
-        code=lambda wildcards: f"{REPORT_CODE}/figures/{file_of(wildcards.figure)}.py",
+        code=lambda wildcards: f"{REPORT_CODE}/figures/{FIGURES[wildcards.figure].file}.py",
         style=f"{REPORT_CODE}/figures/style.py",
     output:
         png=report(

@@ -3,6 +3,7 @@
 import argparse
 import math
 import textwrap
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -19,10 +20,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_verb(
-    commands: Any, name: str, summary: str, example: str, details: str = ""
-) -> argparse.ArgumentParser:
+    commands: Any, run: Callable[[argparse.Namespace], int | None], name: str, summary: str, example: str,
+    details: str = "",
+) -> argparse.ArgumentParser:  # fmt: skip
     """Add a verb to the command line.
 
+    run: takes the options, and returns the exit code if it is not 0
     summary: its line in `lowband --help`, at most 63 characters
     example: its arguments in a call that its own help shows
     details: what its own help says besides
@@ -32,6 +35,7 @@ def add_verb(
         name, description=description, epilog=f"example:\n  lowband {name} {example}".rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -64,3 +68,12 @@ def function_of(name: str) -> Any:
     """name: "module:function" of the package"""
     module, _, function = name.partition(":")
     return getattr(import_module(f"lowband.{module}"), function)
+
+
+def calls(name: str, *given: str) -> Callable[[argparse.Namespace], int | None]:
+    """What runs a verb that is a call of one function with these options. name: as of `function_of`"""
+
+    def run(options: argparse.Namespace) -> None:
+        function_of(name)(*(getattr(options, option) for option in given))
+
+    return run

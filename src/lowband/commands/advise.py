@@ -13,7 +13,7 @@ SEQ = 2048
 
 def add(commands: Any) -> None:
     one = add_verb(
-        commands, "advise", "will it fit, how fast, and what would make it faster",
+        commands, _advise, "advise", "will it fit, how fast, and what would make it faster",
         "--cluster dgx-a100-40gb --model llama-7b --gpus 8 --scheme zero3",
         "Answers on one screen, with the three cheapest changes: micro-batch, recomputation, scheme.",
     )  # fmt: skip
@@ -26,10 +26,9 @@ def add(commands: Any) -> None:
     one.add_argument("--recompute", choices=["none", "full"], default="full")
     one.add_argument("--seq", type=at_least_one, help=f"default: the model's longest, at most {SEQ}")
     one.add_argument("--json", action="store_true")
-    one.set_defaults(run=_advise)
 
     page = add_verb(
-        commands, "advise-page", "the same for many jobs, as one HTML page to choose on",
+        commands, _page, "advise-page", "the same for many jobs, as one HTML page to choose on",
         "--cluster dgx-a100-40gb cuda --model llama-7b --gpus 8 16 32 64 --out advise.html",
     )  # fmt: skip
     page.add_argument("--cluster", required=True, nargs="+", help="folders of slurm/, or machine files")
@@ -38,7 +37,6 @@ def add(commands: Any) -> None:
     page.add_argument("--scheme", nargs="+", default=list(SCHEMES), help="default: %(default)s")
     page.add_argument("--seq", type=at_least_one, default=SEQ, help="of models that allow it (%(default)s)")
     page.add_argument("--out", required=True, type=Path, help="the page's file")
-    page.set_defaults(run=_page)
     for verb in (one, page):
         verb.add_argument("--stack", help=STACK)
         verb.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")

@@ -22,11 +22,13 @@ def add(commands: Any) -> None:
     for name, benchmark in BENCHMARKS.items():
         environment = "env.json" if benchmark.rule is None else f"{name}_env.json"
         files = ", ".join([*(f"{table}.csv" for table in benchmark.tables), environment])
-        bench = add_verb(commands, f"bench-{name}", benchmark.help, f"--out results/{name}", benchmark.more)
+        bench = add_verb(
+            commands, _bench, f"bench-{name}", benchmark.help, f"--out results/{name}", benchmark.more
+        )
         bench.add_argument("--out", type=Path, required=True, help=f"folder of {files}")
         for option in benchmark.takes:
             bench.add_argument(f"--{option}", **OPTIONS[option])
-        bench.set_defaults(run=_bench, name=name)
+        bench.set_defaults(name=name)
 
 
 def _bench(options: argparse.Namespace) -> None:

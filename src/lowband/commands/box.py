@@ -10,7 +10,7 @@ from lowband.commands.box_benches import add_lengths
 
 def add(commands: Any) -> None:
     box = add_verb(
-        commands, "box", "a scale model of a machine: a Slurm cluster on shaped links",
+        commands, _box, "box", "a scale model of a machine: a Slurm cluster on shaped links",
         "run --cluster frontier-box -- srun --nodes 2 hostname",
     )  # fmt: skip
     verbs = box.add_subparsers(metavar="VERB", required=True)
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         if verb == "jobs":
             parsed.add_argument("runs", type=Path, help="results/<name>/runs")
             parsed.add_argument("--out", type=Path, required=True, help="file to write: jobs.csv")
-        parsed.set_defaults(run=_box, verb=verb)
+        parsed.set_defaults(verb=verb)
     add_lengths(verbs)
 
 

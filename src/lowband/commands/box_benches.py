@@ -20,14 +20,14 @@ def add(commands: Any) -> None:
         ("routes", "time tokens' ways to experts on a box's links", "forward", routes),
     ):
         example = f"--cluster frontier-box --ranks 16 --out results/{name}"
-        bench = add_verb(commands, f"bench-{name}", text, example)
+        bench = add_verb(commands, _bench, f"bench-{name}", text, example)
         bench.add_argument("--ranks", type=at_least_one, required=True)
         bench.add_argument(
             "--seconds", type=float, default=1.0, help=f"target duration of one {one} at the links' rates"
         )
         bench.add_argument("--repeats", type=at_least_one, default=5)
         _add_common(bench, "frontier-box", name)
-        bench.set_defaults(run=_bench, table=name, rows_of=rows_of)
+        bench.set_defaults(table=name, rows_of=rows_of)
 
 
 def add_lengths(verbs: Any) -> None:

@@ -10,7 +10,7 @@ from lowband.commands import add_verb, at_least_one
 
 def add(commands: Any) -> None:
     check = add_verb(
-        commands, "check-context", "whether a module is right with its tokens on several ranks",
+        commands, _check, "check-context", "whether a module is right with its tokens on several ranks",
         "attention.py --ranks 4",
         "The file defines make(context), which returns the module, and inputs(), a batch [B, T, ...]. The "
         "module attends with context.attention or context.linear_attention, or as on one process where "
@@ -23,7 +23,6 @@ def add(commands: Any) -> None:
         "--tolerance", type=_share, default=1e-9,
         help="the largest relative difference (default: 1e-9; a module that rounds to 32 bits: 1e-5)",
     )  # fmt: skip
-    check.set_defaults(run=_check)
 
 
 def _share(text: str) -> float:

@@ -8,12 +8,13 @@ from lowband.commands import add_verb
 
 
 def add(commands: Any) -> None:
-    doctor = add_verb(commands, "doctor", "what this machine has, and what that allows", "--site frontier")
+    doctor = add_verb(
+        commands, _doctor, "doctor", "what this machine has, and what that allows", "--site frontier"
+    )
     doctor.add_argument(
         "--site", help="on its login node: what a job of slurm/<SITE> would miss; exit code 1 if anything"
     )
     doctor.add_argument("--root", type=Path, default=Path(), help="folder that holds slurm/")
-    doctor.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from lowband.errors import UserError
 
 def add(commands: Any) -> None:
     gpu = add_verb(
-        commands, "gpu", "all tests and rows of a GPU, what is worth most first",
+        commands, _gpu, "gpu", "all tests and rows of a GPU, what is worth most first",
         "--out build/gpu --minutes 9.5",
         "Ends within the minutes; a further call with --from continues. On another machine, --install puts a "
         "folder's rows among the shipped ones.",
@@ -37,7 +37,6 @@ def add(commands: Any) -> None:
     gpu.add_argument(
         "--root", type=Path, default=Path(), help="with --install: the folder that holds results/"
     )
-    gpu.set_defaults(run=_gpu)
 
 
 def _gpu(options: argparse.Namespace) -> int:
@@ -54,14 +53,11 @@ def _gpu(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     from lowband.bench.gpu.main import gpu, gpu_beside
 
-    if options.base is not None:
-        gpu_beside(
-            options.base, options.out, options.minutes, options.only or list(FAMILIES), options.device,
-            lambda line: print(line, flush=True), lambda: time.monotonic() - begun,
-        )  # fmt: skip
-        return 0
-    is_well = gpu(
-        options.out, options.earlier, options.minutes, options.only or list(FAMILIES), options.device,
+    asked = (
+        options.minutes, options.only or list(FAMILIES), options.device,
         lambda line: print(line, flush=True), lambda: time.monotonic() - begun,
     )  # fmt: skip
-    return int(not is_well)
+    if options.base is not None:
+        gpu_beside(options.base, options.out, *asked)
+        return 0
+    return int(not gpu(options.out, options.earlier, *asked))

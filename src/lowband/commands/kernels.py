@@ -11,7 +11,8 @@ from lowband.errors import UserError
 
 def add(commands: Any) -> None:
     bench = add_verb(
-        commands, "bench-kernel", "check every kernel and time it against torch's, or compile all",
+        commands, _bench_kernel, "bench-kernel",
+        "check every kernel and time it against torch's, or compile all",
         "--out results/kernels --only block_quant",
         "--compile compiles all kernels for devices that are not present.",
     )  # fmt: skip
@@ -28,7 +29,6 @@ def add(commands: Any) -> None:
         "--compile", nargs="*", metavar="TARGET", dest="targets",
         help="compile, without a GPU, for sm_80, sm_90, gfx90a, gfx942 (default: all): registers and spills",
     )  # fmt: skip
-    bench.set_defaults(run=_bench_kernel)
 
 
 def _bench_kernel(options: argparse.Namespace) -> int:

@@ -10,28 +10,27 @@ from lowband.commands import add_verb, at_least_one
 
 def add(commands: Any) -> None:
     log = add_verb(
-        commands, "import-log", "another project's log -> a tidy CSV",
+        commands, _import_log, "import-log", "another project's log -> a tidy CSV",
         "train.log --format torchtitan --model gpt-10b --seq-len 2048 --ranks 64 --out steps.csv",
     )  # fmt: skip
     log.add_argument("log", type=Path)
-    log.add_argument(
-        "--format",
-        required=True,
-        choices=("megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"),
-    )
+    formats = "megatron-lm", "megatron-deepspeed", "deepspeed", "torchtitan", "mllog"
+    log.add_argument("--format", required=True, choices=formats)
     log.add_argument("--model", required=True, help="a name in config/models.yaml")
     log.add_argument("--seq-len", type=at_least_one, required=True)
     log.add_argument("--ranks", type=at_least_one, required=True)
     log.add_argument("--recompute", action="store_true", help="activations were recomputed")
     log.add_argument("--out", type=Path, required=True, help="the CSV")
     log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
-    log.set_defaults(run=_import_log)
 
     faults = add_verb(
-        commands, "faults", "run the experiments that demonstrate peers' faults", "--out results/faults"
+        commands,
+        _faults,
+        "faults",
+        "run the experiments that demonstrate peers' faults",
+        "--out results/faults",
     )
     faults.add_argument("--out", type=Path, required=True, help="folder of faults.csv")
-    faults.set_defaults(run=_faults)
 
 
 def _import_log(options: argparse.Namespace) -> None:

@@ -1,7 +1,9 @@
 """plan: the fastest placement of a job that fits, of sequences of many lengths, or between slow nodes."""
 
 import argparse
+import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -17,7 +19,7 @@ from lowband.commands.predict import (
     lora,
     print_csv,
 )
-from lowband.commands.predict import software as told
+from lowband.commands.predict import software as given
 from lowband.errors import UserError
 from lowband.spec.step import Route
 
@@ -39,7 +41,7 @@ ANY = "any"
 
 def add(commands: Any) -> None:
     plan = add_verb(
-        commands, "plan", "the fastest placement, wires, batches, order, degrees that fit",
+        commands, _plan, "plan", "the fastest placement, wires, batches, order, degrees that fit",
         "--cluster frontier --model gpt-20b --gpus 384",
     )  # fmt: skip
     add_job(plan)
@@ -107,7 +109,7 @@ def add(commands: Any) -> None:
         "that one into a file of this name",
     )  # fmt: skip
     plan.add_argument("--strict", action="store_true", help="exit code 1, not 2, if nothing fits the memory")
-    plan.set_defaults(run=_plan, cp=None, ep=None)
+    plan.set_defaults(cp=None, ep=None)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -124,8 +126,6 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> None:
-    import json
-
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.degrees import COPIES, axes_to_try
@@ -138,7 +138,7 @@ def _search(options: argparse.Namespace) -> None:
     conditions = _conditions(options)
     config = Config(options.root)
     machine, stack = setting(config, options.cluster, options.stack)
-    stack = stack.with_options(told(options))
+    stack = stack.with_options(given(options))
     model = config.given_model(options.model)
     own = not options.software or OURS in options.software
     if options.write and own and options.cluster not in config.clusters:
@@ -176,12 +176,8 @@ def _search(options: argparse.Namespace) -> None:
         written = plan_files.write(chosen(found)[0], options.write, config)
     elif options.write:
         written = [plan_options.write(chosen(found)[0], options.root / options.write, options.software)]
-    if options.json:
-        print(json.dumps(plan_text.records(found), indent=2))
-    elif options.csv:
-        print_csv(plan_text.records(found))
-    else:
-        print("\n".join([plan_text.report(found), *whole, *(f"written: {path}" for path in written)]))
+    told = [*whole, *(f"written: {path}" for path in written)]
+    _print(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 
 def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
@@ -190,10 +186,10 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
     from lowband.predict.search.plan import RECOMPUTE
 
     beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
-    elsewhere = {key for key in ("write", "lengths", "outer_gbps", "largest") if getattr(options, key)}
-    for name, given in (("tiers", beyond), ("lora-rank", adapters)):
-        if given is not None and elsewhere:
-            raise UserError(f"--{name} is without --{min(elsewhere).replace('_', '-')}")
+    elsewhere = _given(options, "largest", "lengths", "outer_gbps", "write")
+    for name, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
+        if is_asked and elsewhere:
+            raise UserError(f"--{name} is without {elsewhere[0]}")
     if adapters is not None:
         for degree in ("tp", "pp", "cp", "ep"):
             setattr(options, degree, getattr(options, degree) or [1])
@@ -207,10 +203,8 @@ def _conditions(options: argparse.Namespace) -> "Conditions | None":
     from lowband.predict.whole import HOUR_S, Conditions
 
     names = ("hours_between_failures", "checkpoint_seconds", "restart_minutes")
-    hours, seconds, minutes = values = [getattr(options, name) for name in names]
-    given = [
-        f"--{name.replace('_', '-')}" for name, each in zip(names, values, strict=True) if each is not None
-    ]
+    hours, seconds, minutes = (getattr(options, name) for name in names)
+    given = _given(options, *names)
     if options.tokens is None:
         if given:
             raise UserError(f"{given[0]} is for a run of --tokens")
@@ -234,15 +228,12 @@ def _whole_run(best: "Candidate", given: "Conditions") -> list[str]:
 def _plan_largest(
     options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
 ) -> None:
-    import json
-
     from lowband.predict.request import sequence
     from lowband.predict.search.largest import largest
     from lowband.predict.show import largest as show
     from lowband.predict.workload import Workload
 
-    others = ("write", "tp", "pp", "layers", "exact", "states")
-    beside = [f"--{name}" for name in others if getattr(options, name)]
+    beside = _given(options, "write", "tp", "pp", "layers", "exact", "states")
     beside += ["--cp"] * (options.cp is not None) + ["--ep"] * (options.ep is not None)
     if beside:
         raise UserError(f"--largest is without {beside[0]}")
@@ -256,24 +247,17 @@ def _plan_largest(
         max(1, batch // (micro_batch * options.gpus)),
     )  # fmt: skip
     rows = [show.record(one) for one in largest(job)]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    elif options.csv:
-        print_csv(rows)
-    else:
-        print(show.text(job, rows))
+    _print(options, rows, lambda: show.text(job, rows))
 
 
 def _plan_lengths(
     options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
 ) -> None:
-    import json
-
     from lowband.predict.search.lengths_cost import Job, read_lengths
     from lowband.predict.show import lengths as show
 
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
-    beside = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+    beside = _given(options, *others)
     beside += ["--cp"] * (options.cp is not None) + ["--ways"] * (options.ways != ["all"])
     beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep is not None)
     if beside:
@@ -288,20 +272,13 @@ def _plan_lengths(
     if not found:
         raise refused[-1]
     rows = min(found, key=lambda each: each[0]["step_s"])
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    elif options.csv:
-        print_csv(rows)
-    else:
-        print(show.report(batch, rows))
+    _print(options, rows, lambda: show.report(batch, rows))
 
 
 SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
 
 
 def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
-    import json
-
     from lowband.predict.request import sequence, setting
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
@@ -329,9 +306,19 @@ def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
         job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact
     )
     rows = [choice.row() for choice in found]
+    _print(options, rows, lambda: plan_seldom.report(found, options.outer_gbps))
+
+
+def _print(options: argparse.Namespace, rows: Sequence[Any], text: Callable[[], str]) -> None:
+    """The rows as --json or --csv asks for them, or the text."""
     if options.json:
         print(json.dumps(rows, indent=2))
     elif options.csv:
         print_csv(rows)
     else:
-        print(plan_seldom.report(found, options.outer_gbps))
+        print(text())
+
+
+def _given(options: argparse.Namespace, *names: str) -> list[str]:
+    """Those of these options that were given, as they are written."""
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]

@@ -23,7 +23,7 @@ RECOMPUTE = ["none", "selective", "op", "full"]
 
 def add(commands: Any) -> None:
     predict = add_verb(
-        commands, "predict", "time and memory of a scheme on a cluster, item by item",
+        commands, _predict, "predict", "time and memory of a scheme on a cluster, item by item",
         "--cluster frontier --model gpt-20b --scheme zero3 zeropp hier3 --gpus 384 --accumulation 4",
         "Options that take several values make a grid. Exit code 1: no point fits the memory; "
         "with --strict: some point does not.",
@@ -55,16 +55,14 @@ def add(commands: Any) -> None:
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
     out.add_argument("--csv", action="store_true")
-    predict.set_defaults(run=_predict)
 
     rehearse = add_verb(
-        commands, "rehearse", "a suite before it runs: cost, memory, steps, what it decides",
+        commands, _rehearse, "rehearse", "a suite before it runs: cost, memory, steps, what it decides",
         "--suite frontier",
     )  # fmt: skip
     rehearse.add_argument("--suite", required=True, help="a name in config/suites/, of a real cluster")
     rehearse.add_argument("--json", action="store_true")
     rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
-    rehearse.set_defaults(run=_rehearse)
 
 
 def add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) -> None:
@@ -141,20 +139,14 @@ def add_tiers(parser: argparse.ArgumentParser) -> None:
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """Add the options that `predict` and `plan` share. Lists make a grid."""
-    several = parser.prog.endswith("predict")
+    several = "+" if parser.prog.endswith("predict") else None
     parser.add_argument("--cluster", required=True, help="a folder of slurm/, or a machine file")
     parser.add_argument(
-        "--model",
-        required=True,
-        nargs="+" if several else None,
+        "--model", required=True, nargs=several,
         help="a name of config/models.yaml, a YAML file, or a Hugging Face config.json",
-    )
-    parser.add_argument(
-        "--gpus", required=True, type=at_least_one, nargs="+" if several else None, help="ranks"
-    )
-    parser.add_argument(
-        "--seq", type=at_least_one, nargs="+" if several else None, help="default: the model's longest"
-    )
+    )  # fmt: skip
+    parser.add_argument("--gpus", required=True, type=at_least_one, nargs=several, help="ranks")
+    parser.add_argument("--seq", type=at_least_one, nargs=several, help="default: the model's longest")
     parser.add_argument("--stack", help=STACK)
     _add_software(parser)
     parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")

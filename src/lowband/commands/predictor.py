@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    bench = add_verb(commands, "bench-predict", "how fast the predictor is here, as JSON", "")
+    bench = add_verb(commands, _bench_predict, "bench-predict", "how fast the predictor is here, as JSON", "")
     bench.add_argument("--root", type=Path, default=Path())
-    bench.set_defaults(run=_bench_predict)
 
     validate = add_verb(
-        commands, "validate", "published runs beside their predictions -> tables", "--out results/mine/tables"
+        commands,
+        _validate,
+        "validate",
+        "published runs beside their predictions -> tables",
+        "--out results/mine/tables",
     )
     validate.add_argument("--out", type=Path, required=True)
     validate.add_argument(
@@ -27,12 +30,11 @@ def add(commands: Any) -> None:
         "--cells", action="store_true", help="alone the ten cells of ways along context, and their suite"
     )
     validate.add_argument("--root", type=Path, default=Path())
-    validate.set_defaults(run=_validate)
 
     _add_calibrate(commands)
 
     simulate = add_verb(
-        commands, "simulate", "collectives in closed form beside SimGrid's simulation",
+        commands, _simulate, "simulate", "collectives in closed form beside SimGrid's simulation",
         "--gpus 16 64 --out results/simgrid",
     )  # fmt: skip
     simulate.add_argument("--cluster", default="frontier", help="a folder of slurm/, or a machine file")
@@ -43,12 +45,15 @@ def add(commands: Any) -> None:
     simulate.add_argument("--python", default="/usr/bin/python3", help="a Python that has simgrid")
     simulate.add_argument("--out", type=Path, required=True, help="folder of simgrid.csv")
     simulate.add_argument("--root", type=Path, default=Path())
-    simulate.set_defaults(run=_simulate)
 
 
 def _add_calibrate(commands: Any) -> None:
     calibrate = add_verb(
-        commands, "calibrate", "fit a cluster's fitted constants again, within their bounds", "frontier"
+        commands,
+        _calibrate,
+        "calibrate",
+        "fit a cluster's fitted constants again, within their bounds",
+        "frontier",
     )
     calibrate.add_argument("clusters", nargs="*", help="folders of slurm/ (default: all with fitted ones)")
     calibrate.add_argument(
@@ -58,7 +63,6 @@ def _add_calibrate(commands: Any) -> None:
     )
     calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv; folds.csv and held_out.csv")
     calibrate.add_argument("--root", type=Path, default=Path())
-    calibrate.set_defaults(run=_calibrate)
 
 
 def _bench_predict(options: argparse.Namespace) -> None:

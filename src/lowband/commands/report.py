@@ -4,39 +4,36 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb
+from lowband.commands import add_verb, calls
 
 
 def add(commands: Any) -> None:
     claims = add_verb(
-        commands, "claims", "grade the claims against the tables", "--tables results/local/tables"
+        commands, _claims, "claims", "grade the claims against the tables", "--tables results/local/tables"
     )
     claims.add_argument("--claims", type=Path, default=Path("config/claims.yaml"))
     claims.add_argument("--tables", type=Path, required=True)
     claims.add_argument("--only", nargs="+", default=[], metavar="ID", help="only these claims")
     claims.add_argument("--out", type=Path, help="folder of claims.{csv,md,tex,html} (default: --tables)")
-    claims.set_defaults(run=_claims)
 
     summary = add_verb(
-        commands, "summary", "which claims hold, and where tables and figures are",
+        commands, _summary, "summary", "which claims hold, and where tables and figures are",
         "--tables results/local/tables --figures figures/local",
     )  # fmt: skip
     summary.add_argument("--tables", type=Path, required=True)
     summary.add_argument("--claims", type=Path, help="the graded claims.csv (default: that in --tables)")
     summary.add_argument("--figures", type=Path, help="default: no figures were drawn")
-    summary.set_defaults(run=_summary)
 
     appendix = add_verb(
-        commands, "appendix", "graded claims -> artifact appendices (LaTeX)",
+        commands, _appendix, "appendix", "graded claims -> artifact appendices (LaTeX)",
         "--claims results/local/tables/claims.csv --out results/local",
     )  # fmt: skip
     appendix.add_argument("--claims", type=Path, required=True, help="the graded claims.csv")
     appendix.add_argument("--config", type=Path, default=Path("config"), help="folder of experiments.yaml")
     appendix.add_argument("--out", type=Path, required=True)
-    appendix.set_defaults(run=_appendix)
 
     page = add_verb(
-        commands, "page", "tables and figures -> one self-contained HTML page",
+        commands, _page, "page", "tables and figures -> one self-contained HTML page",
         "--tables results/local/tables --figures figures/local --out page.html",
     )  # fmt: skip
     page.add_argument("--tables", type=Path, required=True)
@@ -44,38 +41,38 @@ def add(commands: Any) -> None:
     page.add_argument("--out", type=Path, required=True, help="the page")
     page.add_argument("--own", action="store_true", help="of this reproduction's own runs alone")
     page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
-    page.set_defaults(run=_page)
 
-    documents = add_verb(commands, "documents", "update the results quoted in docs/", "")
+    documents = add_verb(commands, _documents, "documents", "update the results quoted in docs/", "")
     documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
-    documents.set_defaults(run=_documents)
 
     provenance = add_verb(
-        commands, "provenance", "a finished reproduction -> an RO-Crate, one zip",
+        commands, calls("evidence.report.provenance:write_crate", "root", "results", "out"), "provenance",
+        "a finished reproduction -> an RO-Crate, one zip",
         "--results local --out crate.zip",
     )  # fmt: skip
     provenance.add_argument("--results", required=True, help="its folder under results/")
     provenance.add_argument("--out", type=Path, required=True, help="the zip")
     provenance.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
-    provenance.set_defaults(run=_provenance)
 
-    verify = add_verb(commands, "verify", "check the shipped data against SHA256SUMS", "")
+    verify = add_verb(commands, _verify, "verify", "check the shipped data against SHA256SUMS", "")
     verify.add_argument("--write", action="store_true", help="write a new SHA256SUMS")
     verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
-    verify.set_defaults(run=_verify)
 
     watch = add_verb(
-        commands, "watch", "a command of the workflow under a bar with the time left",
+        commands, _watch, "watch", "a command of the workflow under a bar with the time left",
         "--results smoke -- snakemake -c2 --config 'suites=[smoke]' results=smoke",
         "What the command prints goes to logs/<results>/snakemake.log; the exit code is its own.",
     )  # fmt: skip
     watch.add_argument("--results", required=True, help="its folder under results/")
     watch.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
     watch.add_argument("command", nargs=argparse.REMAINDER, help="after --")
-    watch.set_defaults(run=_watch)
 
     status = add_verb(
-        commands, "status", "which runs are done, running or failed; time left", "--results local --follow"
+        commands,
+        _status,
+        "status",
+        "which runs are done, running or failed; time left",
+        "--results local --follow",
     )
     status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
     status.add_argument(
@@ -83,7 +80,6 @@ def add(commands: Any) -> None:
     )
     status.add_argument("--follow", action="store_true", help="until every run has ended")
     status.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
-    status.set_defaults(run=_status)
 
 
 def _claims(options: argparse.Namespace) -> None:
@@ -123,12 +119,6 @@ def _documents(options: argparse.Namespace) -> None:
 
     write_documents(options.root)
     write_picture(options.root)
-
-
-def _provenance(options: argparse.Namespace) -> None:
-    from lowband.evidence.report.provenance import write_crate
-
-    write_crate(options.root, options.results, options.out)
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     spec = add_verb(
-        commands, "spec", "spec.json of every run of a suite; schemes to and from peers",
+        commands, _spec, "spec", "spec.json of every run of a suite; schemes to and from peers",
         "--suite smoke --out results/smoke/runs",
         "With --sbatch, beside each spec.json a script to submit by hand, with the options that the "
         "workflow would give. Also converts a scheme to a peer's configuration (--scheme, --to) or from "
@@ -39,10 +39,9 @@ def add(commands: Any) -> None:
     spec.add_argument("--cluster", default="local", help="cluster whose levels --scheme and --from refer to")
     spec.add_argument("--ranks", type=at_least_one, help="over how many ranks")
     spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
-    spec.set_defaults(run=_spec)
 
     train = add_verb(
-        commands, "train", "train the run of a spec.json, in its folder",
+        commands, _train, "train", "train the run of a spec.json, in its folder",
         "results/smoke/runs/gpt-200k-zero3/spec.json",
         "Under torchrun or srun this process is one rank, or a node's; else it starts all ranks.",
     )  # fmt: skip
@@ -55,10 +54,9 @@ def add(commands: Any) -> None:
         help="for a run in a box: its own network with shaped links (private), plain loopback, or private "
         "where available (auto, the default)",
     )
-    train.set_defaults(run=_train)
 
     preflight = add_verb(
-        commands, "preflight", "measure on a run's nodes what would go wrong, in two minutes",
+        commands, _preflight, "preflight", "measure on a run's nodes what would go wrong, in two minutes",
         "results/mine/runs/RUN/spec.json",
     )  # fmt: skip
     preflight.add_argument(
@@ -67,10 +65,9 @@ def add(commands: Any) -> None:
     preflight.add_argument(
         "--links", choices=["auto", "private", "plain", "here"], default="auto", help=argparse.SUPPRESS
     )
-    preflight.set_defaults(run=_preflight)
 
     curves = add_verb(
-        commands, "curves", "training curves of runs to TensorBoard, W&B or MLflow",
+        commands, _curves, "curves", "training curves of runs to TensorBoard, W&B or MLflow",
         "results/smoke --to tensorboard --out curves",
         "Offline, unless WANDB_MODE or MLFLOW_TRACKING_URI are set.",
     )  # fmt: skip
@@ -78,7 +75,6 @@ def add(commands: Any) -> None:
     curves.add_argument("--to", required=True, choices=("tensorboard", "wandb", "mlflow"))
     curves.add_argument("--out", type=Path, required=True, help="folder to write into")
     curves.add_argument("--follow", action="store_true", help="until every run has ended")
-    curves.set_defaults(run=_curves)
 
 
 def _spec(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from lowband.commands import add_verb, at_least_one, positive
 
 def add(commands: Any) -> None:
     schedules = add_verb(
-        commands, "schedules", "bubbles of pipelines' schedules at equal memory, as CSV",
+        commands, _schedules, "schedules", "bubbles of pipelines' schedules at equal memory, as CSV",
         "--ranks 4 8 --micro-batches 8 32 --send 0.1 0.5",
         "Times are in forwards of one micro-batch in all of a rank's stages. Beside named schedules is the "
         "best list that a search for such sends finds (lowband.lists_for_sends). Empty: more memory than "
@@ -22,7 +22,6 @@ def add(commands: Any) -> None:
     schedules.add_argument(
         "--memory", type=positive, help="the most micro-batches on a rank (default: as many as ranks)"
     )
-    schedules.set_defaults(run=_schedules)
 
 
 def _schedules(options: argparse.Namespace) -> None:

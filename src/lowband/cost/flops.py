@@ -4,6 +4,7 @@ Letters: N parameters, L layers, H hidden, T sequence length, V vocabulary.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -53,6 +54,7 @@ def products_per_key(model: ModelSpec) -> int:
     return 2 * (model.query_hidden + model.out_hidden)
 
 
+@lru_cache(maxsize=256)
 def block_matmul_flops_per_token(model: ModelSpec) -> float:
     """Forward FLOPs per token of the mean block's matrices: 2 per weight that it meets."""
     dense, weights = (_matrices(model.block_shapes(kind)) for kind in (True, False))

@@ -4,6 +4,7 @@ The page cache would hide the disk: what was written is flushed, and then droppe
 read. A piece that is not what was written, or not all there, is an error that names file and piece.
 """
 
+import gc
 import os
 import shutil
 import weakref
@@ -17,7 +18,7 @@ import torch
 
 from lowband.errors import UserError
 from lowband.spec.files import naming
-from lowband.spec.lock import hold
+from lowband.spec.lock import hold, is_held
 
 PIECE_BYTES = 2**22
 
@@ -30,7 +31,9 @@ class Disk:
         self.folder = folder / f"rank{rank}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self.folder / "lock")
+            if is_held(lock := self.folder / "lock"):
+                gc.collect()  # perhaps by a module that nothing else refers to any more
+            self._lock = hold(lock)
             self._lock.__enter__()  # until this object is gone, or the process
             for left in self.folder.glob("*.states"):  # of a run that was killed
                 left.unlink()

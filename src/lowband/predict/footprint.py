@@ -1,7 +1,7 @@
 """Memory of one rank, item by item: states, gathered units, activations, logits, framework."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 
 import numpy as np
@@ -102,12 +102,16 @@ def _kept(job: Workload) -> Kept:
     return Kept(share * found.block + (1 - share) * whole.block, found.working * (share > 0))
 
 
+# A search asks for the same shards with each micro-batch and each way to recompute.
+_of_shards = lru_cache(maxsize=4096)(state_bytes)
+
+
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
     if job.lora is not None:
         return _states_of_adapted(job, place, accumulation)
     of_both = [
-        state_bytes(
+        _of_shards(
             numels, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
             DTYPE_BYTES[job.stack.summed_dtype],

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,30 +54,20 @@ class OfBatch(Context):
 
 
 def train(
-    model: ModelSpec,
-    batch: Sequence[int],
-    given: Mapping[str, Sequence[Task]],
-    sizes: Mapping[str, int],
-    dtype: str,
-    steps: int,
-    flop_per_s: float | None = None,
+    model: ModelSpec, batch: Sequence[int], given: Mapping[str, Sequence[Task]], *how: Any
 ) -> dict[str, list[Step]]:
     """On a rank: steps of each way of spending the batch, in turns; every way starts from the same weights.
 
-    sizes: of the machine's levels; flop_per_s: of its products, if paced
+    how: as `_steps` takes it
     """
-    return {name: [*_steps(model, batch, given[name], sizes, dtype, steps, flop_per_s)] for name in given}
+    return {name: [*_steps(model, batch, tasks, *how)] for name, tasks in given.items()}
 
 
 def _steps(
-    spec: ModelSpec,
-    batch: Sequence[int],
-    given: Sequence[Task],
-    sizes: Mapping[str, int],
-    dtype: str,
-    steps: int,
-    flop_per_s: float | None,
-) -> Iterator[Step]:
+    spec: ModelSpec, batch: Sequence[int], given: Sequence[Task], sizes: Mapping[str, int], dtype: str,
+    steps: int, flop_per_s: float | None = None,
+) -> Iterator[Step]:  # fmt: skip
+    """sizes: of the machine's levels; flop_per_s: of its products, if paced"""
     contexts = _contexts(given, sizes, sum(batch))
     first = contexts[1, ""]
     with torch.device("meta"):
@@ -124,12 +114,9 @@ def _contexts(given: Sequence[Task], sizes: Mapping[str, int], tokens: int) -> d
 
 
 def _batch(
-    model: GPT,
-    spec: ModelSpec,
-    batch: Sequence[int],
-    mine: Sequence[Task | None],
+    model: GPT, spec: ModelSpec, batch: Sequence[int], mine: Sequence[Task | None],
     contexts: Mapping[tuple[int, str], OfBatch],
-) -> float:
+) -> float:  # fmt: skip
     """Losses and gradients of this rank's sequences; all ranks' losses, added up."""
     total = torch.zeros(())
     for task in mine:

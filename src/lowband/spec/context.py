@@ -17,6 +17,7 @@ Source: DeepSpeed Ulysses (arXiv 2309.14509), Llama 3 (arXiv 2407.21783, section
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations_with_replacement, pairwise
 from math import lcm, prod
 from typing import Final, Literal, get_args
@@ -154,8 +155,13 @@ class Layout:
 
     def ranks(self, way: Way) -> int:
         """Ranks in a group of those that attend so."""
+        return self._ranks[way]
+
+    @cached_property
+    def _ranks(self) -> dict[Way, int]:
+        """Every layer of every pass asks for these."""
         hops = self.levels.hops(SELF, WORLD)
-        return prod(hop.count for hop in hops if self.ways[hop.level] == way)
+        return {way: prod(hop.count for hop in hops if self.ways[hop.level] == way) for way in WAYS}
 
     def span(self, way: Way) -> tuple[str, str]:
         """The levels between which ranks attend so, inner and outer."""
@@ -165,12 +171,12 @@ class Layout:
             ends[each] = start, at
         return ends[way]
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Of the sequence."""
         return self.ranks("gather") * self.ranks("ring") * self.ranks("state")
 
-    @property
+    @cached_property
     def multiple(self) -> int:
         """Tokens of a sequence are padded to a multiple of this."""
         return self.parts * lcm(2 if self.zigzag and self.parts > 1 else 1, self.ranks("heads"))

@@ -167,12 +167,16 @@ class Levels:
 
     def hops(self, inner: str, outer: str) -> Sequence[Hop]:
         """The steps from one level out to another, inner first; steps with a single partner are left out."""
-        first, last = self.index(inner), self.index(outer)
-        steps = (
-            Hop(self.names[i], self.sizes[i] // self.sizes[i - 1], self.stride * self.sizes[i - 1])
-            for i in range(first + 1, last + 1)
-        )
+        steps = self._steps[self.index(inner) : self.index(outer)]
         return [hop for hop in steps if hop.count > 1]
+
+    @cached_property
+    def _steps(self) -> tuple[Hop, ...]:
+        """From each level to the next one out."""
+        return tuple(
+            Hop(level, size // inside, self.stride * inside)
+            for level, (inside, size) in zip(self.names[1:], pairwise(self.sizes), strict=True)
+        )
 
     def ring(self, inner: str, outer: str) -> Ring | None:
         """The same steps as one ring; None if there are none."""

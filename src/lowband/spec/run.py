@@ -15,7 +15,7 @@ from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.tiers import DEVICE, DISK
+from lowband.spec.tiers import DEVICE, DISK, TIERS
 
 
 class RunSpec(RunOptions):
@@ -101,6 +101,7 @@ class RunSpec(RunOptions):
             self._check_context()
             self._check_experts()
             self._check_step()
+            self._check_tiers()
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
@@ -179,6 +180,14 @@ class RunSpec(RunOptions):
                 where="loss_chunks",
                 allowed=f"at most {tokens}, the tokens of a pass",
             )
+
+    def _check_tiers(self) -> None:
+        """A machine that states its links' rates states those of the tiers that are used; what is on a disk
+        passes through the host."""
+        used = TIERS[: TIERS.index(self.scheme.optim_tier) + 1] if self.scheme.optim_tier != DEVICE else ()
+        if all(level.link is not None for level in self.machine.levels):
+            for tier in used:
+                self.machine.tier(tier)
 
     @property
     def layout(self) -> Layout:

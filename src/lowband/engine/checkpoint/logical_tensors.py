@@ -19,6 +19,7 @@ from lowband.engine.checkpoint.names import STEPS, of_replica, state_name
 from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.replicas.exchange import Exchange
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.units.absent import StateOnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.slice_of import SliceOf
 from lowband.engine.units.state_dict import own_state_dict
@@ -237,7 +238,7 @@ def _by_parameter(
 
 def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, is_first: bool) -> Piece:
     """is_first: whether this rank writes a tensor of which every rank of its replica has the whole"""
-    if type(value) is not torch.Tensor:
+    if type(value) not in (torch.Tensor, StateOnDisk):
         raise UserError(
             f"'{full}' is of type {type(value).__name__}",
             where="optimizer",

@@ -32,6 +32,7 @@ from lowband.spec.config import Config
 from lowband.spec.schedule import Action, Lists, stages
 from lowband.spec.schedules import SCHEDULES, Name, lists
 from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import DISK, HOST
 
 _PIPELINES = itertools.count()
 
@@ -105,6 +106,12 @@ class Pipeline(nn.Module):
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
+        if given.optim_tier == DISK:
+            raise UserError(
+                f"optim {given.optim}@{DISK} in stages of a pipeline",
+                where=f"scheme '{given.name}'",
+                allowed=(given.optim, f"{given.optim}@{HOST}"),
+            )
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
         check_apart(names, modules, cuts, self._plan)

@@ -15,6 +15,7 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.disk import StateFile
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
+from lowband.engine.units.absent import Lies, StateOnDisk
 from lowband.spec.step import FETCH, STASH, Collective
 from lowband.spec.tiers import DISK, HOST, at
 
@@ -63,12 +64,17 @@ class OnDisk:
         """Begin to write the tensors, those that the optimizer has of the shards too, and free them."""
         self.wait()
         if optimizer is not None:
-            self._tensors = [self._master, *states_of(optimizer, shards)]
+            self._tensors = [self._master, *self._states_of(optimizer, shards)]
             self._sizes = [tensor.nbytes for tensor in self._tensors]
         self._is_written = False
         self._count()
         self.rounded.copy_(self._master.detach())
         self._submit(self._write, STASH, is_counted)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the tensors are in memory, and stay there: a write that runs would free them."""
+        return self._is_in_memory and self._moving is None
 
     def wait(self) -> None:
         """Wait for what has begun. Raises its error; then everything is in memory, or on the disk, still."""
@@ -115,6 +121,19 @@ class OnDisk:
         self._is_written = True
         self._free()
 
+    def _states_of(self, optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """What the optimizer keeps of each element of the shards; from now on it says when it is absent."""
+        found: list[torch.Tensor] = []
+        with torch._C.DisableTorchFunctionSubclass():
+            for shard in shards:
+                state = optimizer.state.get(shard, {})
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel():
+                        lies = Lies(self, f"{key} of {shard.shard_of.name}")  # type: ignore[attr-defined]
+                        found.append(plain := value.as_subclass(torch.Tensor))
+                        state[key] = StateOnDisk.of(plain, lies)
+        return found
+
     def _free(self) -> None:
         for tensor in self._tensors:
             tensor.untyped_storage().resize_(0)
@@ -147,14 +166,3 @@ def all_in_memory(
                 disk.start_write(optimizer, shards, is_counted=False)
             else:
                 disk.forget()
-
-
-def states_of(optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """What the optimizer keeps of each element of the shards."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return [
-            value
-            for shard in shards
-            for value in optimizer.state.get(shard, {}).values()
-            if isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel()
-        ]

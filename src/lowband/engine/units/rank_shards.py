@@ -19,6 +19,7 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.collectives.copies import CPU, fetch
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
+from lowband.engine.units.absent import Lies
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
@@ -90,6 +91,8 @@ class RankShards:
         made = OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
         made.start_write(None, (), is_counted=False)
         made.wait()
+        for shard in self.parameters:
+            shard.on_disk = Lies(made, shard.shard_of.name)
         return made
 
     def range_of(self, level: str) -> tuple[int, int]:
@@ -104,18 +107,17 @@ class RankShards:
         zeros = torch.zeros(stop - start, dtype=dtype, device=device)
         return self._collectives.meter.hold(kind, zeros)
 
-    def _parameters(self, originals: Sequence[nn.Parameter], names: Sequence[str]) -> list[nn.Parameter]:
+    def _parameters(self, originals: Sequence[nn.Parameter], names: Sequence[str]) -> list[ShardParameter]:
         start, stop = self.range_of(self._scheme.optim)
         ranks = tuple(shard_ranks(self._levels, self._scheme.optim, self._rank))
         places = zip(self._layout.spans(), self._layout.ranges(), originals, names, strict=True)
-        made: list[nn.Parameter] = []
+        made: list[ShardParameter] = []
         for span, place, original, name in places:
             a, b = intersect(span, (start, stop))
             shard = ShardParameter(self.master[a - start : b - start], original.requires_grad)
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self._collectives
-            shard.on_disk = self._scheme.optim_tier == DISK
             made.append(shard)
         return made
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.units.by_element import Kind, kind_of
+from lowband.engine.units.absent import Lies, check_present, refuse_absent
 from lowband.engine.units.seen_whole import SeenWhole
 from lowband.engine.units.shard_grad import ShardValues, on_part
 from lowband.engine.units.shard_init import NotDrawn
@@ -51,11 +51,11 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
     """A shard, 1D, fp32, padded, possibly empty. What would be silently wrong on a part raises UserError.
 
     collectives: of its unit, which reach the ranks that share the parameter
-    on_disk:     whether its values are on a disk but while they are used (units.on_disk)
+    on_disk:     where its values lie but while they are used, if that is a disk
     """
 
     collectives: Collectives
-    on_disk = False
+    on_disk: Lies | None = None
 
     def set_data(self, values: torch.Tensor) -> None:
         """Copy the values, as running averages swap them in and out.
@@ -73,6 +73,7 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
         if values.dtype != self.dtype or values.device != self.device:
             super().set_data(values)
             return
+        refuse_absent([self, values])
         with torch._C.DisableTorchFunctionSubclass():
             mine, theirs = self.untyped_storage(), values.untyped_storage()
             if (mine._cdata, self.storage_offset()) == (theirs._cdata, values.storage_offset()):
@@ -94,8 +95,7 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
                 "autograd is asked for gradients of shards, but it computes with whole parameters",
                 allowed="loss.backward(), then p.grad",
             )
-        if kind_of(func) is not Kind.FACT:
-            _refuse_absent(args)
+        check_present(func, args, kwargs or {})
         return on_part(ShardValues, func, args, kwargs or {})
 
     def register_hook(self, hook: Callable[..., Any]) -> NoReturn:
@@ -130,20 +130,6 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
         of = self.shard_of
         values = repr(self.detach().as_subclass(torch.Tensor)[: of.stop - of.start])
         return f"Values {of.start} to {of.stop} of '{of.name}', shape {tuple(of.shape)}:\n{values}"
-
-
-def _refuse_absent(values: Any) -> None:
-    """Raises UserError if one of them is a shard without memory, which torch would read all the same."""
-    for value in values:
-        if isinstance(value, ShardParameter) and value.on_disk:
-            with torch._C.DisableTorchFunctionSubclass():
-                is_absent = value.numel() and not value.untyped_storage().nbytes()
-            if is_absent:
-                raise UserError(
-                    "its values are on a disk between steps",
-                    where=value.shard_of.name,
-                    allowed="lowband.full_state_dict, lowband.Checkpointer",
-                )
 
 
 class Leaf(CountedParameter):

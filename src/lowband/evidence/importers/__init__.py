@@ -14,8 +14,8 @@ FLOP/s of different conventions become comparable:
 import csv
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from lowband.cost.conventions import flops_per_token
@@ -25,13 +25,10 @@ from lowband.spec.files import writing_whole
 from lowband.spec.model import ModelSpec
 from lowband.spec.plain_data import read_lines
 
-FORMATS = {
-    "megatron-lm": "megatron",
-    "megatron-deepspeed": "megatron",
-    "deepspeed": "deepspeed",
-    "torchtitan": "torchtitan",
-    "mllog": "mllog",
-}
+FORMATS = {  # a Parser, or a class whose instances are Parsers that remember
+    "megatron-lm": "megatron.parse", "megatron-deepspeed": "megatron.parse", "deepspeed": "deepspeed.parse",
+    "torchtitan": "torchtitan.parse", "mllog": "mllog.Steps",
+}  # fmt: skip
 
 MOST_DIGITS = 18  # of a count: an int64 holds it
 
@@ -50,7 +47,7 @@ class ForeignRun:
     recompute: bool = False
 
 
-# The type that a format's `parser()` returns: line -> the step's values; None for a line of another kind.
+# Line -> the step's values; None for a line of another kind.
 Parser = Callable[[str], dict[str, Any] | None]
 
 COLUMNS = [
@@ -65,7 +62,8 @@ def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
 
     One line at a time is in memory. Raises UserError if the log has no line that parses.
     """
-    parse: Parser = import_module(f"lowband.evidence.importers.{FORMATS[form]}").parser()
+    parse: Parser = resolve_name(f"{__name__}.{FORMATS[form]}")
+    parse = parse() if isinstance(parse, type) else parse
     theirs = flops_per_token(form, run.model, run.seq_len, recompute=run.recompute)
     ours = int(model_flops_per_token(run.model, run.seq_len))
     constants = {"format": form, "flop_convention": MODEL_CONVENTION}

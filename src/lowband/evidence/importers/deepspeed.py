@@ -6,7 +6,7 @@ Its samples count all ranks; its GB are GiB.
 import re
 from typing import Any
 
-from lowband.evidence.importers import Malformed, Parser, number, whole
+from lowband.evidence.importers import Malformed, number, whole
 
 _MARK = "RunningAvgSamplesPerSec="
 _LINE = re.compile(
@@ -15,11 +15,7 @@ _LINE = re.compile(
 )
 
 
-def parser() -> Parser:
-    return _parse
-
-
-def _parse(line: str) -> dict[str, Any] | None:
+def parse(line: str) -> dict[str, Any] | None:
     if _MARK not in line:
         return None
     found = _LINE.search(line)

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from lowband.evidence.importers import Malformed, Parser, number, whole
+from lowband.evidence.importers import Malformed, number, whole
 
 _ITERATION = re.compile(r"\biteration\s+(\S+?)\s*/\s*\S+\s*\|")
 _KEYS = {
@@ -18,11 +18,7 @@ _KEYS = {
 _REQUIRED = ("step_time_s", "samples_per_step")  # loss and norm are missing where an iteration was skipped
 
 
-def parser() -> Parser:
-    return _parse
-
-
-def _parse(line: str) -> dict[str, Any] | None:
+def parse(line: str) -> dict[str, Any] | None:
     start = _ITERATION.search(line)
     if start is None:
         return None

@@ -6,7 +6,7 @@
 import re
 from typing import Any
 
-from lowband.evidence.importers import Malformed, Parser, number, whole
+from lowband.evidence.importers import Malformed, number, whole
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"\bstep:\s*(?P<step>\d+)\s+loss:")
@@ -19,11 +19,7 @@ _KEYS = {
 }
 
 
-def parser() -> Parser:
-    return _parse
-
-
-def _parse(line: str) -> dict[str, Any] | None:
+def parse(line: str) -> dict[str, Any] | None:
     line = _COLOUR.sub("", line)
     start = _STEP.search(line)
     if start is None:

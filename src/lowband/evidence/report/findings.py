@@ -5,6 +5,7 @@ papers' own rows. tests/unit/test_report_findings.py checks the statements again
 """
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,6 +133,7 @@ def measured_ratios(root: Path) -> pd.DataFrame:
     return wide.astype({"ranks": int}).set_index(["ranks", "passes"])
 
 
+@cache
 def _ratios(root: Path) -> pd.DataFrame:
     runs = read_table(root / "results" / "reference" / "box" / "runs.csv")
     return box_ratios.build(runs, read_published(root / REPORTED))

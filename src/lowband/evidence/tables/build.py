@@ -85,25 +85,20 @@ def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
 
 def builder(name: str) -> Callable[..., pd.DataFrame]:
     """Source tables -> the table: a pure function."""
-    table = TABLES[name]
-    if table.view is not None:
-        return table.view.rows
-    module, function = _place(name)
+    view = TABLES[name].view
+    if view is not None:
+        return lambda *sources: view.rows(pd.concat(sources, ignore_index=True))
+    module, function = TABLES[name].place
     build: Callable[..., pd.DataFrame] = getattr(import_module(f"lowband.evidence.{module}"), function)
     return build
 
 
 def code_of(name: str) -> list[str]:
-    """The modules below lowband.evidence whose change calls for a new table."""
+    """The files below lowband/evidence whose change calls for a new table."""
     if TABLES[name].view is not None:
-        return ["tables.entries", "tables.view"]
-    return [_place(name)[0], "tables.derived.__init__", "tables.points"]
-
-
-def _place(name: str) -> tuple[str, str]:
-    """The module below lowband.evidence that builds the table, and its function."""
-    module, _, function = (TABLES[name].build or f"tables.derived.{name}:build").partition(":")
-    return module, function
+        return ["tables/tables.yaml", "tables/view.py"]
+    module = TABLES[name].place[0].replace(".", "/")
+    return [f"{module}.py", "tables/derived/__init__.py", "tables/points.py"]
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:

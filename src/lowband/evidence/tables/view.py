@@ -1,14 +1,17 @@
-"""Rows made of a table's rows, said as data: entries of TABLES and of documents.yaml are such views."""
+"""Rows made of a table's rows, said as data: by tables.yaml, figures.yaml and documents.yaml."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from lowband.cost.tcp import WIRE_BYTES_PER_BYTE
+from lowband.evidence.tables.points import POINT
 from lowband.spec.yaml_model import Strict
 
 Names = tuple[str, ...]
+CONSTANTS = {"WIRE_BYTES_PER_BYTE": WIRE_BYTES_PER_BYTE}
 
 
 class Other(Strict):
@@ -25,12 +28,14 @@ class Other(Strict):
 class View(Strict):
     """What is made of a table, in the order of these fields; those left out change nothing.
 
-    An expression is one of pandas (DataFrame.eval) over the table's columns, such as `sent / time_s`.
+    An expression is one of pandas (DataFrame.eval) over the table's columns, such as `sent / time_s`, and
+    CONSTANTS, such as `@WIRE_BYTES_PER_BYTE`.
 
     where    expression: the rows to keep
     add      new column -> expression
     other    rows to compare each row with
-    by       columns: from here on one row for each group of rows that are equal in them, first come first
+    by       columns: from here on one row for each group of rows that are equal in them, first come first;
+             POINT stands for the columns that identify a point
     of       new column -> statistic and column of a group, as in `median time_s`, `q20 time_s`,
              `sum is_right`, `missing time_s`; `size` is the number of rows
     across   column: each of `of` also as <name>_<value>, over the group's rows with this value
@@ -50,6 +55,11 @@ class View(Strict):
     then: dict[str, str] = Field(default={})
     sort: Names = ()
     columns: Names = ()
+
+    @field_validator("by")
+    @classmethod
+    def _whole(cls, by: Names) -> Names:
+        return tuple(column for name in by for column in (POINT if name == "POINT" else [name]))
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
         """The view of a table. Raises what pandas raises for a table that does not fit (see `made_of`)."""
@@ -89,7 +99,7 @@ def _with(df: pd.DataFrame, added: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _value(df: pd.DataFrame, expression: str) -> Any:
-    return df.eval(expression, engine="python")
+    return df.eval(expression, engine="python", local_dict=CONSTANTS)
 
 
 def _statistic(groups: Any, statistic: str, column: str = "") -> Any:

@@ -8,16 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
-
-import pandas as pd
 
 from lowband.cost.numbers import Num
 from lowband.predict.defaults import with_defaults
 from lowband.predict.request import job_of
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_published
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
@@ -53,6 +51,11 @@ class Setting:
     machine: Machine
     stack: Stack
     reported: Any  # a pandas.DataFrame, whose rows have no static types
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The machine and the stack, as columns of a table."""
+        return {"cluster": self.machine.name, "stack": self.stack.name}
 
     def scheme(self, name: str) -> Scheme:
         return self.config.scheme(name)
@@ -124,19 +127,38 @@ class Source:
         """The machine and the stack that ran it."""
         return config.machine(self.cluster), config.stack_on(self.stack, self.cluster)
 
+    def setting(self, config: Config) -> Setting:
+        """Machine and stack as their files are, with nothing by default."""
+        return Setting(config, *self.on(config), reported(config, self.csv))
+
     def rows(self, config: Config, machine: Machine, stack: Stack) -> list[PublishedRow]:
         rows: Rows = import_module(f"lowband.evidence.validation.{self.kind}").ROWS
         return rows.on(Setting(config, *with_defaults(machine, stack), reported(config, self.csv)))
 
 
 @cache  # a fit reads it again and again
-def _read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
+def reported(config: Config, csv: str) -> Any:
+    """A file of results/reported/, every cell as text: a pandas.DataFrame, whose rows have no types."""
+    return read_published(config.root / "results" / "reported" / csv)
 
 
-def reported(config: Config, csv: str) -> pd.DataFrame:
-    """A file of results/reported/, every cell as text."""
-    return _read(config.root / "results" / "reported" / csv)
+def published_row(
+    row: Any, quantity: str, use: str, setting: str, predicted: float, published: float | None = None
+) -> dict[str, object]:
+    """A row that sets a prediction beside a number of a paper. row: of `reported`
+
+    use: `above` where the number is a lower bound, of which only a smaller prediction is off
+    published: where the number is not the whole cell
+    """
+    published = float(row.value) if published is None else published
+    off = 100 * (predicted / published - 1)
+    return {
+        "provenance": "predicted",
+        "source": f"arXiv {row.arxiv}" if row.arxiv else row.source_url,
+        "artifact": row.artifact, "quantity": quantity, "use": use, "setting": setting, "unit": row.unit,
+        "published": published, "predicted": predicted,
+        "off_percent": min(off, 0.0) if use == "above" else off,
+    }  # fmt: skip
 
 
 SOURCES: dict[str, Source] = {

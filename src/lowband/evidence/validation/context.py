@@ -8,14 +8,12 @@ hidden. The varlen rows pack sequences, each of which is cut over all ranks, so 
 constant is fitted.
 """
 
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
-
 import pandas as pd
 
 from lowband.cost.context_load import attended
+from lowband.evidence.validation import reported
 from lowband.spec.config import Config
 from lowband.spec.context import Layout
-from lowband.spec.csv_tables import read_published
 from lowband.spec.mesh import WORLD, Levels
 
 REPORTED = "12_context.csv"
@@ -24,9 +22,8 @@ SYSTEMS = {"ring": False, "zigzag ring": True}  # name in the table -> with zigz
 
 def context_balance(config: Config) -> pd.DataFrame:
     """A row per printed rate. published: its percentage of the ideal; predicted: of pairs; off: in points."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
     rows = []
-    for row in reported.itertuples():
+    for row in reported(config, REPORTED).itertuples():
         ranks = int(row.ranks)
         layout = Layout(Levels.fit({}, ranks), {WORLD: "ring"}, SYSTEMS[row.system])
         predicted = 100 * float(1 / sum(attended(layout)))

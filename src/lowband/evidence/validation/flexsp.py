@@ -16,19 +16,19 @@ a machine over 40 batches; these are a solver's. GitHub's and CommonCrawl's leng
 """
 
 from collections.abc import Callable
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from lowband.cost.context import parts
+from lowband.evidence.validation import reported
 from lowband.predict.search.lengths import best_of_one_degree, plan_lengths
 from lowband.predict.search.lengths_step import Costs
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.context import layout_of
-from lowband.spec.csv_tables import read_published
 from lowband.spec.model import ModelSpec
 
 RANKS, STATIC, UNTRIED, UNTRIED_TO = 64, 64, 32, 192_000
@@ -39,16 +39,15 @@ PAD = 2 * RANKS  # a length is padded to a multiple, as the solver does
 
 def flexsp(config: Config, batches: int = 4) -> pd.DataFrame:
     """One row per published ratio: predicted, off in % of what was published, and that of zones beside."""
-    folder = config.root / "results" / "reported"
-    reported: Any = read_published(folder / "12_flexsp.csv")
-    lengths = read_published(folder / "12_flexsp_lengths.csv")["lengths"][:batches]
+    printed = reported(config, "12_flexsp.csv")
+    lengths = reported(config, "12_flexsp_lengths.csv")["lengths"][:batches]
     padded = [[-(-int(n) // PAD) * PAD for n in line.split()] for line in lengths]
-    published = reported[reported["metric"] == "speedup"]
+    published = printed[printed["metric"] == "speedup"]
     rows = []
 
     for keys, of_setting in published.groupby(["model", "longest"], sort=False):
         model, longest = str(keys[0]), int(keys[1])
-        seconds = _seconds(costs(reported, model, longest), padded, longest)
+        seconds = _seconds(costs(printed, model, longest), padded, longest)
         for row in of_setting.itertuples():
             ratio, ours = float(row.value), seconds["DeepSpeed"] / seconds[str(row.system)]
             rows.append(
@@ -62,14 +61,14 @@ def flexsp(config: Config, batches: int = 4) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def costs(reported: Any, model: str, longest: int) -> Costs:
+def costs(printed: Any, model: str, longest: int) -> Costs:
     """FlexSP's cost model of one of its models, for lengths up to `longest` tokens."""
-    of_model = reported[(reported["model"] == model) & reported["longest"].isin(["", str(longest)])]
+    of_model = printed[(printed["model"] == model) & printed["longest"].isin(["", str(longest)])]
     known = of_model[of_model["metric"] != "speedup"].set_index("metric")["value"].astype(float)
-    rates = reported[reported["metric"] == "all-to-all rate"]
+    rates = printed[printed["metric"] == "all-to-all rate"]
     rate = {int(row.ranks): float(row.value) for row in rates.itertuples()}
     rate.setdefault(32, (rate[16] * rate[64]) ** 0.5)
-    memory = float(reported[reported["metric"] == "memory limit"]["value"].iloc[0])
+    memory = float(printed[printed["metric"] == "memory limit"]["value"].iloc[0])
     states = known["parameters"] * STATE_BYTES * 1024 / RANKS  # MiB
     room = (memory * 1024 - states) / known["activation memory per token"]
     hidden, layers = int(known["hidden size"]), int(known["layers"])

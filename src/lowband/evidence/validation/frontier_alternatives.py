@@ -143,7 +143,7 @@ def alternatives(config: Config) -> pd.DataFrame:
     gives: both ratios within 5 %, the efficiency within 0.03, and no free value on its bound
     fits:  whether every scheme fits a GCD's memory
     """
-    setting = Setting(config, *SOURCES["frontier"].on(config), None)
+    setting = SOURCES["frontier"].setting(config)
     published = published_ratios(config)
     return pd.DataFrame([row(setting, one, published, config.scheme(one.hier3)) for one in ALTERNATIVES])
 
@@ -173,8 +173,7 @@ def row(setting: Setting, one: Alternative, published: Mapping[str, float], ours
     jobs = [_job(setting, one, values, scheme, RANKS) for scheme in (*zero3_zeropp, ours)]
     return {
         "provenance": "predicted",
-        "cluster": setting.machine.name,
-        "stack": setting.stack.name,
+        **setting.names,
         "alternative": one.name,
         "free": len(one.free),
         "values": ", ".join(f"{place} = {value:.3g}" for place, value in values.items()),

@@ -1,16 +1,20 @@
 """What-ifs as tables: where the Frontier ratios hold, and how schemes scale with ranks and slower links."""
 
+from bisect import bisect_left
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
-from lowband.evidence.validation import SOURCES, Setting
+from lowband.evidence.validation import SOURCES
 from lowband.evidence.validation.frontier import ACCUMULATION, at_point
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.prediction import predict
+from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.mesh import WORLD
+from lowband.spec.model import ModelSpec
 
 FRONTIER = SOURCES["frontier"]
 TARGETS = {  # column -> the published row it is compared with
@@ -32,50 +36,37 @@ LARGEST_RANKS = (8, 64, 384, 3072)
 MOST_LAYERS = 4096
 
 
-def _setting(config: Config) -> Setting:
-    return Setting(config, *FRONTIER.on(config), None)
-
-
-def names(setting: Setting) -> dict[str, str]:
-    """The machine and stack, as columns of a table."""
-    return {"cluster": setting.machine.name, "stack": setting.stack.name}
-
-
 def frontier_map(config: Config) -> pd.DataFrame:
     """Ratios of TFLOPS per GCD at 384 GCDs, on a grid of batch and achieved outer bandwidth; micro-batch 1.
 
     One row per point; `holds`: both ratios within 5 % of the published ones, `published_...`.
     """
-    base = _setting(config)
+    base = FRONTIER.setting(config)
     link = base.machine.link(WORLD)
     assert link.efficiency is not None
     fitted = base.stack.facts["stack.efficiency.node"].value
+    reached = link.gigabytes_per_s * link.efficiency.value * base.machine.node_size
+    accumulation, rate = np.meshgrid(BATCHES, NODE_GIGABYTES_PER_S, indexing="ij")
     frames = []
-    for inside, node in (("fitted", fitted), ("published", 1.0)):
-        for overlap in (0.0, 1.0):
-            facts = {"stack.overlap": overlap, "stack.efficiency.node": node, "stack.efficiency.world": 1.0}
-            setting = replace(base, stack=with_facts(base.machine, base.stack, facts)[1])
-            accumulation, rate = np.meshgrid(BATCHES, NODE_GIGABYTES_PER_S, indexing="ij")
-            reached = link.gigabytes_per_s * link.efficiency.value * base.machine.node_size
-            tflops = {}
-            for scheme in ("zero3", "zeropp", "hier3"):
-                job = replace(
-                    at_point(setting, scheme), accumulation=accumulation, faster={WORLD: rate / reached}
-                )
-                tflops[scheme] = predict(job, interval=False).tflops_per_gpu
-            frames.append(
-                pd.DataFrame(
-                    {
-                        **names(base),
-                        "links_in_node": inside,
-                        "overlap": overlap,
-                        "batch_per_gcd": accumulation.ravel(),
-                        "node_gigabytes_per_s": rate.ravel(),
-                        "ratio_zeropp_zero3": np.ravel(tflops["zeropp"] / tflops["zero3"]),
-                        "ratio_hier3_zeropp": np.ravel(tflops["hier3"] / tflops["zeropp"]),
-                    }
-                )
+    for (inside, node), overlap in product((("fitted", fitted), ("published", 1.0)), (0.0, 1.0)):
+        facts = {"stack.overlap": overlap, "stack.efficiency.node": node, "stack.efficiency.world": 1.0}
+        setting = replace(base, stack=with_facts(base.machine, base.stack, facts)[1])
+        tflops = {}
+        for scheme in ("zero3", "zeropp", "hier3"):
+            job = replace(
+                at_point(setting, scheme), accumulation=accumulation, faster={WORLD: rate / reached}
             )
+            tflops[scheme] = predict(job, interval=False).tflops_per_gpu
+        frames.append(
+            pd.DataFrame(
+                {
+                    **base.names, "links_in_node": inside, "overlap": overlap,
+                    "batch_per_gcd": accumulation.ravel(), "node_gigabytes_per_s": rate.ravel(),
+                    "ratio_zeropp_zero3": np.ravel(tflops["zeropp"] / tflops["zero3"]),
+                    "ratio_hier3_zeropp": np.ravel(tflops["hier3"] / tflops["zeropp"]),
+                }
+            )
+        )  # fmt: skip
     df = pd.concat(frames, ignore_index=True)
     published = {row.id: row.published for row in FRONTIER.rows(config, base.machine, base.stack)}
     off = [(df[column] / published[row] - 1).abs() for column, row in TARGETS.items()]
@@ -91,26 +82,19 @@ def frontier_map(config: Config) -> pd.DataFrame:
 def scale(config: Config) -> pd.DataFrame:
     """TFLOPS per GCD of the 20B model on 8 to 75,264 GCDs, with node-to-node links as they are and ten times
     slower; batch per GCD as at the point. Slow and fast: constants at the ends of their intervals."""
-    setting = _setting(config)
+    setting = FRONTIER.setting(config)
     found = []
-    for slower in SLOWER:
-        for scheme in SCALE_SCHEMES:
-            for ranks in SCALE_RANKS:
-                job = replace(at_point(setting, scheme, ranks), faster={WORLD: 1 / slower})
-                p = predict(job)
-                found.append(
-                    {
-                        **names(setting),
-                        "slower": slower,
-                        "scheme": scheme,
-                        "ranks": ranks,
-                        "tflops_per_gpu": float(p.tflops_per_gpu),
-                        "tflops_per_gpu_slow": float(p.tflops_per_gpu * p.step_time_s / p.step_time_slow_s),
-                        "tflops_per_gpu_fast": float(p.tflops_per_gpu * p.step_time_s / p.step_time_fast_s),
-                        "peak_memory_bytes": float(p.peak_memory_bytes),
-                        "fits": bool(p.fits),
-                    }
-                )
+    for slower, scheme, ranks in product(SLOWER, SCALE_SCHEMES, SCALE_RANKS):
+        p = predict(replace(at_point(setting, scheme, ranks), faster={WORLD: 1 / slower}))
+        found.append(
+            {
+                **setting.names, "slower": slower, "scheme": scheme, "ranks": ranks,
+                "tflops_per_gpu": float(p.tflops_per_gpu),
+                "tflops_per_gpu_slow": float(p.tflops_per_gpu * p.step_time_s / p.step_time_slow_s),
+                "tflops_per_gpu_fast": float(p.tflops_per_gpu * p.step_time_s / p.step_time_fast_s),
+                "peak_memory_bytes": float(p.peak_memory_bytes), "fits": bool(p.fits),
+            }
+        )  # fmt: skip
     df = pd.DataFrame(found)
     fitting = df["tflops_per_gpu"].where(df["fits"])
     df["wins"] = fitting == fitting.groupby([df["slower"], df["ranks"]]).transform("max")
@@ -119,28 +103,20 @@ def scale(config: Config) -> pd.DataFrame:
 
 def largest(config: Config) -> pd.DataFrame:
     """The largest GPT of the 20B model's width that fits a GCD, per scheme: only its depth changes."""
-    setting = _setting(config)
+    setting = FRONTIER.setting(config)
     found = []
-    for scheme in SCALE_SCHEMES:
-        for ranks in LARGEST_RANKS:
-            job = at_point(setting, scheme, ranks)
-            fitting, too_many = 0, MOST_LAYERS
-            while too_many - fitting > 1:
-                layers = (fitting + too_many) // 2
-                deeper = replace(job, model=job.model.model_copy(update={"layers": layers}))
-                if predict(deeper, interval=False).fits:
-                    fitting = layers
-                else:
-                    too_many = layers
-            model = job.model.model_copy(update={"layers": fitting})
-            parameters = model.parameters if fitting else 0
-            found.append(
-                {
-                    **names(setting),
-                    "scheme": scheme,
-                    "ranks": ranks,
-                    "layers": fitting,
-                    "parameters": parameters,
-                }
-            )
+    for scheme, ranks in product(SCALE_SCHEMES, LARGEST_RANKS):
+        job = at_point(setting, scheme, ranks)
+
+        def model(layers: int, of: ModelSpec = job.model) -> ModelSpec:
+            return of.model_copy(update={"layers": layers})
+
+        def is_too_deep(layers: int, job: Workload = job) -> bool:
+            return not predict(replace(job, model=model(layers)), interval=False).fits
+
+        layers = bisect_left(range(1, MOST_LAYERS), True, key=is_too_deep)
+        parameters = model(layers).parameters if layers else 0
+        found.append(
+            {**setting.names, "scheme": scheme, "ranks": ranks, "layers": layers, "parameters": parameters}
+        )
     return pd.DataFrame(found)

@@ -47,10 +47,6 @@ READINGS: Mapping[str, Mapping[str, str]] = {
 HIER3 = "hier3"
 
 
-def _setting(config: Config) -> Setting:
-    return Setting(config, *SOURCES["frontier"].on(config), None)
-
-
 def schemes(config: Config) -> dict[str, Scheme]:
     """hier3 and the other readings, by name."""
     others = {name: Scheme.parse({"name": name, **states}, name) for name, states in READINGS.items()}
@@ -63,7 +59,7 @@ def readings(config: Config) -> pd.DataFrame:
     ratio_hier3_...: of the reading
     nearest: the one of the reading's rows whose ratios are nearest to the paper's
     """
-    setting, published = _setting(config), published_ratios(config)
+    setting, published = SOURCES["frontier"].setting(config), published_ratios(config)
     df = pd.DataFrame(
         {"reading": name, **row(setting, one, published, scheme)}
         for name, scheme in schemes(config).items()
@@ -79,7 +75,7 @@ def reading_costs(config: Config) -> pd.DataFrame:
 
     One row per reading, or baseline, and number of passes per step.
     """
-    setting = _setting(config)
+    setting = SOURCES["frontier"].setting(config)
     baselines = {name: config.scheme(name) for name in BASELINES}
     return pd.DataFrame(
         _cost(setting, name, scheme, passes)

@@ -13,16 +13,16 @@ Gains over ring attention and over LASP, on 64 GPUs with 2,048K tokens, are rati
 as it is: ring attention computes all pairs of softmax, LASP passes its states from rank to rank.
 """
 
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
+from typing import Any
 
 import pandas as pd
 
+from lowband.evidence.validation import published_row, reported
 from lowband.predict.prediction import predict
 from lowband.predict.request import job_of
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 
 REPORTED = "12_lasp2.csv"
 K = 1024
@@ -33,8 +33,8 @@ AXES = {"LASP-2": ("state", "gather"), "LASP": ("state", "pass"), "Ring Attentio
 
 def lasp2(config: Config) -> pd.DataFrame:
     """A row per published number and prediction of it; off_percent: of what was published."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
-    cells = reported[(reported["artifact"] == "Table 6") & (reported["value"] != "OOM")]
+    printed = reported(config, REPORTED)
+    cells = printed[(printed["artifact"] == "Table 6") & (printed["value"] != "OOM")]
     speeds, memory = (cells[cells["metric"] == name] for name in ("throughput", "memory per GPU"))
     first = speeds.iloc[0]
     fitted_on = int(first.gpus), int(first.seq_len)
@@ -50,7 +50,7 @@ def lasp2(config: Config) -> pd.DataFrame:
         found = predict(_job(config, "LASP-2", int(row.gpus), int(row.seq_len)), interval=False)
         rows.append(_row(row, "memory", "as it is", float(found.peak_memory_bytes) / 1e9))
     ours = _step_s(config, "LASP-2", GPUS, LONGEST)
-    for row in reported[reported["metric"] == "throughput gain"].itertuples():
+    for row in printed[printed["metric"] == "throughput gain"].itertuples():
         gain = 100 * (_step_s(config, row.baseline, GPUS, LONGEST) / ours - 1)
         rows.append(_row(row, f"gain over {row.baseline}", "as it is", gain))
     return pd.DataFrame(rows)
@@ -75,10 +75,5 @@ def _step_s(config: Config, system: str, gpus: int, seq_len: int) -> float:
 
 
 def _row(row: Any, quantity: str, use: str, predicted: float) -> dict[str, object]:
-    published = float(row.value)
-    return {
-        "provenance": "predicted", "source": f"arXiv {row.arxiv}", "artifact": row.artifact,
-        "quantity": quantity, "use": use, "setting": f"{row.gpus} GPUs, {int(row.seq_len) // K}K tokens",
-        "unit": row.unit,
-        "published": published, "predicted": predicted, "off_percent": 100 * (predicted / published - 1),
-    }  # fmt: skip
+    setting = f"{row.gpus} GPUs, {int(row.seq_len) // K}K tokens"
+    return published_row(row, quantity, use, setting, predicted)

@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from lowband.cost.seldom import needed_rate, utilization
+from lowband.evidence.validation import reported
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 
 CSV = "11_low_communication.csv"
 LAYERS_PER_FRAGMENT = 3
@@ -24,9 +24,9 @@ BACKWARD = 2 / 3  # of a step: twice the FLOPs of the forward
 
 def low_communication(config: Config) -> pd.DataFrame:
     """One row per published number: predicted, and factor, the larger of both over the smaller."""
-    reported = read_published(config.root / "results" / "reported" / CSV)
-    rows = [_rate(row) for row in reported[reported["arxiv"] == "2501.18512"].itertuples()]
-    of_prime = reported[reported["arxiv"] == "2412.01152"]
+    printed = reported(config, CSV)
+    rows = [_rate(row) for row in printed[printed["arxiv"] == "2501.18512"].itertuples()]
+    of_prime = printed[printed["arxiv"] == "2412.01152"]
     rows += [_utilization(row, of_prime) for row in of_prime.itertuples() if _is_share(row)]
     table = pd.DataFrame(rows)
     table["factor"] = table[["published", "predicted"]].max(axis=1) / table[["published", "predicted"]].min(

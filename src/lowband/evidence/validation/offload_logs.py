@@ -19,21 +19,21 @@ say so, and their predictions are far off.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
 from lowband.cost.tiers import GIGA, UPDATE_BYTES, Rates, best_stride, update_s
+from lowband.evidence.validation import reported
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.request import setting
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import Stack
@@ -62,6 +62,7 @@ BOUNDS = {
     "link": (10.0, 63.0, ""),  # of asynchronous copies, S
     "rest_s": (0.0, 1.0, ""),
 }
+FACTS = [name for name, (_, _, path) in BOUNDS.items() if path]
 Constants = Mapping[str, float]
 
 
@@ -77,6 +78,9 @@ class Logs:
     fitted: str  # a pattern of names of logs
     free: tuple[str, ...]
     start: Mapping[str, float]
+
+    def is_fitted_on(self, log: "Log") -> bool:
+        return bool(re.search(self.fitted, log.name))
 
 
 SETTINGS = {
@@ -142,16 +146,16 @@ def offload_logs(config: Config) -> pd.DataFrame:
         constants, logs = fitted(config, name), _logs(config, name)
         for log in logs:
             parts = predicted(config, of, log, constants)
+            off = 100 * (parts.step / log.step_s - 1)
             rows.append(
                 {
                     "provenance": "predicted", "source": "arXiv 2410.21316", "setting": name, "log": log.name,
-                    "model": log.model.name, "system": SYSTEMS[log.system], "gpus": log.tensor * log.data,
+                    "model": log.model.name, "system": log.system, "gpus": log.tensor * log.data,
                     "tensor": log.tensor, "micro_batch": log.micro_batch, "accumulation": log.accumulation,
                     "share": log.ratio, "stride": log.stride,
-                    "use": "calibration" if re.search(of.fitted, log.name) else "held out",
-                    "published_s": log.step_s, "predicted_s": parts.step,
-                    "off_percent": 100 * (parts.step / log.step_s - 1),
-                    "distance_percent": abs(100 * (parts.step / log.step_s - 1)),
+                    "use": "calibration" if of.is_fitted_on(log) else "held out",
+                    "published_s": log.step_s, "predicted_s": parts.step, "off_percent": off,
+                    "distance_percent": abs(off),
                     "published_update_s": log.update_s, "predicted_update_s": parts.update,
                 }
             )  # fmt: skip
@@ -165,7 +169,7 @@ def offload_constants(config: Config) -> pd.DataFrame:
             {
                 "provenance": "predicted", "setting": name, "constant": constant, "value": value,
                 "fitted": constant in of.free, "low": BOUNDS[constant][0], "high": BOUNDS[constant][1],
-                "calibrated_on": sum(bool(re.search(of.fitted, log.name)) for log in _logs(config, name)),
+                "calibrated_on": sum(map(of.is_fitted_on, _logs(config, name))),
             }
             for name, of in SETTINGS.items()
             for constant, value in fitted(config, name).items()
@@ -178,8 +182,7 @@ def offload_strides(config: Config) -> pd.DataFrame:
 
     Ends: no subgroup updated on the device, and every second. times_better_end: at most 1 is as fast
     """
-    rows = []
-    logs = offload_logs(config)
+    rows, logs = [], offload_logs(config)
     kept = logs[logs["system"].isin(("interleaved", "asynchronous copies"))]
     for (name, model), of in kept.groupby(["setting", "model"], sort=False):
         took = of.drop_duplicates("stride").set_index("stride")["published_s"]
@@ -203,19 +206,16 @@ def fitted(config: Config, name: str) -> dict[str, float]:
     """The constants of a setting, by bounded least squares of logarithms."""
     of = SETTINGS[name]
     known = dict(of.start) if name == "polaris" else {**fitted(config, "polaris"), **of.start}
-    logs = [log for log in _logs(config, name) if re.search(of.fitted, log.name)]
+    logs = [*filter(of.is_fitted_on, _logs(config, name))]
 
     def off(values: Any) -> list[float]:
         constants = known | dict(zip(of.free, values, strict=True))
-        found = []
+        pairs: list[tuple[float, float]] = []
         for log in logs:
             parts = predicted(config, of, log, constants)
-            pairs = (
-                (parts.step, log.step_s), (parts.update, log.update_s),
-                (parts.passes + parts.copies, log.passes_s),
-            )  # fmt: skip
-            found += [float(np.log(ours / theirs)) for ours, theirs in pairs]
-        return found
+            pairs += [(parts.step, log.step_s), (parts.update, log.update_s)]
+            pairs += [(parts.passes + parts.copies, log.passes_s)]
+        return [float(np.log(ours / theirs)) for ours, theirs in pairs]
 
     ends = [[BOUNDS[free][end] for free in of.free] for end in (0, 1)]
     best = least_squares(off, [known[free] for free in of.free], bounds=ends).x
@@ -224,27 +224,40 @@ def fitted(config: Config, name: str) -> dict[str, float]:
 
 def predicted(config: Config, of: Logs, log: Log, constants: Constants) -> Parts:
     """The parts of a log's step, with these constants."""
-    machine, stack = _hardware(config, of.cluster)
-    paths = {path: constants[name] for name, (_, _, path) in BOUNDS.items() if path}
-    paths |= {"stack.unit_us": 1e3 * constants["unit_ms"], "stack.overlap": OVERLAP}
-    machine, stack = with_facts(machine, stack, paths)
     ranks = log.tensor * log.data
-    job = Workload(
-        machine, stack, log.model, config.scheme("zero3"), ranks, log.micro_batch, SEQ_LEN, log.accumulation,
-        axes=Ways(tensor=log.tensor),
-    )  # fmt: skip
-    step = step_time(job)
+    facts = tuple(constants[name] for name in FACTS)
+    passes = _passes_s(
+        config, of.cluster, facts, log.model, log.tensor, ranks, log.micro_batch, log.accumulation
+    )
     of_node = min(NODE, ranks)
     update = min(constants["update"], constants["node_update"] / of_node)
     blocking = min(constants["blocking"], constants["node_blocking"] / of_node)
     beyond = log.ratio * log.model.parameters / ranks
-    if SYSTEMS[log.system] == "interleaved":
+    if log.system == "interleaved":
         ours = float(update_s(beyond, Rates(constants["link"], constants["link"], update), log.stride))
     else:
         ours = beyond * (UPDATE_BYTES / update + COPIED / constants["cast"]) / GIGA
-    copies = blocking if SYSTEMS[log.system] == "blocking copies" else constants["link"]
-    passes = float(step.total - step.items["optimizer"])
-    return Parts(passes, COPIED * beyond / copies / GIGA, ours, constants["rest_s"])
+    rate = blocking if log.system == "blocking copies" else constants["link"]
+    return Parts(passes, COPIED * beyond / rate / GIGA, ours, constants["rest_s"])
+
+
+@lru_cache(maxsize=4096)
+def _passes_s(
+    config: Config, cluster: str, facts: tuple[float, ...], model: ModelSpec, tensor: int, ranks: int,
+    micro_batch: int, accumulation: int,
+) -> float:  # fmt: skip
+    """Seconds of forward and backward, which depend on the constants of FACTS alone: most steps of a fit
+    change others. facts: their values"""
+    constants = dict(zip(FACTS, facts, strict=True))
+    paths = {BOUNDS[name][2]: value for name, value in constants.items()}
+    paths |= {"stack.unit_us": 1e3 * constants["unit_ms"], "stack.overlap": OVERLAP}
+    machine, stack = with_facts(*_hardware(config, cluster), paths)
+    job = Workload(
+        machine, stack, model, config.scheme("zero3"), ranks, micro_batch, SEQ_LEN, accumulation,
+        axes=Ways(tensor=tensor),
+    )  # fmt: skip
+    step = step_time(job)
+    return float(step.total - step.items["optimizer"])
 
 
 @cache
@@ -273,19 +286,17 @@ def _with_gains(df: pd.DataFrame) -> pd.DataFrame:
 @cache
 def _logs(config: Config, name: str) -> list[Log]:
     """The logs of a setting's folders."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
     found = []
-    for url, of_log in reported.groupby("source_url", sort=False):
+    for url, of_log in reported(config, REPORTED).groupby("source_url", sort=False):
         folder, _, file = str(url).split(" ")[1].rpartition("/")
         if not re.search(SETTINGS[name].folders, folder):
             continue
         first, times = of_log.iloc[0], of_log.set_index("metric")["value"].astype(float) / 1e3
         layers, hidden, heads = map(int, re.findall(r"\d+", str(first["model"]).partition(":")[2]))
-        note = str(first["note"])
 
-        def number(pattern: str, otherwise: str = "0", note: str = note) -> float:
-            at = re.search(pattern + r" ([\d.]+)", note)
-            return float(at[1] if at else otherwise)
+        def number(key: str, note: str = str(first["note"])) -> float:
+            at = re.search(key + r" ([\d.]+)", note)
+            return float(at[1] if at else 0)
 
         tensor, data, micro_batch = (int(number(key)) for key in ("tp", "dp", "micro-batch"))
         model = ModelSpec(
@@ -294,7 +305,7 @@ def _logs(config: Config, name: str) -> list[Log]:
         )  # fmt: skip
         found.append(
             Log(
-                f"{folder.removeprefix('act-output-')}/{file}", str(first["system"]), model, tensor, data,
+                f"{folder.removeprefix('act-output-')}/{file}", SYSTEMS[first["system"]], model, tensor, data,
                 micro_batch, int(first["batch"]) // (micro_batch * data), number("CPU ratio"),
                 int(number("stride")), times["time, step"], times["time, update"],
                 times["time, forward"] + times["time, backward"],

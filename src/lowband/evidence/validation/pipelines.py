@@ -15,15 +15,15 @@ the model of its figure 12 (tensor 8, so 12 ranks along the pipeline), two chunk
 """
 
 from collections.abc import Mapping
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lowband.cost.numbers import Num
 from lowband.cost.timeline import timeline
+from lowband.evidence.validation import reported
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.schedules import Name, lists
 
 BUBBLES, PERSEUS = "10_pipeline_bubbles.csv", "16_perseus.csv"
@@ -38,8 +38,7 @@ MEGATRON_RANKS, MEGATRON_CHUNKS, MEGATRON_ROUNDS = 12, 2, (1, 2, 4, 8)
 
 def pipelines(config: Config) -> pd.DataFrame:
     """One row per published number and prediction of it; off: in points, or in % of what was published."""
-    folder = config.root / "results" / "reported"
-    bubbles = read_published(folder / BUBBLES)
+    bubbles = reported(config, BUBBLES)
     rates, measured = (
         bubbles[(bubbles["arxiv"] == "2401.10241") & (bubbles["artifact"] == table)]
         for table in ("Table 5", "Table 7")
@@ -49,7 +48,7 @@ def pipelines(config: Config) -> pd.DataFrame:
         for model, of_it in rates.groupby("model", sort=False)
     }
     rows = _zero_bubble(rates, fitted) + _zb_v(measured, fitted)
-    rows += _perseus(read_published(folder / PERSEUS))
+    rows += _perseus(reported(config, PERSEUS))
     rows += _megatron(bubbles[bubbles["artifact"] == "abstract"].iloc[0])
     return pd.DataFrame(rows)
 
@@ -102,9 +101,9 @@ def _bubble(row: Any, weight: Num, send: Num) -> Num:
     return 1 - micro_batches * (2 + weight) / span
 
 
-def _perseus(reported: Any) -> list[dict[str, object]]:
+def _perseus(printed: Any) -> list[dict[str, object]]:
     rows = []
-    for _, of_setting in reported.groupby(["hardware", "model"], sort=False):
+    for _, of_setting in printed.groupby(["hardware", "model"], sort=False):
         stages = of_setting[of_setting["stage"] != ""].astype({"stage": int, "value": float})
         of_stage = stages.pivot_table(index="stage", columns="metric", values="value")
         seconds = {name.partition(",")[0]: list(of_stage[name]) for name in of_stage}

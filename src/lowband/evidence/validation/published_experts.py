@@ -11,7 +11,6 @@ default.
 """
 
 from fractions import Fraction
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
 
 import pandas as pd
 
@@ -19,13 +18,12 @@ from lowband.cost.activations import HALF
 from lowband.cost.collectives import Network
 from lowband.cost.experts import crossings
 from lowband.cost.flops import model_flops_per_token
-from lowband.evidence.validation import fsmoe
+from lowband.evidence.validation import fsmoe, published_row, reported
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.request import job_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.machine import Level, Link
 from lowband.spec.mesh import WORLD, Levels
 from lowband.spec.model import ModelSpec
@@ -41,32 +39,38 @@ BITS = 8
 
 def published_experts(config: Config) -> pd.DataFrame:
     """A row per published number and prediction of it; off_percent: of what was published."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
+    printed = reported(config, REPORTED)
     rows = []
-    for row in reported[reported["system"].isin(("MegaBlocks", "MegaBlocks dMoE"))].itertuples():
+    for row in printed[printed["system"].isin(("MegaBlocks", "MegaBlocks dMoE"))].itertuples():
         model = _gpt(str(row.model))
         if row.metric == "parameters":
-            rows.append(_row(row, "parameters", row.model, model.parameters / 1e9))
+            rows.append(published_row(row, "parameters", "as it is", row.model, model.parameters / 1e9))
         elif row.metric == "FLOPs of a sequence":
             flops = SEQ_LEN * int(model_flops_per_token(model, SEQ_LEN))
-            rows.append(_row(row, "FLOPs of a sequence", row.model, flops / 1e9))
+            rows.append(published_row(row, "FLOPs of a sequence", "as it is", row.model, flops / 1e9))
         elif row.metric == "largest micro-batch":
-            rows.append(_row(row, "largest micro-batch", row.model, largest(config, model)))
-    for row in reported[reported["system"] == "DeepEP V1"].itertuples():
+            rows.append(
+                published_row(row, "largest micro-batch", "as it is", row.model, largest(config, model))
+            )
+    for row in printed[printed["system"] == "DeepEP V1"].itertuples():
         way = str(row.metric).split(",")[0]
         ranks, where = int(row.gpus), f"{row.gpus} GPUs, {way}"
         network = _network(config, float(row.link_gbps) / BITS)
         level = WORLD if "RDMA" in row.note else "node"
-        rows.append(_row(row, "bandwidth, merged", where, bandwidth(network, ranks, way, level) / 1e9))
-    for row in reported[reported["system"] == "DeepEP V1 low latency"].itertuples():
+        rows.append(
+            published_row(
+                row, "bandwidth, merged", "as it is", where, bandwidth(network, ranks, way, level) / 1e9
+            )
+        )
+    for row in printed[printed["system"] == "DeepEP V1 low latency"].itertuples():
         way, quantity = str(row.metric).split()
         if quantity == "latency":
             found = 1e6 * latency_s(_network(config, float(row.link_gbps) / BITS), int(row.gpus), way)
-            rows.append(_row(row, "latency, flat", f"{row.gpus} GPUs, {way}", found))
-    for reading, schedule, found in fsmoe.speedups(reported):
-        is_it = (reported["artifact"] == "Table 5") & reported["hardware"].str.startswith("testbed A")
-        [row] = reported[is_it & (reported["system"] == schedule)].itertuples()
-        rows.append(_row(row, "mean speedup over Tutel", schedule, found) | {"use": f"slopes: {reading}"})
+            rows.append(published_row(row, "latency, flat", "as it is", f"{row.gpus} GPUs, {way}", found))
+    for reading, schedule, found in fsmoe.speedups(printed):
+        is_it = (printed["artifact"] == "Table 5") & printed["hardware"].str.startswith("testbed A")
+        [row] = printed[is_it & (printed["system"] == schedule)].itertuples()
+        rows.append(published_row(row, "mean speedup over Tutel", f"slopes: {reading}", schedule, found))
     return pd.DataFrame(rows)
 
 
@@ -125,13 +129,3 @@ def latency_s(network: Network, ranks: int, way: str, tokens: int = 128) -> floa
         sent = float(rows * of_token * tokens)
         seconds += float(messages) * network.latency_s(level) + sent / float(network.rate(level))
     return seconds
-
-
-def _row(row: Any, quantity: str, setting: str, predicted: float) -> dict[str, object]:
-    published = float(row.value)
-    return {
-        "provenance": "predicted", "source": f"arXiv {row.arxiv}" if row.arxiv else row.source_url,
-        "artifact": row.artifact, "quantity": quantity, "use": "as it is", "setting": setting,
-        "unit": row.unit, "published": published, "predicted": predicted,
-        "off_percent": 100 * (predicted / published - 1),
-    }  # fmt: skip

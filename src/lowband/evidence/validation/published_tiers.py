@@ -21,18 +21,18 @@ ZenFlow prints that ZeRO-Offload moves twice the model's bytes over PCIe in a st
 """
 
 from dataclasses import replace
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
+from typing import Any
 
 import pandas as pd
 
 from lowband.cost.tiers import MOVED_BYTES, Beyond
+from lowband.evidence.validation import published_row, reported
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.largest import largest, of_width
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 
@@ -59,26 +59,26 @@ FITTED_ON = "70B"
 
 def published_tiers(config: Config) -> pd.DataFrame:
     """A row per published number and prediction of it; off_percent: of what was published."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
+    printed = reported(config, REPORTED)
     rows = [
-        _row(row, "largest model", use, row.metric, _largest(config, cluster, gpus, room, places))
+        published_row(row, "largest model", use, row.metric, _largest(config, cluster, gpus, room, places))
         for metric, (use, cluster, gpus, room, places) in LARGEST.items()
-        for row in reported[reported["metric"] == metric].itertuples()
+        for row in printed[printed["metric"] == metric].itertuples()
     ]
-    figures = reported[(reported["metric"] == "throughput") & reported["unit"].str.startswith("TFLOP/s")]
+    figures = printed[(printed["metric"] == "throughput") & printed["unit"].str.startswith("TFLOP/s")]
     for row in figures[figures["artifact"] == "blog"].itertuples():
         if row.model in THROUGHPUT and "Offload" in row.system:
             setting_ = f"{row.model} on {row.gpus} GPUs"
             found = throughput(config, row.model, int(row.gpus))
-            rows.append(_row(row, "throughput", "largest batch", setting_, found))
-    for row in reported[reported["metric"] == SPEEDUP].itertuples():
+            rows.append(published_row(row, "throughput", "largest batch", setting_, found))
+    for row in printed[printed["metric"] == SPEEDUP].itertuples():
         few, many = (throughput(config, row.model, gpus) for gpus in (FEWEST, int(row.gpus)))
         found, where = many / few * int(row.gpus) / FEWEST, f"{row.model} on {row.gpus} GPUs"
-        rows.append(_row(row, SPEEDUP, "largest batch", where, found))
-    rows += _on_disk(reported[reported["paper"].str.contains("MLP-Offload")])
-    for row in reported[reported["metric"].str.startswith("PCIe traffic per step")].itertuples():
-        printed = float(str(row.value).split(",")[1].split()[0])
-        rows.append(_row(row, "traffic, times the model", "as it is", "ZeRO-Offload", 2.0, printed))
+        rows.append(published_row(row, SPEEDUP, "largest batch", where, found))
+    rows += _on_disk(printed[printed["paper"].str.contains("MLP-Offload")])
+    for row in printed[printed["metric"].str.startswith("PCIe traffic per step")].itertuples():
+        times = float(str(row.value).split(",")[1].split()[0])
+        rows.append(published_row(row, "traffic, times the model", "as it is", "ZeRO-Offload", 2.0, times))
     return pd.DataFrame(rows)
 
 
@@ -143,18 +143,6 @@ def _on_disk(rows: Any) -> list[dict[str, object]]:
         for row in of.itertuples():
             use = "fitted" if row.model == FITTED_ON else "held out"
             where = f"{system}, {row.model}"
-            found.append(_row(row, "step on NVMe", use, where, 1e3 * moved[row.model] / rate))
+            step_ms = 1e3 * moved[row.model] / rate
+            found.append(published_row(row, "step on NVMe", use, where, step_ms) | {"source": row.paper})
     return found
-
-
-def _row(
-    row: Any, quantity: str, use: str, where: str, predicted: float, printed: float | None = None
-) -> dict[str, object]:
-    published = float(row.value) if printed is None else printed
-    off = 100 * (predicted / published - 1)
-    return {
-        "provenance": "predicted", "source": f"arXiv {row.arxiv}" if row.arxiv else row.paper,
-        "artifact": row.artifact, "quantity": quantity, "use": use, "setting": where, "unit": row.unit,
-        "published": published, "predicted": predicted,
-        "off_percent": min(off, 0.0) if use == "above" else off,
-    }  # fmt: skip

@@ -16,12 +16,11 @@ Megatron-LM reports them. Nothing is fitted.
 """
 
 from math import prod
-from typing import Any  # of a pandas.DataFrame: its rows have no static types
 
 import pandas as pd
 
+from lowband.evidence.validation import published_row, reported
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.model import ModelSpec
 
 REPORTED = "12_rsa.csv"
@@ -35,24 +34,14 @@ SEQUENCE = "sequence parallelism"
 
 def rsa(config: Config) -> pd.DataFrame:
     """A row per printed memory; off_percent: of what was published."""
-    reported: Any = read_published(config.root / "results" / "reported" / REPORTED)
+    printed = reported(config, REPORTED)
+    memory = printed[(printed["metric"] == "max allocated memory") & (printed["value"] != "OOM")]
     rows = []
-    for row in reported[
-        (reported["metric"] == "max allocated memory") & (reported["value"] != "OOM")
-    ].itertuples():
+    for row in memory.itertuples():
         ranks, batch, length = int(row.gpus) // STAGES, int(row.batch), int(row.seq_len)
-        is_sequence = row.system == SEQUENCE
-        predicted, published = memory_bytes(ranks, batch, length, is_sequence) / 2**20, float(row.value)
-        rows.append(
-            {
-                "provenance": "predicted", "source": f"arXiv {row.arxiv}", "artifact": row.artifact,
-                "quantity": "memory", "use": "as it is",
-                "setting": f"{row.system}, {ranks} x {STAGES} GPUs, {batch} x {length} tokens",
-                "unit": row.unit,
-                "published": published, "predicted": predicted,
-                "off_percent": 100 * (predicted / published - 1),
-            }
-        )  # fmt: skip
+        predicted = memory_bytes(ranks, batch, length, row.system == SEQUENCE) / 2**20
+        setting = f"{row.system}, {ranks} x {STAGES} GPUs, {batch} x {length} tokens"
+        rows.append(published_row(row, "memory", "as it is", setting, predicted))
     return pd.DataFrame(rows)
 
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pandas as pd
 
-from lowband.evidence.validation import SOURCES, Setting
+from lowband.evidence.validation import SOURCES
 from lowband.evidence.validation.dash import job, where
-from lowband.evidence.validation.frontier_maps import names
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.spec.config import Config
-from lowband.spec.csv_tables import read_published
 from lowband.spec.step import Schedule
 
 SCHEDULES: dict[str, list[tuple[Schedule, int]]] = {
@@ -29,10 +27,9 @@ def strong_scaling(config: Config) -> pd.DataFrame:
 
     efficiency: TFLOPS per GCD over those on the fewest GCDs; `reported_efficiency`: as printed
     """
-    source = SOURCES["dash"]
-    reported = read_published(config.root / "results" / "reported" / source.csv)
-    setting = Setting(config, *source.on(config), reported)
-    printed = reported[reported["metric"] == "strong scaling efficiency"].set_index("model")["value"]
+    setting = SOURCES["dash"].setting(config)
+    printed = setting.reported
+    printed = printed[printed["metric"] == "strong scaling efficiency"].set_index("model")["value"]
     found = []
     for row in where(setting).itertuples():
         for schedule, chunks in SCHEDULES.get(str(row.model), []):
@@ -44,7 +41,7 @@ def strong_scaling(config: Config) -> pd.DataFrame:
                 p = predict(replace(one, axes=axes, ranks=ranks, accumulation=batch // data), interval=False)
                 found.append(
                     {
-                        **names(setting),
+                        **setting.names,
                         "model": row.model,
                         "schedule": axes.row,
                         "ranks": ranks,

@@ -1,5 +1,6 @@
 """`lowband validate`: the tables of predictions. No run is needed."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -27,45 +28,7 @@ from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
 from lowband.spec.sourced import Fact
 
-PREDICTED = (  # names of the tables
-    "validation", "frontier_map", "alternatives", "readings", "reading_costs", "scale", "largest",
-    "pareto", "low_communication", "pipelines", "context_balance", "published_context", "published_experts",
-    "longest_context", "strong_scaling", "tier_efficiency", "largest_by_tier", "published_tiers",
-    "offload_logs", "offload_constants", "offload_strides", "eviction_gaps", "eviction_steps",
-    "eviction_swaps", "wan_steps", "constants",
-)  # fmt: skip
-
 ROW_SEPARATOR = " ; "  # between the ids of rows in one cell
-
-
-def write_predicted(config: Config, out: Path) -> None:
-    """Write each table of PREDICTED into `out`."""
-    write_csv(validate(config), out / "validation.csv")
-    write_csv(frontier_map(config), out / "frontier_map.csv")
-    write_csv(alternatives(config), out / "alternatives.csv")
-    write_csv(readings(config), out / "readings.csv")
-    write_csv(reading_costs(config), out / "reading_costs.csv")
-    write_csv(scale(config), out / "scale.csv")
-    write_csv(largest(config), out / "largest.csv")
-    write_csv(pareto(config), out / "pareto.csv")
-    write_csv(low_communication(config), out / "low_communication.csv")
-    write_csv(pipelines(config), out / "pipelines.csv")
-    write_csv(context_balance(config), out / "context_balance.csv")
-    write_csv(published_context(config), out / "published_context.csv")
-    write_csv(published_experts(config), out / "published_experts.csv")
-    write_csv(longest(config), out / "longest_context.csv")
-    write_csv(strong_scaling(config), out / "strong_scaling.csv")
-    write_csv(tier_efficiency(config), out / "tier_efficiency.csv")
-    write_csv(offload_logs(config), out / "offload_logs.csv")
-    write_csv(offload_constants(config), out / "offload_constants.csv")
-    write_csv(offload_strides(config), out / "offload_strides.csv")
-    write_csv(largest_by_tier(config), out / "largest_by_tier.csv")
-    write_csv(published_tiers(config), out / "published_tiers.csv")
-    write_csv(eviction.eviction_gaps(), out / "eviction_gaps.csv")
-    write_csv(eviction.eviction_steps(), out / "eviction_steps.csv")
-    write_csv(eviction.eviction_swaps(), out / "eviction_swaps.csv")
-    write_csv(wan_steps(config), out / "wan_steps.csv")
-    write_csv(constants(config), out / "constants.csv")
 
 
 def write_lengths(config: Config, out: Path) -> None:
@@ -111,3 +74,39 @@ def constants(config: Config) -> pd.DataFrame:
             for place, fact in facts.items()
         ]
     )
+
+
+PREDICTED: dict[str, Callable[[Config], pd.DataFrame]] = {
+    "validation": validate,
+    "frontier_map": frontier_map,
+    "alternatives": alternatives,
+    "readings": readings,
+    "reading_costs": reading_costs,
+    "scale": scale,
+    "largest": largest,
+    "pareto": pareto,
+    "low_communication": low_communication,
+    "pipelines": pipelines,
+    "context_balance": context_balance,
+    "published_context": published_context,
+    "published_experts": published_experts,
+    "longest_context": longest,
+    "strong_scaling": strong_scaling,
+    "tier_efficiency": tier_efficiency,
+    "offload_logs": offload_logs,
+    "offload_constants": offload_constants,
+    "offload_strides": offload_strides,
+    "largest_by_tier": largest_by_tier,
+    "published_tiers": published_tiers,
+    "eviction_gaps": lambda _: eviction.eviction_gaps(),
+    "eviction_steps": lambda _: eviction.eviction_steps(),
+    "eviction_swaps": lambda _: eviction.eviction_swaps(),
+    "wan_steps": wan_steps,
+    "constants": constants,
+}
+
+
+def write_predicted(config: Config, out: Path) -> None:
+    """Write each table of PREDICTED into `out`."""
+    for name, table in PREDICTED.items():
+        write_csv(table(config), out / f"{name}.csv")

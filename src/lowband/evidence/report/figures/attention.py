@@ -9,11 +9,6 @@ from lowband.evidence.report.figures.style import TWO_COLUMNS, Look, canvas, leg
 PROVENANCE_WIDTH = {"measured": 1.6, "reported": 0.8}
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """Forward and backward together, where there is a speed: a length that ran out of memory has none."""
-    return table[(table["direction"] == "fwd+bwd") & table["tflops"].notna()]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     df = df.assign(label=df["method"] + ", " + df["provenance"]).sort_values("seq_len", kind="stable")
     devices = list(dict.fromkeys(df.sort_index()["device"]))

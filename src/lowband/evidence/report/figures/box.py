@@ -14,18 +14,7 @@ from lowband.evidence.report.figures.style import (
     rank_ticks,
 )
 
-SUITE = "box"
 MOST_RANKS = 16  # that two cores bear (docs/scale-model.md): beyond, an efficiency is the host's too
-COLUMNS = [
-    "cluster", "model", "tokens_per_rank", "scale", "scheme", "ranks", "repeats", "links",
-    "model_flop_per_s_per_rank_at_scale", "step_time_s", "step_time_min_s", "step_time_max_s", "base_ranks",
-    "efficiency",
-]  # fmt: skip
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the suite's points."""
-    return table.loc[table["suite"] == SUITE, COLUMNS]
 
 
 def draw(df: pd.DataFrame) -> Figure:

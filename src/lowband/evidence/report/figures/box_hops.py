@@ -14,17 +14,7 @@ from lowband.evidence.report.figures.style import (
     shades,
 )
 
-SUITE = "box-hops"
 LABELS = {"flat": "flat rings", "hops": "hop by hop"}
-COLUMNS = [
-    "suite", "scheme", "ranks", "overlap", "collectives", "repeats", "step_time_s", "step_time_min_s",
-    "step_time_max_s", "predicted_step_time_s", "over_flat",
-]  # fmt: skip
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The suite's points."""
-    return table[table["suite"] == SUITE].reindex(columns=COLUMNS)
 
 
 def draw(df: pd.DataFrame) -> Figure:

@@ -5,18 +5,7 @@ from matplotlib.figure import Figure
 
 from lowband.evidence.report.figures.style import ONE_COLUMN, End, by_scheme, canvas, label_ends, log_ticks
 
-SUITE = "box-order"
 RATE = "model_flop_per_s_per_rank_at_scale"
-COLUMNS = [
-    "suite", "scheme", "ranks", "accumulation", "order", "repeats", "step_time_s", "predicted_step_time_s",
-    RATE, "over_depth",
-]  # fmt: skip
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The suite's points."""
-    rows = table[table["suite"] == SUITE]
-    return rows.reindex(columns=COLUMNS)
 
 
 def draw(df: pd.DataFrame) -> Figure:

@@ -6,16 +6,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from lowband.evidence.report.figures.style import ONE_COLUMN, by_scheme, canvas, legend_above, one_line
 
-COLUMNS = [
-    "suite", "cluster", "scheme", "ranks", "outer_link_share", "tokens_per_rank", "overlap", "repeats",
-    "predicted_step_time_s", "step_time_s", "measured_over_predicted",
-]  # fmt: skip
 BAND = 0.05
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """Every point of the table."""
-    return table[COLUMNS]
 
 
 def draw(df: pd.DataFrame) -> Figure:

@@ -9,10 +9,6 @@ from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_ab
 PROMISED_S = 30
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["kind", "scheme", "ranks", "detected_s", "is_right"]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     kinds = list(dict.fromkeys(df["kind"]))
     figure = canvas(TWO_COLUMNS, 0.17 * len(kinds) + 0.9)

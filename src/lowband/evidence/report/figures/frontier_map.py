@@ -14,11 +14,6 @@ PANELS = {"ratio_hier3_zeropp": "hier3 / ZeRO++", "ratio_zeropp_zero3": "ZeRO++ 
 MOST = 2.6  # of the colours
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The one case in which the published ratios hold somewhere: the fitted rate in a node, no overlap."""
-    return table[(table["links_in_node"] == "fitted") & (table["overlap"] == 0)]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.8)
     panels = figure.subplots(1, 2, sharey=True)

@@ -10,11 +10,6 @@ from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_ab
 MARKS = {"size": ("o", "0.2"), "scale": ("s", "0.5"), "machine": ("^", "0.75")}
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    columns = ["source", "kind", "left_out", "row", "published", "predicted", "error_percent"]
-    return table[[*columns, "interval_factor", "inside"]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     sources = list(dict.fromkeys(df["source"]))
     figure = canvas(TWO_COLUMNS, 2.9)

@@ -16,10 +16,6 @@ _PARTS = {
 NO_GOAL = (0, None, None)
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["part", "size", "cpu_s", "peak_bytes"]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.3)
     times, memory = figure.subplots(1, 2)

@@ -15,11 +15,6 @@ NAMED = {"zero3": "ZeRO-3", "zeropp": "ZeRO++", "hier3": "hier3", "planned": "th
 TICKS = (8, 16, 32, 64, 128, 256)
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """All rows."""
-    return table
-
-
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 3.4)
     panels = figure.subplots(1, len(PANELS), sharey=True)

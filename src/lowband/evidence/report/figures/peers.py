@@ -14,11 +14,6 @@ RATIOS = {"step_time_ratio": "step time, ours / {peer}", "memory_ratio": "peak m
 GROUP = ["cluster", "compute_dtype", "ranks", "suite", "model", "seq_len", "condition"]
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    ran = table[table["step_time_ratio"].notna()]
-    return ran[["peer", "notes", *GROUP, "scheme", *RATIOS]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     peers = list(dict.fromkeys(df["peer"]))
     figure = canvas(TWO_COLUMNS, 0.4 + 2.2 * len(peers))

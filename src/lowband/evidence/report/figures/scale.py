@@ -15,11 +15,6 @@ from lowband.evidence.report.figures.style import (
 )
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows that fit the device's memory."""
-    return table[table["fits"]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.8)
     panels = figure.subplots(1, df["slower"].nunique(), sharey=True, squeeze=False)[0]

@@ -14,19 +14,12 @@ from lowband.evidence.report.figures.style import (
     shades,
 )
 
-SUITE = "box"
 PARTS = {
     "compute_time_s": "computing",
     "exposed_comm_time_s": "waiting for communication",
     "hidden_comm_time_s": "communication behind the computation",
 }
 RANGE = ["step_time_min_s", "step_time_max_s"]
-COLUMNS = ["cluster", "model", "scheme", "ranks", "repeats", "scale", "step_time_s", *RANGE, *PARTS]
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the core experiment's points."""
-    return table.loc[table["suite"] == SUITE, COLUMNS]
 
 
 def draw(df: pd.DataFrame) -> Figure:

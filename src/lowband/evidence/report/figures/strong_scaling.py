@@ -7,11 +7,6 @@ from matplotlib.figure import Figure
 from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, log_ticks, shades
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows that fit the device's memory."""
-    return table[table["fits"]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.6)
     models = [*df.groupby("model", sort=False)]

@@ -5,13 +5,6 @@ from matplotlib.figure import Figure
 
 from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, log_ticks, shades
 
-NODES = 32
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the most nodes."""
-    return table[table["nodes"] == NODES]
-
 
 def draw(df: pd.DataFrame) -> Figure:
     df = df.assign(where=df["cluster"] + ", " + df["tier"])

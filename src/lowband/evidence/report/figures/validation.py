@@ -10,10 +10,6 @@ BAND = 0.05
 FILLS = {"calibration": "white", "held out": "0.2"}
 
 
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["source", "row", "use", "published", "predicted", "error_percent"]]
-
-
 def draw(df: pd.DataFrame) -> Figure:
     sources = list(dict.fromkeys(df["source"]))
     figure = canvas(TWO_COLUMNS, 2.9)

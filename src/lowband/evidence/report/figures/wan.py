@@ -6,18 +6,12 @@ from matplotlib.figure import Figure
 from lowband.evidence.report.figures.style import TWO_COLUMNS, band, by_scheme, canvas, legend_above, note
 from lowband.evidence.tables.derived.convergence_curves import WINDOW
 
-RATES = (1e10, 1e9, 1e8, 1e7)  # bits per second of a node
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    columns = ["provenance", "scheme", "outer_link_bits_per_s", "step", "time_s", "seeds"]
-    return table.loc[table["outer_link_bits_per_s"].isin(RATES), [*columns, "loss", "loss_low", "loss_high"]]
-
 
 def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 4.2)
     panels = figure.subplots(2, 2, sharey=True)
-    for axes, rate in zip(panels.flat, RATES, strict=True):
+    rates = sorted(df["outer_link_bits_per_s"].unique(), reverse=True)
+    for axes, rate in zip(panels.flat, rates, strict=False):
         rows = df[df["outer_link_bits_per_s"] == rate]
         for place, (scheme, look, line) in enumerate(by_scheme(rows, "step")):
             band(axes, line, "time_s", "loss_low", "loss_high", look.color)

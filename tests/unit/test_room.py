@@ -1,0 +1,61 @@
+"""A run whose states have no room, or whose machine has no rate for them, is refused before it starts."""
+
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lowband.errors import UserError
+from lowband.run.train import train
+from lowband.spec.config import Config
+from lowband.spec.run import RunSpec
+from lowband.spec.scheme import Scheme
+
+CONFIG = Config(Path(__file__).parents[2])
+SMOKE = next(spec for spec in CONFIG.runs(["smoke"]) if spec.machine.name == "local")
+ADAM = 4 + 8  # bytes a parameter: fp32 master weights, two moments
+
+
+def on(tier: str, **changes: Any) -> dict[str, Any]:
+    scheme = {"weights": "self", "grads": "self", "optim": f"world@{tier}", "name": "offloaded"}
+    plain = {"ranks": 4, "model": CONFIG.model("gpt-200k"), "seq_len": 32, "micro_batch": 1}
+    return {**SMOKE.model_dump(), **plain, "scheme": Scheme.parse(scheme, "test"), **changes}
+
+
+Memory, Space = namedtuple("Memory", "available"), namedtuple("Space", "free")
+
+
+@pytest.mark.parametrize(("tier", "short"), [("host", "host"), ("disk", "disk"), ("disk", "host")])
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, short: str) -> None:
+    free = {"host": 10**9, "disk": 10**9, short: 10**5}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free["host"]))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Space(free["disk"]))
+    path = tmp_path / "spec.json"
+    path.write_text(RunSpec.parse(on(tier), "test").to_json())
+    with pytest.raises(UserError) as caught:
+        train(path)
+    found = re.fullmatch(
+        rf"scheme 'offloaded': (\d+) bytes of states of 4 ranks in this node's {short}, 100000 are free "
+        r"\(allowed: a smaller model, more nodes\)",
+        str(caught.value),
+    )
+    assert found is not None, caught.value
+    parameters = CONFIG.model("gpt-200k").parameters
+    if short == tier:  # and the gradients, in the host's memory
+        assert ADAM * parameters <= int(found[1]) < 2 * ADAM * parameters
+    assert [each.name for each in tmp_path.iterdir()] == ["spec.json"]
+
+
+def test_a_tier_without_a_rate() -> None:
+    """Where links have rates; a machine without them cannot be predicted anyway."""
+    cuda = CONFIG.machine("cuda")
+    assert RunSpec.parse(on("host", machine=cuda), "test").machine is cuda
+    alps = CONFIG.machine("alps")
+    for tier, machine, missing in (("disk", cuda, "disk"), ("host", alps, "host"), ("disk", alps, "host")):
+        with pytest.raises(UserError, match=rf"tier '{missing}' has no rates") as caught:
+            RunSpec.parse(on(tier, machine=machine), "a file")
+        assert "\n" not in str(caught.value) and machine.name in str(caught.value)
