@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import lowband
 from lowband.spec.scheme import Scheme
 
-RANKS, STEPS, MICRO_BATCHES = 4, 3, 3
+RANKS, STEPS, MICRO_BATCHES = 4, 2, 3
 
 
 class Chain(nn.Module):

@@ -20,6 +20,7 @@ from lowband.spec.run_folder import RunFolder
 ROOT = Path(__file__).parents[2]
 SMOKE = {spec.run_id: spec for spec in Config(ROOT).runs(["smoke"])}
 TEXT = str(ROOT / "README.md")  # reading the default text, all of the standard library, takes half a second
+MODEL = SMOKE["smoke-gpt-200k-zero3-n0001-b8-s64-r1"].model.model_dump() | {"layers": 1, "hidden": 32}
 PROMPT_S = 300  # far beyond what a busy machine needs
 _stores: list[
     dist.TCPStore

@@ -21,6 +21,7 @@ CLIP, FP64, FP32 = 0.1, 1e-12, 2e-6
 DRAWN = drawn(600)
 CASES = sorted(covering(DRAWN), key=lambda case: (Job.of(case).ranks, str(case)))
 
+
 def is_quick(case: Case) -> bool:
     """On few ranks with few micro-batches; a pipeline has several."""
     job = Job.of(case)

@@ -97,7 +97,7 @@ CASES = {
     1: [("zero3", 3), ("ddp", 1)],
     2: [(scheme, 1 + i % 4) for i, scheme in enumerate(EXACT)],
     4: [(scheme, 2 + i % 2) for i, scheme in enumerate(EXACT)],
-    8: [("zero3", 4), ("hier3-exact", 3), ("zero1", 2)],
+    8: [("zero3", 3), ("hier3-exact", 2)],
 }
 
 

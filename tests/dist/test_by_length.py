@@ -63,7 +63,7 @@ def trained() -> list[dict[str, list[Any]]]:
 
 
 def _trained() -> dict[str, list[Any]]:
-    """Three steps by the plan: the third sees whether the second had gradients of the first; two of others."""
+    """Two steps; three by the plan: the third sees whether the second had gradients of the first."""
     found = {}
     for name, given in _given().items():
         steps = 3 if name == "plan" else 2

@@ -19,6 +19,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 
 INNER = {"package": 2, "node": 4}
+LAST = 3  # one step behind the checkpoint: it needs the weights and the optimizer's state
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=3e-2, momentum=0.9),
@@ -45,7 +46,7 @@ def save_and_go_on(folder: str, scheme: str, optimizer_name: str):
     train(model, optimizer, 0, 2)
     checkpointer = lowband.Checkpointer(Path(folder))
     checkpointer.save(2, model, optimizer, {"next_step": 2})
-    train(model, optimizer, 2, 4)  # while it is written
+    train(model, optimizer, 2, LAST)  # while it is written
     checkpointer.wait()
     return lowband.full_state_dict(model), checkpointer.stall_s
 
@@ -59,7 +60,7 @@ def resume(folder: str, scheme: str, inner: dict[str, int], optimizer_name: str)
         group["lr"] = 9.0
     checkpointer = lowband.Checkpointer(Path(folder))
     extra = checkpointer.load(checkpointer.latest(), model, optimizer)
-    train(model, optimizer, extra["next_step"], 4)
+    train(model, optimizer, extra["next_step"], LAST)
     return lowband.full_state_dict(model)
 
 
@@ -99,7 +100,7 @@ def test_resume_is_bit_equal_under_the_same_scheme(saved: Saved, scheme: str, op
 @pytest.mark.parametrize(
     ("scheme", "ranks", "inner"),
     [
-        ("zero3", 8, INNER),
+        pytest.param("zero3", 8, INNER, marks=pytest.mark.wide),
         ("hier3-exact", 4, {"package": 2, "node": 2}),
         ("hpz", 2, {"package": 1, "node": 2}),
         ("zero1", 8, {"package": 4, "node": 8}),

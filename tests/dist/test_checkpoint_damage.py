@@ -83,9 +83,19 @@ DAMAGE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of steps 1 and 2, to be copied."""
+    folder = tmp_path_factory.mktemp("two")
+    on_ranks(2, save_steps, str(folder), 1, 2)
+    return folder
+
+
 @pytest.mark.parametrize(("name", "damage"), DAMAGE)
-def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, capfd, name: str, damage) -> None:
-    on_ranks(2, save_steps, str(tmp_path), 1, 2)
+def test_a_damaged_checkpoint_is_skipped_and_named(
+    tmp_path: Path, two: Path, capfd, name: str, damage
+) -> None:
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "step-00000002" / name)
     for step, skipped, is_right in on_ranks(2, load_newest, str(tmp_path)):
         assert step == "1"
@@ -96,8 +106,8 @@ def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, capfd, name: 
     assert capfd.readouterr().err == f"lowband: checkpoint skipped: {line}\n"  # of rank 0 alone
 
 
-def test_if_none_is_whole_the_newest_is_named_and_nothing_changed(tmp_path: Path) -> None:
-    on_ranks(2, save_steps, str(tmp_path), 1, 2)
+def test_if_none_is_whole_the_newest_is_named_and_nothing_changed(tmp_path: Path, two: Path) -> None:
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
     for step in (1, 2):
         flip_a_bit(tmp_path / f"step-0000000{step}" / "rank-00000.bin")
     for error, skipped, is_untouched in on_ranks(2, load_newest, str(tmp_path)):
@@ -128,9 +138,9 @@ def test_a_copy_under_another_step_is_damaged(tmp_path: Path) -> None:
         )
 
 
-def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, two: Path) -> None:
     """And not skipped: its training would silently begin earlier."""
-    on_ranks(2, save_steps, str(tmp_path), 1, 2)
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
     change_manifest(tmp_path / "step-00000002", lambda content: content.update(format=3))
     for error, _, _ in on_ranks(2, load_newest, str(tmp_path)):
         assert error == (

@@ -17,11 +17,16 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.tiers import at
-from tests.pairwise import Case, covering, pairwise
+from tests.pairwise import Case, covering
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = [*product(SCHEMES, (1, 2, 4, 8), DTYPE, (1, 2))]  # scheme, ranks, dtype, accumulation
 FEW = covering(CASES)
+# On 8 ranks those whose bytes have levels of their own; test_placements.py counts the others' there.
+LEFT_OUT = {case for case in FEW if case[1] == 8 and not CONFIG.scheme(case[0]).machine_levels}
+PARAMETERS = [
+    case if case in FEW - LEFT_OUT else pytest.param(*case, marks=pytest.mark.wide) for case in CASES
+]
 
 
 def count_all(cases: Sequence[Case]):
@@ -52,11 +57,12 @@ def count(scheme_name: str, topology: lowband.Topology, dtype: str, accumulation
     return sent, dict(engine.meter.peak), moments, [u.layout.numel for u in engine.units]
 
 
-@pytest.mark.parametrize(("scheme", "ranks", "dtype", "accumulation"), pairwise(CASES))
+@pytest.mark.parametrize(("scheme", "ranks", "dtype", "accumulation"), PARAMETERS)
 def test_counts_equal_closed_forms(scheme: str, ranks: int, dtype: str, accumulation: int) -> None:
     levels, case = Levels.fit(levels_of(scheme), ranks), (scheme, ranks, dtype, accumulation)
     given = unit_numels(SPEC, levels), CONFIG.scheme(scheme), levels, dtype, "fp32", accumulation
-    together = tuple(each for each in CASES if each in FEW and each[1] == ranks) if case in FEW else (case,)
+    together = tuple(each for each in CASES if each in FEW - LEFT_OUT and each[1] == ranks)
+    together = together if case in together else (case,)
     for sent, held, moments, numels in (of_rank[case] for of_rank in counted(ranks, together)):
         assert numels == given[0]
         assert sent == sent_bytes(*given, True)

@@ -3,6 +3,7 @@
 import os
 import signal
 from datetime import timedelta
+from functools import cache
 
 import pytest
 import torch
@@ -53,6 +54,16 @@ def test_a_frozen_layer_is_its_own_input(scheme: Scheme) -> None:
     assert all(torch.allclose(got[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
 
 
+def gradients_after_all() -> dict[str, list[torch.Tensor]]:
+    return {leave.__name__: gradients_after_zero_grad(leave) for leave in (nothing, *LEFT)}
+
+
+@cache
+def gradients() -> list[dict[str, list[torch.Tensor]]]:
+    """Of each rank, by what was left."""
+    return on_ranks(4, gradients_after_all)
+
+
 def gradients_after_zero_grad(leave) -> list[torch.Tensor]:
     """Of one backward, after `leave` has left something behind and zero_grad has cleared it."""
     model = sharded(Tower(), HIER3)
@@ -83,11 +94,14 @@ def accumulated(model: nn.Module) -> None:
         model(inputs(1, dist.get_rank())).backward()
 
 
-@pytest.mark.parametrize("leave", [lost_forward, broken_forward, accumulated], ids=lambda f: f.__name__)
-def test_zero_grad_clears_everything(leave) -> None:
-    expected = on_ranks(4, gradients_after_zero_grad, nothing)
-    for got, of_rank in zip(on_ranks(4, gradients_after_zero_grad, leave), expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))
+LEFT = lost_forward, broken_forward, accumulated
+
+
+@pytest.mark.parametrize("leave", [each.__name__ for each in LEFT])
+def test_zero_grad_clears_everything(leave: str) -> None:
+    for by_what in gradients():
+        pairs = zip(by_what[leave], by_what["nothing"], strict=True)
+        assert all(torch.equal(got, expected) for got, expected in pairs)
 
 
 def forward_after_a_failed_gather() -> tuple[float, float, bool]:

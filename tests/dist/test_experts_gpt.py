@@ -240,8 +240,8 @@ def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_
 def test_an_interrupted_run_with_copies_goes_on_with_the_same_bits(tmp_path: Path, stages: int) -> None:
     """Merged, a copy sums its tokens in another order: so the loads that choose copies are saved, too."""
     changes = {
-        "ranks": 4 * stages, "expert": 4, "copies": 2, "micro_batch": 2, "model": UNBALANCED, "steps": 2, "warmup_steps": 1,
-        "scheme": Config(ROOT).scheme("zero3"), "checkpoint_every": 1,
+        "ranks": 4 * stages, "expert": 4, "copies": 2, "micro_batch": 2, "model": UNBALANCED,
+        "steps": 2, "warmup_steps": 1, "scheme": Config(ROOT).scheme("zero3"), "checkpoint_every": 1,
     }  # fmt: skip
     if stages > 1:
         changes |= {"pipeline": 2, "layers": (2, 1), "accumulation": 2}

@@ -167,7 +167,7 @@ def huggingface_losses(scheme: Scheme | None):
         model = lowband.shard(model, scheme, lowband.Topology(INNER), layers, compute_dtype=torch.float32)
     optimizer = adamw(model.parameters())
     losses = []
-    for step in range(STEPS):
+    for step in range(STEPS + 1):  # a loss shows the update before it
         tokens = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(step))
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()

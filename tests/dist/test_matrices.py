@@ -18,7 +18,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 
-STEPS = 4
+STEPS = 3  # disturbed before the last; Shampoo's roots change once
 
 
 class Block(nn.Module):
@@ -142,9 +142,7 @@ def check_close(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         )
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.wide), 2, pytest.param(4, marks=pytest.mark.wide), 8]
-)
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.wide) for ranks in (1, 4, 8))])
 def test_shampoo_as_on_whole_parameters(ranks: int) -> None:
     reference = trained_whole("shampoo")
     results = on_ranks(ranks, train, "zero3", no_act, None, "shampoo")

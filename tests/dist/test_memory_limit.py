@@ -31,7 +31,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 
 # Many small blocks: what a rank holds beside its shards (two whole blocks, gradients, buffers) is little.
-MODEL = ModelSpec(name="large", layers=48, hidden=256, heads=8, vocab=512, seq_len=4, source="test")
+MODEL = ModelSpec(name="large", layers=32, hidden=256, heads=8, vocab=512, seq_len=4, source="test")
 SCHEME, RANKS, INNER = CONFIG.scheme("zero3"), 8, {"package": 4, "node": 8}
 LIMIT = MODEL.parameters * 4 * 3 // 4  # bytes: of the whole weights in fp32
 
@@ -96,28 +96,30 @@ def build_whole() -> str:
     return "built"
 
 
-# The work on ranks, by the word that runs it in a new interpreter.
-WORK = {
-    "train": lambda: on_ranks(RANKS, train_under_the_limit, time_limit_s=900),
-    "build": lambda: on_ranks(1, build_whole),
-}
+def found() -> dict[str, list[Any]]:
+    """By rank, what training and building find under the limit."""
+    return {
+        "built": on_ranks(1, build_whole),
+        "trained": on_ranks(RANKS, train_under_the_limit, time_limit_s=900),
+    }
 
 
-def in_a_new_interpreter(work: str) -> Any:
+@pytest.fixture(scope="module")
+def in_a_new_interpreter() -> dict[str, list[Any]]:
     done = subprocess.run(
-        [sys.executable, __file__, work], capture_output=True, text=True, timeout=1200,
+        [sys.executable, __file__], capture_output=True, text=True, timeout=1200,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_it_trains_under_the_limit() -> None:
+def test_it_trains_under_the_limit(in_a_new_interpreter: dict[str, list[Any]]) -> None:
     levels = Levels.fit(INNER, RANKS)
     expected = state_bytes(unit_numels(MODEL, levels), SCHEME, levels, "fp32", "fp32", 1, "gloo")
     most = start_bytes(MODEL.unit_shapes(), SCHEME, levels, "fp32")
     assert sum(expected.values()) + most < LIMIT  # all at once, with room for activations and threads' stacks
-    by_rank = in_a_new_interpreter("train")
+    by_rank = in_a_new_interpreter["trained"]
     for losses, held in by_rank:
         assert losses == by_rank[0][0]
         assert losses[1] < losses[0]
@@ -125,10 +127,10 @@ def test_it_trains_under_the_limit() -> None:
         assert 0 < held["start"] <= most
 
 
-def test_the_whole_model_does_not_fit() -> None:
-    [found] = in_a_new_interpreter("build")
-    assert "allocate memory" in found
+def test_the_whole_model_does_not_fit(in_a_new_interpreter: dict[str, list[Any]]) -> None:
+    [said] = in_a_new_interpreter["built"]
+    assert "allocate memory" in said
 
 
 if __name__ == "__main__":
-    print(json.dumps(WORK[sys.argv[1]]()))
+    print(json.dumps(found()))

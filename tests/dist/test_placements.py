@@ -77,17 +77,17 @@ FOUR = [each for each in ON_16 if levels_of(each) == ("package", "die", "node", 
 
 
 @pytest.mark.parametrize(
-    ("inner", "ranks", "schemes"),
+    ("inner", "ranks", "layers", "schemes"),
     [
-        pytest.param(ONE_LEVEL, 4, ON_4, id="4"),
-        pytest.param(THREE_LEVELS, 8, [each for each in ON_8 if levels_of(each) in FEW], id="8"),
-        pytest.param(FOUR_LEVELS, 16, FOUR, id="16"),
-        pytest.param(THREE_LEVELS, 8, ON_8, id="8-all", marks=pytest.mark.wide),
-        pytest.param(FOUR_LEVELS, 16, ON_16, id="16-all", marks=pytest.mark.wide),
+        pytest.param(ONE_LEVEL, 4, 2, ON_4, id="4"),
+        pytest.param(THREE_LEVELS, 8, 1, [each for each in ON_8 if levels_of(each) in FEW], id="8"),
+        pytest.param(FOUR_LEVELS, 16, 1, FOUR, id="16"),
+        pytest.param(THREE_LEVELS, 8, 2, ON_8, id="8-all", marks=pytest.mark.wide),
+        pytest.param(FOUR_LEVELS, 16, 1, ON_16, id="16-all", marks=pytest.mark.wide),
     ],
 )
-def test_placements(inner: dict[str, int], ranks: int, schemes: list[Scheme]) -> None:
-    spec = SPEC.model_copy(update={"layers": 1}) if ranks == 16 else SPEC
+def test_placements(inner: dict[str, int], ranks: int, layers: int, schemes: list[Scheme]) -> None:
+    spec = SPEC.model_copy(update={"layers": layers})
     [expected] = on_ranks(1, train_references, schemes, inner, spec, ranks)
     trained = on_ranks(ranks, train_all, schemes, inner, spec, time_limit_s=400)[0]
     for scheme, (weights, is_closed_form) in zip(schemes, trained, strict=True):

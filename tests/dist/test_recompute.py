@@ -1,9 +1,11 @@
 """Recomputation of blocks: the same values, fewer bytes kept, both as the closed form has them."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.distributed as dist
-from named import CONFIG, SCHEMES, levels_of
+from named import CONFIG, SCHEMES, Topologies
 from test_parity import QUANTIZED, SPEC, optimizer_of, stepped
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -85,18 +87,31 @@ def test_torch_keeps_what_sequence_parallelism_gathers(ranks: int) -> None:
         assert found == per_token * BATCH * MODEL.seq_len
 
 
-def train(scheme: str, recompute: str) -> list[float]:
+def train(scheme: str, recompute: str, topology: lowband.Topology) -> list[float]:
     model = GPT(SPEC, seed=7, recompute=recompute)  # type: ignore[arg-type]
-    topology = lowband.Topology(levels_of(scheme))
     lowband.shard(model, CONFIG.scheme(scheme), topology, Block, torch.float32)
     steps = stepped(model, optimizer_of(model.parameters()), 2)
     return [value for loss, norm in steps for value in (loss.item(), norm)]
+
+
+def train_all() -> dict[str, list[list[float]]]:
+    """By scheme: recomputed, and with everything kept."""
+    topologies = Topologies()
+    return {
+        scheme: [train(scheme, recompute, topologies.of(scheme)) for recompute in ("full", "none")]
+        for scheme in SCHEMES
+    }
+
+
+@cache
+def trained(ranks: int) -> list[dict[str, list[list[float]]]]:
+    """Of each rank; all schemes in one process group."""
+    return on_ranks(ranks, train_all)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_values_are_the_same_with_and_without(scheme: str, ranks: int) -> None:
     """Where forward and backward gather on different wires, the blocks compute again with other weights."""
-    found, expected = (on_ranks(ranks, train, scheme, recompute) for recompute in ("full", "none"))
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in (of_rank[scheme] for of_rank in trained(ranks)):
         assert mine == (pytest.approx(theirs, rel=1e-2) if scheme in QUANTIZED else theirs)

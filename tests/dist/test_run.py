@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from started import ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file
+from started import MODEL, ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file
 
 from lowband.__main__ import main
 from lowband.errors import UserError
@@ -98,7 +98,7 @@ def test_local_ranks_write_whole_records(tmp_path: Path) -> None:
 def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     for name in ("local", "torchrun"):
         (tmp_path / name).mkdir()
-    local, launched = (spec_file(tmp_path / name, ranks=2) for name in ("local", "torchrun"))
+    local, launched = (spec_file(tmp_path / name, ranks=2, model=MODEL) for name in ("local", "torchrun"))
     assert train(local).status == "ok"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = run([*torchrun, "-m", "lowband", "train", str(launched)], OMP_NUM_THREADS="1")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from started import begun, both_ended, ended, killed, launched, spec_file
+from started import MODEL, begun, both_ended, ended, killed, launched, spec_file
 
 from lowband.errors import UserError
 from lowband.run import train as module
@@ -21,7 +21,7 @@ from lowband.spec.records import Outcome, StepRecord
 from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
-STEPS = {"steps": 10, "checkpoint_every": 5}
+STEPS = {"steps": 10, "checkpoint_every": 5, "model": MODEL}
 
 
 def records(folder: RunFolder) -> list[tuple[object, ...]]:

@@ -33,8 +33,8 @@ def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
     return inputs(10 * step + micro, rank)
 
 
-def expected(scheme: str, names: Names) -> dict[str, State]:
-    levels, no_clip = Levels.fit(INNER, RANKS), float("inf")
+def expected(scheme: str, names: Names, ranks: int) -> dict[str, State]:
+    levels, no_clip = Levels.fit(INNER, ranks), float("inf")
     found = {}
     for name in names:
         make, loss_of = PROGRAMS[name]
@@ -84,9 +84,9 @@ def train_all(scheme: str, names: Names, is_whole: bool) -> dict[tuple[str, bool
     return found
 
 
-def compare(scheme: str, names: Names, is_whole: bool = False) -> None:
-    [want] = on_ranks(1, expected, scheme, names)
-    for (name, breadth), (first, *others) in on_ranks(RANKS, train_all, scheme, names, is_whole)[0].items():
+def compare(scheme: str, names: Names, is_whole: bool = False, ranks: int = RANKS) -> None:
+    [want] = on_ranks(1, expected, scheme, names, ranks)
+    for (name, breadth), (first, *others) in on_ranks(ranks, train_all, scheme, names, is_whole)[0].items():
         for key, value in want[name].items():
             for other in others:
                 assert torch.equal(first[key], other[key]), (name, breadth, key)
@@ -99,7 +99,8 @@ def compare(scheme: str, names: Names, is_whole: bool = False) -> None:
 
 @pytest.mark.parametrize("names", [tuple(PROGRAMS)[i::3] for i in range(3)], ids=["a", "b", "c"])
 def test_every_program_under_zero3(names: Names) -> None:
-    compare("zero3", names)
+    """On two ranks: what a program asks of the passes does not depend on how many there are."""
+    compare("zero3", names, ranks=2)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

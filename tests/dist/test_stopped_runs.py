@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from started import SMOKE, begun, ended, spec_file
+from started import MODEL, begun, ended, spec_file
 from test_run_faults import assert_same
 
 from lowband.engine.checkpoint import checkpointer as checkpoint
@@ -29,7 +29,6 @@ from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
 STEPS, EVERY = 6, 2
-MODEL = SMOKE["smoke-gpt-200k-zero3-n0001-b8-s64-r1"].model.model_dump() | {"layers": 1, "hidden": 32}
 
 
 @dataclass(frozen=True)

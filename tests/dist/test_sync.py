@@ -9,6 +9,7 @@ import reference
 import seldom
 import torch
 from seldom import HIER3, Cases, Found, are_equal, checked_run
+from started import MODEL
 from test_parity import CONFIG
 from torch import nn
 
@@ -70,7 +71,7 @@ def test_bytes_and_memory_over_a_period_are_those_of_the_closed_forms(ranks: int
 @pytest.mark.parametrize("device", ["auto", "fake"])
 def test_a_run_records_the_mean_over_a_period(tmp_path: Path, device: str) -> None:
     scheme = CASES.schemes["diloco"].model_copy(update={"sync": NESTEROV.model_copy(update={"every": 3})})
-    checked_run(tmp_path, scheme, device, ranks=8, steps=6)
+    checked_run(tmp_path, scheme, device, ranks=8, steps=6, model=MODEL)
 
 
 def misuse() -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from seldom import ZERO3
-from started import begun, ended, spec_file
+from started import MODEL, begun, ended, spec_file
 from test_checkpoint import train
 from test_parity import SPEC, optimizer_of
 from test_stopped_runs import Kill
@@ -126,7 +126,7 @@ def test_a_killed_run_has_the_records_of_one_that_was_not(tmp_path: Path, scheme
     for name, prepare in (("whole", lambda: None), ("killed", kill.arm)):
         folder = tmp_path / name
         folder.mkdir()
-        path = spec_file(folder, scheme=scheme.model_dump(), steps=9, checkpoint_every=2)
+        path = spec_file(folder, scheme=scheme.model_dump(), steps=9, checkpoint_every=2, model=MODEL)
         code, error = ended(begun(path, prepare), path)
         if name == "killed":
             assert code == -9

@@ -13,6 +13,7 @@ import seldom
 import torch
 import torch.distributed as dist
 from seldom import DDP, HIER3, ZERO3, Cases, Found, are_equal, checked_run, same_on_replicas
+from started import MODEL
 from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
 from test_sync import INNER
 from torch import nn
@@ -178,7 +179,7 @@ def test_an_exchange_that_takes_long_holds_up_nothing_until_it_must_arrive() -> 
 @pytest.mark.parametrize("device", ["auto", "fake"])
 def test_a_run_records_bytes_memory_and_what_it_waited(tmp_path: Path, device: str) -> None:
     scheme = Scheme(name="late", **ZERO3, sync=Sync(**NESTEROV, delay=2, mix=0.5))
-    folder, _ = checked_run(tmp_path, scheme, device, ranks=4, steps=6)
+    folder, _ = checked_run(tmp_path, scheme, device, ranks=4, steps=6, model=MODEL)
     if device == "auto":
         waited = [step.exposed_sync_time_s for step in folder.read_steps()]
         assert [bool(seconds) for seconds in waited] == [False] * 4 + [True, False]

@@ -1,6 +1,7 @@
 """Units with placements of their own: bits, bytes, norms, checkpoints and the shards' whole parameters."""
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,16 @@ def trained(placement_of) -> tuple[list[float], dict[str, torch.Tensor]]:
     return norms, lowband.full_state_dict(model)
 
 
+@cache
+def with_one_placement(ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    return on_ranks(ranks, trained, None)[0]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_trains_as_one_placement_does(ranks: int) -> None:
     """Sums go through the same hops in the same order, whatever is kept where."""
     norms, weights = on_ranks(ranks, trained, mixed)[0]
-    expected_norms, expected = on_ranks(ranks, trained, None)[0]
+    expected_norms, expected = with_one_placement(ranks)
     assert norms == pytest.approx(expected_norms, rel=1e-12)
     assert weights.keys() == expected.keys() == Tower().state_dict().keys()
     for name in expected:
@@ -128,7 +134,7 @@ def resumed(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_checkpoints_cross_placements(tmp_path: Path) -> None:
     weights = on_ranks(8, resumed, tmp_path)[0]
-    _, expected = on_ranks(8, trained, None)[0]
+    _, expected = with_one_placement(8)
     for name in expected:
         assert torch.equal(weights[name], expected[name]), name
 

@@ -1,5 +1,6 @@
 """Grading: each verdict, the runs that a claim expects, and where its rows come from."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lowband.evidence.tables.collect import collect
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Status
+from tests.pairwise import pairwise
 
 BASE: dict[str, Any] = {
     "short": "a claim",
@@ -236,8 +238,9 @@ def test_self_checks_pass_when_every_run_is_ok(tmp_path: Path) -> None:
     assert set(graded["origin"]) == {"this run"}
 
 
-@pytest.mark.parametrize("status", ["error", "oom", "timeout", "overloaded"])
-@pytest.mark.parametrize("failures", [1, 5, 32])
+@pytest.mark.parametrize(
+    ("failures", "status"), pairwise(product([1, 5, 32], ["error", "oom", "timeout", "overloaded"]), size=1)
+)
 def test_no_self_check_passes_when_runs_are_not_ok(tmp_path: Path, failures: int, status: Status) -> None:
     specs = Config(ROOT).runs(["default"])
     assert len(specs) == 36

@@ -47,10 +47,11 @@ def write_rank_file(
 
 def verify_rank_file(folder: Path, rank: int, expected: File, tick: Tick) -> None:
     """Raise Damaged, naming the file, unless its size and checksum are as expected."""
-    path, digest, buffer = folder / file_name(rank), hashlib.sha256(), bytearray(STEP_BYTES)
+    path, digest = folder / file_name(rank), hashlib.sha256()
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == expected.bytes:
+                buffer = bytearray(min(STEP_BYTES, expected.bytes))
                 while count := file.readinto(buffer):
                     digest.update(memoryview(buffer)[:count])
                     tick()
