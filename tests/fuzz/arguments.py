@@ -67,6 +67,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--imbalance 2 --copies 0 2",
         f"{JOB} --scheme zero3 --gpus 16 --tiers optim@host --tier-share 0.5 --tier-stride 2",
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
+        f"{JOB} --scheme zero3 --gpus 16 --lora-rank 4 --lora-on q out",
         "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
         "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon",
     ),
@@ -74,6 +75,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json "
         "--strict",
         f"{JOB} --gpus 16 --seq 64 --largest zero3 --csv",
+        f"{JOB} --gpus 8 --micro-batch 1 --lora-rank 4 --lora-on q v --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tiers optim@host --exact --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",

@@ -187,6 +187,7 @@ _TESTS = {
     "cost/context_load": [f"{UNIT}predict_context.py", *_dist("context_kept")],
     "cost/context": [f"{UNIT}predict_context.py", *_dist("context_gpt")],
     "cost/states": [f"{UNIT}predict_linear.py", *_dist("linear", "context_gpt")],
+    "cost/lora": [f"{UNIT}predict_lora.py", *_dist("lora_kept")],
     "cost/linear": [f"{UNIT}predict_linear.py", *_dist("linear_kept")],
     "predict/states": [f"{UNIT}predict_linear.py"],
     "predict/search/lengths_tasks": _dist("by_length"),

@@ -52,6 +52,16 @@ def test_every_stated_constant_lies_in_its_default_s_interval(cluster: str) -> N
         assert all(admits(STACK[key], fact) for key, fact in own.items())
 
 
+def test_lumi_s_share_of_the_peak_is_frontier_s() -> None:
+    """As its source says; Frontier's is fitted again now and then."""
+    lumi, frontier = (CONFIG.machine(name).device.matmul_efficiency for name in ("lumi", "frontier"))
+    assert lumi is not None
+    assert frontier is not None
+    assert frontier.bounds is not None
+    bounds = frontier.bounds
+    assert (lumi.value, lumi.low, lumi.high) == (frontier.value, bounds.low, bounds.high)
+
+
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in MEMORY_ONLY])
 def test_defaults_change_no_fitted_prediction(name: str) -> None:
     """A validated pair states all that its step time needs; FSDP2 was never fitted."""

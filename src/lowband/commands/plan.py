@@ -12,7 +12,9 @@ from lowband.commands.predict import (
     add_context,
     add_experts,
     add_job,
+    add_lora,
     add_tiers,
+    lora,
     print_rows,
 )
 from lowband.commands.predict import software as given
@@ -20,6 +22,8 @@ from lowband.errors import UserError
 from lowband.spec.step import Route
 
 if TYPE_CHECKING:
+    from lowband.cost.lora import Lora
+    from lowband.cost.tiers import Beyond
     from lowband.predict.search.candidates import Candidate
     from lowband.predict.whole import Conditions
     from lowband.spec.config import Config
@@ -52,6 +56,7 @@ def add(commands: Any) -> None:
     add_context(plan, ["all"], "default: all")
     add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
     add_tiers(plan)
+    add_lora(plan)
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
         "--lengths", type=Path, metavar="FILE",
@@ -119,7 +124,6 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> None:
-    from lowband.cost.tiers import Beyond
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.degrees import COPIES, axes_to_try
@@ -139,10 +143,7 @@ def _search(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
-    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
-    elsewhere = _given(options, "largest", "lengths", "outer_gbps", "write")
-    if beyond is not None and elsewhere:
-        raise UserError(f"--tiers is without {elsewhere[0]}")
+    beyond, adapters = _placed(options)
     if options.lengths is not None:
         _plan_lengths(options, machine, stack, model)
         return
@@ -165,7 +166,7 @@ def _search(options: argparse.Namespace) -> None:
         machine, stack, model, options.gpus, seq_len,
         options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
-        options.imbalance, of_stack(stack, model, options.software), beyond=beyond,
+        options.imbalance, of_stack(stack, model, options.software), beyond=beyond, lora=adapters,
     )  # fmt: skip
     whole = [] if conditions is None else _whole_run(chosen(found)[0], conditions)
     written: list[Path] = []
@@ -175,6 +176,24 @@ def _search(options: argparse.Namespace) -> None:
         written = [plan_options.write(chosen(found)[0], options.root / options.write, options.software)]
     told = [*whole, *(f"written: {path}" for path in written)]
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
+
+
+def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
+    """States beyond the device, and adapters, with which only what is predicted is tried by default."""
+    from lowband.cost.tiers import Beyond
+    from lowband.predict.search.plan import RECOMPUTE
+
+    beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
+    elsewhere = _given(options, "largest", "lengths", "outer_gbps", "write")
+    for name, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
+        if is_asked and elsewhere:
+            raise UserError(f"--{name} is without {elsewhere[0]}")
+    if adapters is not None:
+        for degree in ("tp", "pp", "cp", "ep"):
+            setattr(options, degree, getattr(options, degree) or [1])
+        options.recompute = options.recompute or [each for each in RECOMPUTE if each != "op"]
+        options.software = options.software or [ANY]
+    return beyond, adapters
 
 
 def _conditions(options: argparse.Namespace) -> "Conditions | None":

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, at_least_zero, positive
+from lowband.errors import UserError
 from lowband.spec.step import Attention, Optimizer, Products, ReduceDtype, Route, Schedule, States
 
 if TYPE_CHECKING:
+    from lowband.cost.lora import Lora
     from lowband.predict.request import Grid
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
@@ -44,6 +46,7 @@ def add(commands: Any) -> None:
     add_context(predict, [], "default: ring; state")
     add_experts(predict, ["merged"], "default: merged", "0")
     add_tiers(predict)
+    add_lora(predict)
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
@@ -96,6 +99,28 @@ def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str
     parser.add_argument(
         "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular ones (default: {copies})"
     )
+
+
+def add_lora(parser: argparse.ArgumentParser) -> None:
+    """Add the options of adapters."""
+    parser.add_argument(
+        "--lora-rank", type=at_least_one, metavar="R", help="train adapters of this rank alone (LoRA)"
+    )
+    parser.add_argument(
+        "--lora-on", nargs="+", default=[], metavar="MATRIX",
+        help="theirs: q k v out gate up down (default: q v)",
+    )  # fmt: skip
+
+
+def lora(options: argparse.Namespace) -> "Lora | None":
+    """Adapters that the options ask for. Raises UserError for matrices without a rank."""
+    from lowband.cost.lora import OF_PAPER, Lora
+
+    if options.lora_rank is None:
+        if options.lora_on:
+            raise UserError("--lora-on is for adapters of a --lora-rank")
+        return None
+    return Lora(options.lora_rank, tuple(dict.fromkeys(options.lora_on)) or OF_PAPER)
 
 
 def add_tiers(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +197,7 @@ def _grid(options: argparse.Namespace) -> "Grid":
     ]
     beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
+    values |= {"lora": lora(options)}
     return Grid(**values, software=software(options))
 
 

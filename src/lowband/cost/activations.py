@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lowband.cost.experts import hit
+from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -74,6 +75,7 @@ def kept_bytes_per_token(
     load: float = 1.0,
     gated_kept: int = 4,
     of_experts: Levels | None = None,
+    lora: Lora | None = None,
 ) -> Kept:
     """Bytes of activations per token and rank, by the module's formulas.
 
@@ -83,6 +85,7 @@ def kept_bytes_per_token(
     load:     of experts, rows of the fullest rank's as a multiple of the mean
     gated_kept: vectors of a gated MLP's width that are kept, of the 4 that it has
     of_experts: levels as ranks with different experts see them; None: one
+    lora: adapters, beside which all else is frozen (cost/lora.py)
     """
     h, k, heads = model.hidden, model.kv_hidden, model.heads
     q, o, f = model.query_hidden, model.out_hidden, model.mlp_width * model.dense_share
@@ -103,6 +106,8 @@ def kept_bytes_per_token(
         outputs += routed * HALF * width * (rows + model.shared_experts) / outside
     everything = replicated / outside + between / tensor + core + gathered * HALF * h * (1 - 1 / outside)
     everything = everything + context
+    if lora is not None:
+        everything = everything + lora.kept_more(model, attention, gated_kept)
     block_input = HALF * h / outside
     if recompute == "none":
         block: Num = everything

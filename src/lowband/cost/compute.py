@@ -40,6 +40,8 @@ from lowband.cost.flops import (
     head_flops_per_token,
     uncut_flops_per_token,
 )
+from lowband.cost.lora import KERNELS as ADAPTER_KERNELS
+from lowband.cost.lora import Lora
 from lowband.cost.memory import ADAM_MOMENT_BYTES
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
@@ -177,12 +179,14 @@ def work(
     merges: int = 0,
     load: float = 1.0,
     recomputed: float = 1.0,
+    lora: Lora | None = None,
 ) -> Work:
     """Computation of one micro-batch of `micro_batch` sequences on one of the tensor and context ranks.
 
     attended, merges: of attention between ranks along context, as cost.context_load has them
     load: of experts, rows of the fullest rank's as a multiple of the mean
     recomputed: share of the blocks that `recompute` is about; the others keep everything
+    lora: adapters, beside which all else is frozen
     """
     tokens = micro_batch * (seq_len // axes.context)
     h, k, q, tensor = model.hidden, model.kv_hidden, model.query_hidden, axes.tensor
@@ -219,7 +223,8 @@ def work(
         rest = rest + linear * computer.memory_s(micro_batch * of_linear.moved_bytes(*own))
         kernels = kernels + linear * computer.kernels_s(of_linear.KERNELS)
     casts, casts_back = (computer.casts_s(values) for values in _cast(model, tokens, axes, load))
-    forward = products + softmax * core + softmax * scores + linear * states + rest + kernels
+    adapters = 0.0 if lora is None else _adapters_s(computer, model, lora, tokens)
+    forward = products + softmax * core + softmax * scores + linear * states + rest + kernels + adapters
     again: dict[str, Num] = {
         "none": 0.0,
         "selective": softmax * (core + scores) if attention == "plain" else 0.0,
@@ -228,23 +233,32 @@ def work(
     }
     head = computer.matmul_s(tokens * head_flops_per_token(model) / tensor)
     loss = computer.memory_s(tokens * LOSS_BYTES * model.vocab / tensor)
+    back = BACKWARD_MATMUL if lora is None else 1  # of frozen matrices, the input's gradient alone
     return Work(
         forward=forward + casts,
-        backward=BACKWARD_MATMUL * products
+        backward=back * products
+        + BACKWARD_MATMUL * adapters
         + casts_back
         + softmax * BACKWARD_ATTENTION[attention] * core
         + linear * states_back
         + BACKWARD_MEMORY * (softmax * scores + rest + kernels),
-        weight=products,
+        weight=products if lora is None else adapters,
         attention=core,
         attention_backward=BACKWARD_ATTENTION[attention] * core,
         linear=behind,
         linear_backward=behind_back,
         recompute=recomputed * (again[recompute] + (recompute in ("op", "full")) * casts),
         head_forward=head + loss / 3,
-        head_backward=BACKWARD_MATMUL * head + 2 * loss / 3,
-        head_weight=head,
+        head_backward=back * head + 2 * loss / 3,
+        head_weight=(back - 1) * head,
     )
+
+
+def _adapters_s(computer: Computer, model: ModelSpec, lora: Lora, tokens: Num) -> Num:
+    """Of a block's adapters, forward. So narrow, their products mostly wait for memory."""
+    products, rest = (computer.memory_s(tokens * moved) for moved in lora.moved(model))
+    flops = computer.block_s(tokens * 2 * lora.parameters(model))
+    return np.maximum(flops, products) + rest + computer.kernels_s(ADAPTER_KERNELS * len(lora.on))
 
 
 def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float) -> tuple[Num, Num]:

@@ -11,6 +11,7 @@ from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, lo
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
+from lowband.cost.lora import of_frozen
 from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, MOMENT_BYTES, state_bytes
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, fullest
@@ -93,7 +94,7 @@ def _kept(job: Workload) -> Kept:
         kept_bytes_per_token(
             job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
             _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
-            job.levels_of_experts,
+            job.levels_of_experts, job.lora,
         )
         for recompute in (job.recompute, "none")
     )  # fmt: skip
@@ -107,6 +108,8 @@ _of_shards = lru_cache(maxsize=4096)(state_bytes)
 
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
+    if job.lora is not None:
+        return _states_of_adapted(job, place, accumulation)
     of_both = [
         _of_shards(
             numels, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
@@ -120,6 +123,20 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
         kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
         for kind in of_both[0]
     }
+
+
+def _states_of_adapted(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
+    """Of adapters all states; of what is frozen the weights alone, in the compute dtype."""
+    trained, frozen = (
+        state_bytes(
+            numels, scheme, job.levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
+            job.collectives or "hops", job.order, job.fused_adamw, DTYPE_BYTES[job.stack.summed_dtype],
+        )
+        for numels, scheme in ((job.adapters, job.scheme), (place.numels, of_frozen(job.scheme)))
+    )  # fmt: skip
+    held = DTYPE_BYTES[job.compute_dtype] * sum(place.numels) // job.levels.size(job.scheme.weights)
+    more = {"weights": held, "secondary": frozen["secondary"], "gathered": frozen["gathered"]}
+    return {kind: size + more.get(kind, 0) for kind, size in trained.items()}
 
 
 def _kept_more(job: Workload) -> Num:

@@ -94,7 +94,11 @@ def _flops_per_token(job: Workload) -> tuple[Num, Num]:
     fused = job.stack.attention == "flash" and job.recompute == "selective"  # keeps no scores to recompute
     at_0, at_1 = (_flops_at(bare, length, "none" if fused else job.recompute) for length in (0, 1))
     model, hardware = (a + (b - a) * keys for a, b in zip(at_0, at_1, strict=True))
-    return model, model + job.recomputed * (hardware - model)
+    again = job.recomputed * (hardware - model)
+    if job.lora is not None:  # without gradients of frozen weights, a third of all products with weights
+        adapters = 2 * job.model.layers * job.lora.parameters(job.model)
+        model, again = model - at_0[0] / 3 + 3 * adapters, again + job.again * adapters
+    return model, model + again
 
 
 @cache

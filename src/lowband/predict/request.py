@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from lowband.cost.activations import Recompute
+from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
@@ -56,19 +57,21 @@ def job_of(
     imbalance: float = 1.0,
     recompute_layers: int | None = None,
     beyond: Beyond | None = None,
+    lora: Lora | None = None,
 ) -> Workload:
     """The job of a question, and of a published run: both are predicted by this one.
 
     software: values in place of the stack's own (attention, dropout, ...); None: the stack's
     recompute_layers: that `recompute` is about; None: all
     beyond: the device: which states lie there
+    lora: adapters, beside which all else is frozen
     """
     recomputed = 1.0 if recompute_layers is None else recompute_layers / model.layers
     told = stack.with_options(software or {})
     return Workload(
         machine, told, model, scheme.on(list(machine.sizes)), ranks, micro_batch, seq_len, accumulation,
         recompute, axes=told.axes(axes), imbalance=imbalance, recomputed=recomputed,
-        beyond=beyond,
+        beyond=beyond, lora=lora,
     )  # fmt: skip
 
 
@@ -93,6 +96,7 @@ class Grid:
     stack: str | None = None  # none: the machine's
     software: Mapping[str, object] = field(default_factory=dict)  # as `job_of` has it
     beyond: Beyond | None = None  # the device: which states lie there
+    lora: Lora | None = None  # adapters, beside which all else is frozen
 
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
@@ -107,7 +111,7 @@ class Grid:
             for one in self._possible(machine, model, ranks, axes, length):
                 yield job_of(
                     machine, stack, model, scheme, ranks, b, length, a, recompute, one, self.software,
-                    self.imbalance, self.recompute_layers, self.beyond,
+                    self.imbalance, self.recompute_layers, self.beyond, self.lora,
                 )  # fmt: skip
 
     def _possible(

@@ -47,7 +47,7 @@ middle device's is the item `straggler`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,7 @@ from lowband.cost.bytes import Transfer, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
+from lowband.cost.lora import of_frozen
 from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
@@ -106,7 +107,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
         job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
-        job.recomputed,
+        job.recomputed, job.lora,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -177,7 +178,7 @@ def _computed(one: Work, place: Place, micro_batches: Num) -> dict[str, Num]:
 def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     """Seconds of the optimizer and, in the mean over a period, of the outer one."""
     levels, sync = job.levels, job.scheme.sync
-    numel = sum(place.numels)
+    numel = sum(job.adapters or place.numels)
     of_experts = sum(place.expert_numels) / job.levels_alike.size(job.scheme.optim)
     optimizer = computer.adam_s(
         numel / levels.size(job.scheme.optim) + of_experts, MOMENT_BYTES[job.stack.optimizer]
@@ -233,11 +234,30 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case
 def _lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
     """Seconds of each collective of the root and of a block."""
     of = job, network, computer
+    if job.lora is not None:
+        return _lanes_of_adapted(*of, place.numels)
     root, block = _lanes_of(*of, place.numels, job.levels)
     if not place.experts:
         return root, block
     _, experts = _lanes_of(*of, place.expert_numels, job.levels_alike)
     return root, {name: block.get(name, 0.0) + experts.get(name, 0.0) for name in block | experts}
+
+
+def _lanes_of_adapted(
+    job: Workload, network: Network, computer: Computer, frozen: Sequence[int]
+) -> tuple[Lane, Lane]:
+    """Passes gather all weights; gradients, and new weights, are those of the adapters."""
+    at_rest = replace(job, scheme=of_frozen(job.scheme))
+    numels = [a + b for a, b in zip(frozen, job.adapters, strict=True)]
+    gathered = _lanes_of(at_rest, network, computer, numels, job.levels)
+    trained = _lanes_of(job, network, computer, job.adapters, job.levels)
+    passes = (FORWARD_GATHER.name, BACKWARD_GATHER.name)
+    root, block = (
+        {name: time for name, time in every.items() if name in passes}
+        | {name: time for name, time in some.items() if name not in passes}
+        for every, some in zip(gathered, trained, strict=True)
+    )
+    return root, block
 
 
 def _lanes_of(

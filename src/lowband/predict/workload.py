@@ -10,6 +10,7 @@ import numpy as np
 
 from lowband.cost.activations import Recompute
 from lowband.cost.experts import groups_of
+from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
 from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
@@ -20,6 +21,7 @@ from lowband.spec.context import Layout, check_context, check_layout, check_name
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
+from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
 from lowband.spec.schedules import check_numbers
 from lowband.spec.scheme import Scheme
@@ -45,6 +47,7 @@ class Workload:
     imbalance:    of ranks with different experts, rows of the fullest one's as a multiple of the mean
     loss_chunks, fused_adamw: as a run's
     beyond:       the device, where states lie there beside those that the scheme places there; None: none
+    lora:         adapters, beside which all else is frozen; None: all is trained
     """
 
     machine: Machine
@@ -65,6 +68,7 @@ class Workload:
     loss_chunks: int = 1
     fused_adamw: bool = False
     beyond: Beyond | None = None
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
@@ -87,6 +91,7 @@ class Workload:
                 f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
             )
         self._check_stages()
+        self._check_adapters()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
             check_layout(self.layout, self.axes, self.model, length)
@@ -111,6 +116,23 @@ class Workload:
             allowed = f"stages of multiples of {every} layers"
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
 
+    def _check_adapters(self) -> None:
+        if self.lora is None:
+            return
+        self.lora.check(self.model)
+        axes = self.axes
+        for what, is_there in (
+            ("ranks along tensor, context, pipeline or experts",
+             axes.tensor * axes.context * axes.stages * axes.expert > 1),
+            ("states beyond the device", self.placed is not None),
+            ("replicas that meet seldom", self.scheme.sync is not None),
+            ("recomputation by operator", self.recompute == "op"),
+            (f"{self.stack.products} products", self.stack.products != "bf16"),
+            (self.stack.optimizer, self.stack.optimizer != "adamw"),
+        ):  # fmt: skip
+            if is_there:
+                raise UserError(f"adapters with {what} are not predicted")
+
     @cached_property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
@@ -118,6 +140,14 @@ class Workload:
         if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
             return self.beyond
         return replace(self.beyond or Beyond(), optim=tier)
+
+    @cached_property
+    def adapters(self) -> tuple[int, ...]:
+        """As `Place.numels`, elements of the adapters alone."""
+        if self.lora is None:
+            return ()
+        block = UnitLayout.of(self.lora.shapes(self.model), self.levels.world).numel
+        return (0, *[block] * self.model.layers)
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.bytes import transfers
+from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
@@ -77,6 +78,7 @@ def plan(
     software: Sequence[Software] = (),
     within: float = MODEL_ERROR,
     beyond: Beyond | None = None,
+    lora: Lora | None = None,
 ) -> Plan:
     """The candidates, predicted. Raises UserError if none is possible, DoesNotFit if none fits.
 
@@ -90,13 +92,14 @@ def plan(
     within:        the model's error, as `choice.chosen` has it: what is chosen with it is found for certain;
                    inf: all candidates are
     beyond:        the device, of every candidate, as Workload has it
+    lora:          adapters, likewise
     """
     check_ways(machine, ways)
     tried = possible(
         machine, model, ranks, axes or axes_to_try(machine, model), seq_len, ways, states
     )  # fmt: skip
     job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
-    bases = list(_bases(*job, imbalance, beyond))
+    bases = list(_bases(*job, imbalance, beyond, lora))
     if not bases:
         given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(
@@ -327,6 +330,7 @@ def _bases(
     recompute: Sequence[Recompute],
     imbalance: float = 1.0,
     beyond: Beyond | None = None,
+    lora: Lora | None = None,
 ) -> Iterator[Workload]:
     """Jobs in these axes and schedules, under DDP."""
     for way in axes:
@@ -340,7 +344,7 @@ def _bases(
             continue
         base = Workload(
             machine, stack, model, DDP, ranks, micro_batch=several, seq_len=seq_len,
-            accumulation=share // several, axes=way, imbalance=imbalance, beyond=beyond,
+            accumulation=share // several, axes=way, imbalance=imbalance, beyond=beyond, lora=lora,
         )  # fmt: skip
         for each in recompute:
             if each != "selective" or base.stack.attention == "plain":  # a fused kernel keeps no scores

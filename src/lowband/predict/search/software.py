@@ -38,6 +38,7 @@ class Software:
     recompute: what it keeps
     axes:      names of those that it has beside data
     whole:     whether virtual stages need whole rounds of micro-batches, one per rank along pipeline
+    adapters:  whether it trains modules as PEFT makes them
     """
 
     name: str
@@ -47,6 +48,7 @@ class Software:
     recompute: frozenset[Recompute]
     axes: frozenset[str] = frozenset({"tensor", "context", "expert", "pipeline"})
     whole: bool = False
+    adapters: bool = False
 
     def runs(self, job: Workload, scheme: Scheme | None = None) -> bool:
         """Whether it runs the job, in at least one of its numbers of micro-batches. scheme: instead of its"""
@@ -57,6 +59,7 @@ class Software:
         apart = {name for name in ("tensor", "context", "expert", "pipeline") if getattr(job.axes, name) > 1}
         return (
             apart <= self.axes
+            and (job.lora is None or self.adapters)
             and job.axes.row in self.schedules
             and job.recompute in self.recompute
             and bool(np.any(self.takes(job)))
@@ -102,7 +105,7 @@ def _of_fsdp(s: Scheme, job: Workload) -> bool:
 
 
 def _of_ours(s: Scheme, job: Workload) -> bool:
-    return job.model.is_gpt
+    return job.model.is_gpt or job.lora is not None  # examples/lora.py
 
 
 _ALL_SCHEDULES: Final[frozenset[Name]] = frozenset(
@@ -112,7 +115,7 @@ _MEGATRON_LM: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved"})
 _TORCHTITAN: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved", "zb-v", "dualpipe-v"})
 
 OURS: Final = Software(
-    "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full"}),
+    "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full"}), adapters=True,
 )  # fmt: skip
 SOFTWARE: Final = (
     Software(
@@ -121,6 +124,7 @@ SOFTWARE: Final = (
     ),
     Software(
         "deepspeed", ("deepspeed-zero",), _of_deepspeed, frozenset({"1f1b"}), frozenset({"none", "full"}),
+        adapters=True,
     ),
     Software(
         "torchtitan", ("fsdp2", "fsdp2-2025"), _of_fsdp, _TORCHTITAN, frozenset({"none", "op", "full"}),

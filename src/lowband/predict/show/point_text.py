@@ -25,6 +25,7 @@ def text(row: dict[str, Any]) -> str:
         f"products in {row['products']}, attention {row['attention']}, {'with' if row['dropout'] else 'no'} "
         f"dropout, {row['optimizer']}, gradients reduced in {row['reduce_dtype']}"
         + (", tokens divided along tp" if row["sequence_parallel"] else ""),
+        *([_adapters(row["lora"])] if "lora" in row else []),
         *([_along_context(row["context"])] if "context" in row else []),
         *([_to_experts(row["experts"])] if "experts" in row else []),
         *([_meeting(row["sync"])] if "sync" in row else []),
@@ -86,6 +87,10 @@ def _rooms(of: dict[str, Any]) -> str:
             held, room = of[f"{tier}_node_bytes"] / GIB, of[f"{tier}_capacity_bytes"] / GIB
             found.append(f"{tier} {held:.4g} of {room:.4g} GiB" + ("" if held <= room else ": does not fit"))
     return ", ".join(found)
+
+
+def _adapters(of: dict[str, Any]) -> str:
+    return f"adapters of rank {of['rank']} on {of['on']}: {of['parameters']:,} parameters, all else is frozen"
 
 
 def _along_context(of: dict[str, Any]) -> str:

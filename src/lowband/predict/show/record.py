@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lowband.cost.bytes import stage_numels, transfers
+from lowband.cost.lora import Lora
 from lowband.predict.context import context_sent
 from lowband.predict.defaults import constants
 from lowband.predict.experts import experts_sent
@@ -44,6 +45,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "recompute": job.recompute,
         **({} if job.recomputed == 1 else {"recomputed": job.recomputed}),
+        **({} if job.lora is None else {"lora": _adapters(job, job.lora)}),
         "attention": job.stack.attention,
         "products": job.stack.products,
         "optimizer": job.stack.optimizer,
@@ -79,6 +81,11 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         **_sync(job),
         **_tiers(job, prediction),
     }
+
+
+def _adapters(job: Workload, lora: Lora) -> dict[str, Any]:
+    trained = job.model.layers * lora.parameters(job.model)
+    return {"rank": lora.rank, "on": " ".join(lora.on), "parameters": trained}
 
 
 def _tiers(job: Workload, prediction: Prediction) -> dict[str, Any]:
