@@ -3,9 +3,9 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, positive
+from lowband.commands import add_verb, at_least_one, plan_others, positive
 from lowband.commands.predict import (
     LAYERS,
     RECOMPUTE,
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from lowband.cost.tiers import Beyond
     from lowband.predict.search.candidates import Candidate
     from lowband.predict.whole import Conditions
-    from lowband.spec.config import Config
-    from lowband.spec.machine import Machine
-    from lowband.spec.model import ModelSpec
-    from lowband.spec.stack import Stack
 
-WHOLE: Final = ("none", "full")  # of sequences of many lengths, and of replicas that meet seldom
 OURS = "lowband"
 NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
 ANY = "any"
@@ -145,13 +140,13 @@ def _search(options: argparse.Namespace) -> None:
         )
     beyond, adapters = _placed(options)
     if options.lengths is not None:
-        _plan_lengths(options, machine, stack, model)
+        plan_others.many_lengths(options, machine, stack, model)
         return
     if options.outer_gbps is not None:
-        _plan_seldom(options, config)
+        plan_others.seldom_met(options, config)
         return
     if options.largest is not None:
-        _plan_largest(options, config, machine, stack, model)
+        plan_others.largest_model(options, config, machine, stack, model)
         return
     if options.groups:
         if options.write and own:
@@ -184,7 +179,7 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
     from lowband.predict.search.plan import RECOMPUTE
 
     beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
-    elsewhere = _given(options, "largest", "lengths", "outer_gbps", "write")
+    elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps", "write")
     for name, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
         if is_asked and elsewhere:
             raise UserError(f"--{name} is without {elsewhere[0]}")
@@ -202,7 +197,7 @@ def _conditions(options: argparse.Namespace) -> "Conditions | None":
 
     names = ("hours_between_failures", "checkpoint_seconds", "restart_minutes")
     hours, seconds, minutes = (getattr(options, name) for name in names)
-    given = _given(options, *names)
+    given = plan_others.given(options, *names)
     if options.tokens is None:
         if given:
             raise UserError(f"{given[0]} is for a run of --tokens")
@@ -221,92 +216,3 @@ def _whole_run(best: "Candidate", given: "Conditions") -> list[str]:
     from lowband.predict.whole import whole_run
 
     return ["", *lines(whole_run(best.job, predict(best.job), given), given)]
-
-
-def _plan_largest(
-    options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
-) -> None:
-    from lowband.predict.request import sequence
-    from lowband.predict.search.largest import largest
-    from lowband.predict.show import largest as show
-    from lowband.predict.workload import Workload
-
-    beside = _given(options, "write", "tp", "pp", "layers", "exact", "states")
-    beside += ["--cp"] * (options.cp is not None) + ["--ep"] * (options.ep is not None)
-    if beside:
-        raise UserError(f"--largest is without {beside[0]}")
-    scheme = config.given_scheme(options.largest).on(list(machine.sizes))
-    micro_batch, *more = options.micro_batch or [1]
-    if more:
-        raise UserError("--largest takes one --micro-batch")
-    batch = options.global_batch or micro_batch * options.gpus
-    job = Workload(
-        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
-        max(1, batch // (micro_batch * options.gpus)),
-    )  # fmt: skip
-    rows = [show.record(one) for one in largest(job)]
-    print_rows(options, rows, lambda: show.text(job, rows))
-
-
-def _plan_lengths(
-    options: argparse.Namespace, machine: "Machine", stack: "Stack", model: "ModelSpec"
-) -> None:
-    from lowband.predict.search.lengths_cost import Job, read_lengths
-    from lowband.predict.show import lengths as show
-
-    others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
-    beside = _given(options, *others)
-    beside += ["--cp"] * (options.cp is not None) + ["--ways"] * (options.ways != ["all"])
-    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep is not None)
-    if beside:
-        raise UserError(f"--lengths is without {beside[0]}")
-    batch = read_lengths(options.lengths, model)
-    found, refused = [], []
-    for recompute in options.recompute or WHOLE:
-        try:
-            found.append(show.rows(batch, Job(machine, stack, model, options.gpus, recompute)))
-        except UserError as error:
-            refused.append(error)
-    if not found:
-        raise refused[-1]
-    rows = min(found, key=lambda each: each[0]["step_s"])
-    print_rows(options, rows, lambda: show.report(batch, rows))
-
-
-SELDOM = ("diloco", "diloco-hier3")  # the placements that are tried in a node
-
-
-def _plan_seldom(options: argparse.Namespace, config: "Config") -> None:
-    from lowband.predict.request import sequence, setting
-    from lowband.predict.search import plan_seldom
-    from lowband.predict.workload import Workload
-
-    if options.write or options.tp or options.pp or options.layers or options.cp or options.ep:
-        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp, --ep and --layers")
-    machine, stack = setting(config, options.cluster, options.stack)
-    machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
-    model = config.given_model(options.model)
-    inside = plan_seldom.possible([config.scheme(name) for name in SELDOM], machine, options.gpus)
-    batch = options.global_batch or 4 * options.gpus
-    batches = [
-        (micro, batch // (options.gpus * micro))
-        for micro in options.micro_batch or [1]
-        if batch % (options.gpus * micro) == 0
-    ]
-    if not batches:
-        raise UserError(
-            f"no micro-batch divides {batch} sequences over {options.gpus} ranks",
-            where="--micro-batch",
-            allowed="a global batch of a multiple of ranks x micro-batch",
-        )
-    job = Workload(machine, stack, model, inside[0], options.gpus, 1, sequence(model, options.seq))
-    found = plan_seldom.plan(
-        job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact
-    )
-    rows = [choice.row() for choice in found]
-    print_rows(options, rows, lambda: plan_seldom.report(found, options.outer_gbps))
-
-
-def _given(options: argparse.Namespace, *names: str) -> list[str]:
-    """Those of these options that were given, as they are written."""
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
