@@ -26,9 +26,20 @@ def sample() -> list[Case]:
     return [c for ranks, count in COUNTS for c in [c for c in drawn if c.ranks == ranks][:count]]
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[Outcome]:
-    return list(outcomes(sample(), LIMIT_S))
+def few() -> list[Case]:
+    """Of the sample, cases that show every feature each number of ranks has in it."""
+    cases, kept = sample(), []
+    missing = {(c.ranks, feature) for c in cases for feature in c.features}
+    while missing:
+        best = max(cases, key=lambda c: len(missing & {(c.ranks, feature) for feature in c.features}))
+        kept.append(best)
+        missing -= {(best.ranks, feature) for feature in best.features}
+    return kept
+
+
+@pytest.fixture(scope="module", params=[few, pytest.param(sample, marks=pytest.mark.wide)])
+def alone(request: pytest.FixtureRequest) -> list[Outcome]:
+    return list(outcomes(request.param(), LIMIT_S))
 
 
 def test_sample(alone: list[Outcome]) -> None:
