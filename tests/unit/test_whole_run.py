@@ -80,6 +80,9 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: py
     for form in ("--json", "--csv"):
         assert main([*job, "--tokens", "1e12", form]) == 2
         assert "--tokens is without --json and --csv" in capsys.readouterr().err
+    for other in (["--largest", "zero3"], ["--outer-gbps", "10"], ["--lengths", "lengths.txt"]):
+        assert main([*job, "--tokens", "1e12", *other]) == 2
+        assert f"--tokens is without {other[0]}" in capsys.readouterr().err
 
 
 def test_what_cannot_end_writes_nothing(

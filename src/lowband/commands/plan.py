@@ -204,6 +204,8 @@ def _conditions(options: argparse.Namespace) -> "Conditions | None":
         return None
     if options.json or options.csv:
         raise UserError("--tokens is without --json and --csv")
+    if elsewhere := plan_others.given(options, "largest", "lengths", "outer_gbps"):
+        raise UserError(f"--tokens is without {elsewhere[0]}")
     if given and (hours is None or seconds is None):
         needed = "--hours-between-failures with --checkpoint-seconds, and --restart-minutes or not"
         raise UserError(f"{given[0]} is not alone", allowed=needed)
