@@ -10,9 +10,11 @@ from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
+from lowband.predict.show.whole_text import lines
 from lowband.predict.whole import HOUR_S, Conditions, whole_run
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
+from lowband.spec.machine import Power
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)
@@ -51,6 +53,18 @@ def test_a_device_of_unknown_power_has_no_energy() -> None:
     device = JOB.machine.device.model_copy(update={"power": None})
     job = replace(JOB, machine=JOB.machine.model_copy(update={"device": device}))
     assert whole_run(job, FOUND, Conditions(1e12)).megawatt_hours is None
+
+
+def test_a_device_that_waits_takes_no_more_than_its_peak() -> None:
+    watts = {"peak_watts": {"value": 400, "source": "x"}, "idle_watts": {"value": 401, "source": "y"}}
+    with pytest.raises(UserError, match="a file: idle_watts 401 is above peak_watts 400") as caught:
+        Power.parse(watts, "a file")
+    assert "\n" not in str(caught.value)
+
+
+def test_energies_that_are_written_alike_are_one() -> None:
+    run = replace(whole_run(JOB, FOUND, Conditions(1e12)), megawatt_hours=(2.9, 3.1))
+    assert "energy of the devices: 3 MWh at most" in lines(run, Conditions(1e12))[-1]
 
 
 def test_one_device_has_one_power_in_every_machine_file() -> None:

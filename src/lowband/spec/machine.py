@@ -53,6 +53,13 @@ class Power(Strict):
     peak_watts: Fact = Field(description="at most")
     idle_watts: Fact | None = Field(default=None, description="while it waits; none: not known, 0 or more")
 
+    @model_validator(mode="after")
+    def _ordered(self) -> "Power":
+        idle, peak = self.idle_watts, self.peak_watts
+        if idle is not None and idle.value > peak.value:
+            raise ValueError(f"idle_watts {idle.value:g} is above peak_watts {peak.value:g}")
+        return self
+
     @property
     def source(self) -> str:
         """Of both."""

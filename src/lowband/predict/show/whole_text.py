@@ -16,6 +16,5 @@ def lines(run: WholeRun, given: Conditions) -> list[str]:
         )
     if run.megawatt_hours is None or run.power is None:
         return [*found, "energy: the device's power is not known"]
-    least, most = run.megawatt_hours
-    between = f"{most:,.0f}" if least == most else f"{least:,.0f} to {most:,.0f}"
+    between = " to ".join(dict.fromkeys(f"{end:,.0f}" for end in run.megawatt_hours))  # once if equal
     return [*found, f"energy of the devices: {between} MWh at most ({run.power.source})"]
