@@ -142,6 +142,8 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
         ({"stage": 2, "zero_quantized_weights": True}, "need stage 3, not 2"),
         ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param has no counterpart here"),
         ({"stage": 3, "offload_optimizer": "cpu"}, "offload_optimizer is not a mapping of keys to values"),
+        ({"stage": 3, "offload_optimizer": []}, "offload_optimizer is not a mapping of keys to values"),
+        ({"stage": 3, "offload_optimizer": {"devise": "cpu"}}, "offload_optimizer.devise is not known"),
         ({"stage": 3, "offload_optimizer": {"device": []}}, "device is '[]' (allowed: none, cpu, nvme)"),
         ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "ratio is 0.3 (allowed: 1:"),
         ({"offload_optimizer": {"device": "cpu"}}, "is not for stage 0 (allowed: stage 1, 2, 3)"),

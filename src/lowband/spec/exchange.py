@@ -82,9 +82,11 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
 def _tier_of_states(zero: dict[str, Any], where: str) -> Tier:
     """Of `offload_optimizer`, whose keys but `device` and `ratio` affect only speed."""
     key = "zero_optimization.offload_optimizer"
-    offload = zero.get("offload_optimizer") or {}
+    offload = {} if (given := zero.get("offload_optimizer")) is None else given
     if not isinstance(offload, dict):
         raise UserError(f"{key} is not a mapping of keys to values", where=where)
+    if unknown := sorted(set(offload) - _OFFLOADING):
+        raise UserError(f"{key}.{unknown[0]} is not known", where=where, allowed=sorted(_OFFLOADING))
     device, ratio = str(offload.get("device", "none")), offload.get("ratio", 1)
     if device not in _TIERS:
         raise UserError(f"{key}.device is {device!r}", where=where, allowed=[*_TIERS])
@@ -107,6 +109,10 @@ def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> 
 
 
 _TIERS: dict[str, Tier] = {"none": "device", "cpu": "host", "nvme": "disk"}
+_OFFLOADING = {
+    "device", "ratio", "buffer_count", "cpuadam_cores_perc", "fast_init", "nvme_path", "pin_memory", "pipeline",
+    "pipeline_read", "pipeline_write", "super_offload",
+}  # fmt: skip
 _PLACING = {"stage", "offload_optimizer", "zero_hpz_partition_size", "mics_shard_size", *QUANTIZED}
 _NO_SCHEME = {
     "cpu_offload", "cpu_offload_param", "offload_param", "zenflow", "zeropp_loco_param",
