@@ -21,6 +21,7 @@ _PREDICTOR = ("src/lowband/predict", "src/lowband/cost", f"{_EVIDENCE}/validatio
 MEASURED: dict[str, tuple[str, ...]] = {
     "anchors/": (_ENGINE, "src/lowband/run"),
     "box/": (_ENGINE, "src/lowband/box"),
+    "axes-peers/": (_ENGINE, "src/lowband/trainers"),
     "box-bench/comm.csv": ("src/lowband/box", "src/lowband/bench/comm.py"),
     "box-bench/jobs.csv": ("src/lowband/box", "src/lowband/run", "workflow"),
     "box-lanes/": (_ENGINE, "src/lowband/box"),
