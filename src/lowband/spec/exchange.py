@@ -110,8 +110,8 @@ def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> 
 
 _TIERS: dict[str, Tier] = {"none": "device", "cpu": "host", "nvme": "disk"}
 _OFFLOADING = {
-    "device", "ratio", "buffer_count", "cpuadam_cores_perc", "fast_init", "nvme_path", "pin_memory", "pipeline",
-    "pipeline_read", "pipeline_write", "super_offload",
+    "device", "ratio", "buffer_count", "cpuadam_cores_perc", "fast_init", "nvme_path", "pin_memory",
+    "pipeline", "pipeline_read", "pipeline_write", "super_offload",
 }  # fmt: skip
 _PLACING = {"stage", "offload_optimizer", "zero_hpz_partition_size", "mics_shard_size", *QUANTIZED}
 _NO_SCHEME = {
