@@ -125,11 +125,21 @@ def divided(names: list[str], inner: dict[str, int]):
     return found
 
 
+THREE = {"package": 3}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "inner"), [pytest.param(2, INNER, marks=pytest.mark.wide), (4, INNER), (3, {"package": 3})]
+    ("ranks", "inner", "names"),
+    [
+        pytest.param(2, INNER, [*PROGRAMS], marks=pytest.mark.wide),
+        (4, INNER, [*PROGRAMS]),
+        (3, THREE, ["plain", "joined", "breadth", "late"]),
+        pytest.param(3, THREE, [name for name in PROGRAMS if name != "routed"], marks=pytest.mark.wide),
+    ],
 )
-def test_bits_and_bytes_do_not_depend_on_the_division(ranks: int, inner: dict[str, int]) -> None:
-    names = ["plain", "joined", "breadth", "late"] if ranks == 3 else list(PROGRAMS)
+def test_bits_and_bytes_do_not_depend_on_the_division(
+    ranks: int, inner: dict[str, int], names: list[str]
+) -> None:
     for found in on_ranks(ranks, divided, names, inner):
         for name, ((weights, sent, by_unit, *_), *others) in found.items():
             for other, also_sent, submitted, *_ in others:

@@ -31,8 +31,9 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for each in body:
         yield each
         if not isinstance(each, ast.FunctionDef | ast.ClassDef):
-            for name in ("body", "orelse", "finalbody"):
-                yield from statements(getattr(each, name, []))
+            for part in (each, *getattr(each, "handlers", [])):
+                for name in ("body", "orelse", "finalbody"):
+                    yield from statements(getattr(part, name, []))
 
 
 def faults(source: str) -> list[str]:
@@ -46,12 +47,17 @@ def faults(source: str) -> list[str]:
             match each:
                 case ast.Import(names=names) | ast.ImportFrom(names=names):
                     own |= {(name.asname or name.name).split(".")[0] for name in names}
+                    continue
                 case ast.Assign(targets=targets) | ast.Delete(targets=targets):
-                    own -= {target.id for target in targets if isinstance(target, ast.Name)}
-                    if any(root_of(target) in own for target in targets):
-                        found.append(f"line {each.lineno}: {ast.unparse(each)}")
-                case ast.AugAssign(target=target) if root_of(target) in own:
-                    found.append(f"line {each.lineno}: {ast.unparse(each)}")
+                    pass
+                case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                    targets = [target]
+                case _:
+                    continue
+            single = [one for target in targets for one in getattr(target, "elts", [target])]
+            own -= {one.id for one in single if isinstance(one, ast.Name)}
+            if any(root_of(one) in own for one in single):
+                found.append(f"line {each.lineno}: {ast.unparse(each)}")
         imported = imported or own
     return found
 
@@ -68,6 +74,8 @@ def test_no_test_changes_what_is_imported() -> None:
         ("from m import A\nA.f = 1", ["line 2: A.f = 1"]),
         ("import os\nos.environ['A'] = 'b'", ["line 2: os.environ['A'] = 'b'"]),
         ("import m\ndef test_x():\n    m.n.LIMIT += 1", ["line 3: m.n.LIMIT += 1"]),
+        ("import m\nm.a, b = 1, 2", ["line 2: m.a, b = (1, 2)"]),
+        ("import m\ntry:\n    pass\nexcept ValueError:\n    m.a: int = 1", ["line 5: m.a: int = 1"]),
         ("import m\ndef on_rank():\n    m.LIMIT = 1", []),
         ("import m\ndef test_x(monkeypatch):\n    monkeypatch.setattr(m, 'LIMIT', 1)", []),
         ("from m import A\nB = {}\nB['x'] = A", []),

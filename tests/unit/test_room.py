@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from lowband.errors import UserError
+from lowband.run.ranks import Rank, ranks_here
 from lowband.run.train import train
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
@@ -26,6 +27,7 @@ def on(tier: str, **changes: Any) -> dict[str, Any]:
     return {**SMOKE.model_dump(), **plain, "scheme": Scheme.parse(scheme, "test"), **changes}
 
 
+PLACES = {"host": "in this node's memory", "disk": "on this node's disk"}
 Memory, Space = namedtuple("Memory", "available"), namedtuple("Space", "free")
 
 
@@ -39,15 +41,37 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, sho
     with pytest.raises(UserError) as caught:
         train(path)
     found = re.fullmatch(
-        rf"scheme 'offloaded': (\d+) bytes of states of 4 ranks in this node's {short}, 100000 are free "
+        rf"scheme 'offloaded': ([\d,]+) bytes of states {PLACES[short]}, where 100,000 are free "
         r"\(allowed: a smaller model, more nodes\)",
         str(caught.value),
     )
     assert found is not None, caught.value
     parameters = CONFIG.model("gpt-200k").parameters
     if short == tier:  # and the gradients, in the host's memory
-        assert ADAM * parameters <= int(found[1]) < 2 * ADAM * parameters
+        assert ADAM * parameters <= int(found[1].replace(",", "")) < 2 * ADAM * parameters
     assert [each.name for each in tmp_path.iterdir()] == ["spec.json"]
+
+
+@pytest.mark.parametrize(
+    ("set_by_launcher", "here"),
+    [
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x3),2"}, 8),  # this node may be one of the full ones
+        ({}, 1),
+    ],
+)
+def test_a_rank_alone_counts_its_node_s(
+    monkeypatch: pytest.MonkeyPatch, set_by_launcher: dict[str, str], here: int
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_by_launcher.items():
+        monkeypatch.setenv(name, value)
+    alone = Rank(3, 26, 3, "env://")
+    assert ranks_here(alone, 26) == here
+    assert ranks_here([alone, alone], 26) == 2
+    assert ranks_here(None, 26) == 26
 
 
 def test_a_tier_without_a_rate() -> None:

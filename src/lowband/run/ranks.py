@@ -1,6 +1,7 @@
 """The ranks that this process is or starts: one given by torchrun or srun, its node's, or all."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -63,6 +64,19 @@ def from_environment(ranks: int) -> Rank | list[Rank] | None:
         return Rank(rank, world, local_rank, "env://")
     per_node = ranks // world
     return [Rank(rank * per_node + local, ranks, local, "env://") for local in range(per_node)]
+
+
+def ranks_here(found: Rank | list[Rank] | None, ranks: int) -> int:
+    """How many ranks of a job this node has; of a rank alone, as far as its launcher says.
+
+    found: what `from_environment` gave
+    """
+    if not isinstance(found, Rank):
+        return ranks if found is None else len(found)
+    if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's
+        return _count("LOCAL_WORLD_SIZE")
+    of_nodes = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))  # 8(x3),4
+    return max(map(int, of_nodes), default=1)
 
 
 def _count(name: str) -> int:

@@ -1,6 +1,7 @@
 """Whether a node has room for the states that a run keeps in another memory than the devices'."""
 
 import shutil
+from contextlib import suppress
 
 import psutil
 
@@ -12,17 +13,31 @@ from lowband.spec.tiers import DISK, HOST, TIERS
 
 
 def check_room(spec: RunSpec, folder: RunFolder, backend: str, ranks: int) -> None:
-    """Raises UserError, naming bytes, if the ranks that this process is or starts do not fit on its node."""
+    """Raises UserError, naming bytes, if the states of this node's ranks have no room.
+
+    ranks: on this node
+    """
     if spec.engine != "lowband" or spec.scheme.optim_tier not in TIERS:
         return
     held = held_bytes(spec, backend)
-    left = sum(file.stat().st_size for file in folder.disk.rglob("*.states"))  # a killed run's, removed soon
     free = {
         HOST: psutil.virtual_memory().available,
-        DISK: shutil.disk_usage(folder.path).free + left,
+        DISK: shutil.disk_usage(folder.path).free + _left_behind(folder),
     }
     for tier in TIERS:
         needed = ranks * sum(count for kind, count in held.items() if kind.endswith(f"@{tier}"))
         if needed > free[tier]:
-            what = f"{needed} bytes of states of {ranks} ranks in this node's {tier}, {free[tier]} are free"
+            what = f"{needed:,} bytes of states {_PLACES[tier]}, where {free[tier]:,} are free"
             raise UserError(what, where=f"scheme '{spec.scheme.name}'", allowed="a smaller model, more nodes")
+
+
+_PLACES = {HOST: "in this node's memory", DISK: "on this node's disk"}
+
+
+def _left_behind(folder: RunFolder) -> int:
+    """Bytes of a killed run's states, which are removed soon, or are being removed."""
+    found = 0
+    for file in folder.disk.rglob("*.states"):
+        with suppress(FileNotFoundError):
+            found += file.stat().st_size
+    return found

@@ -28,7 +28,7 @@ from lowband.run.exit_cause import exit_on_order
 from lowband.run.joining import device_type, join_job
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.pacing import Overloaded
-from lowband.run.ranks import Rank, from_environment, is_first_process, job_id
+from lowband.run.ranks import Rank, from_environment, is_first_process, job_id, ranks_here
 from lowband.run.room import check_room
 from lowband.run.training_loop import Diverged, train_rank
 from lowband.spec.lock import hold, job_of
@@ -75,8 +75,7 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
             return outcome
         with _started(folder):
             return folder.write_outcome(outcome)
-    here = [mine] if isinstance(mine, Rank) else mine
-    check_room(spec, folder, "nccl" if on == "cuda" else "gloo", spec.ranks if here is None else len(here))
+    check_room(spec, folder, "nccl" if on == "cuda" else "gloo", ranks_here(mine, spec.ranks))
     if spec.attention == "flash2":
         flash_attention.require(torch.device(on))
         flash_attention.check_heads(spec.model.heads, spec.model.heads, spec.model.hidden // spec.model.heads)

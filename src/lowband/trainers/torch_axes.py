@@ -105,10 +105,12 @@ def clip_over_axes(parameters: Iterable[nn.Parameter], max_norm: float, tensor: 
 
     tensor: ranks along it, which all have what is no DTensor there
     """
-    grads = [p.grad for p in parameters if isinstance(p.grad, DTensor)]
-    device_type = grads[0].device_mesh.device_type  # gradients may lie in the host's memory, messages not
+    grads = [p.grad for p in parameters if p.grad is not None]
+    sharded = [grad for grad in grads if isinstance(grad, DTensor)]
+    assert len(sharded) == len(grads)
+    device_type = sharded[0].device_mesh.device_type  # of messages; gradients may lie in the host's memory
     total = torch.zeros((), dtype=torch.float64, device=device_type)
-    for grad in grads:
+    for grad in sharded:
         mesh, copies = grad.device_mesh, 1
         for dim, placement in enumerate(grad.placements):
             copies *= mesh.size(dim) if placement.is_replicate() else 1
@@ -116,6 +118,6 @@ def clip_over_axes(parameters: Iterable[nn.Parameter], max_norm: float, tensor: 
         total += grad.to_local().double().square().sum().to(device_type) / copies
     dist.all_reduce(total)
     norm = total.sqrt()
-    for grad in grads:
+    for grad in sharded:
         grad.to_local().mul_(torch.clamp(max_norm / norm, max=1.0).to(grad.device))
     return norm
