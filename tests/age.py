@@ -46,6 +46,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "optimizers/": (_ENGINE,),
     "orders/": (_ENGINE,),
     "padding/": ("src/lowband/run/padded_experts.py",),
+    "peers-host/": (_ENGINE, "src/lowband/trainers"),
     "peers/": (_ENGINE, "src/lowband/trainers"),
     "pipeline/": (_ENGINE,),
     "predicted/": _PREDICTOR,
