@@ -160,11 +160,9 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     if scheme.sync is not None:
         return _local_sgd(peer, scheme, scheme.sync, levels, where)
     form = form_of(scheme, levels)
+    cells = [TABLE[form][peer], *([OFF_DEVICE[scheme.optim_tier][peer]] if scheme.copies else [])]
     arguments: Arguments = {}
-    for cell in (
-        TABLE[form][peer],
-        *(OFF_DEVICE[tier][peer] for tier in [scheme.optim_tier] if scheme.copies),
-    ):
+    for cell in cells:
         if isinstance(cell, Lacks):
             raise UserError(f"no counterpart: {cell.reason}", where=where)
         arguments |= cell.arguments
