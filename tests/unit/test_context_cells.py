@@ -5,8 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lowband.evidence.tables.derived.context_ways import SUITE, build
+from lowband.evidence.tables.derived.context_ways import build
 from lowband.evidence.validation import context_cells
+from lowband.evidence.validation.context_cells import SUITE
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 
@@ -53,7 +54,7 @@ def _runs(seconds: dict[tuple[int, str], tuple[float, float]]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "suite": SUITE, "provenance": "measured", "cluster": "context-box", "model": "small",
-            "seq_len": length, "micro_batch": 1, "recompute": "none", "outer_link_bytes_per_s": 1.0,
+            "ranks": 8, "seq_len": length, "micro_batch": 1, "recompute": "none", "outer_link_bytes_per_s": 1.0,
             "context_attention": way, "context_states": "auto", "status": "ok", "step_time_s": measured,
             "predicted_step_time_s": predicted,
         }
@@ -71,9 +72,9 @@ def test_a_cell_is_right_if_the_named_way_is_the_fastest() -> None:
     found = build(runs)
     assert found["is_right"].tolist() == [True, False]
     assert found["ways"].tolist() == [2, 3]
-    assert found.loc[1, "over_measured_best"] == pytest.approx(4 / 3)
     assert found.loc[1, ["predicted_way", "measured_way"]].tolist() == ["ring", "gather"]
     assert found["next_predicted"].tolist() == pytest.approx([1.5, 1.2])
+    assert found["next_measured"].tolist() == pytest.approx([1.5, 3 / 4])
     runs.loc[0, "status"] = "overloaded"
     assert len(build(runs)) == 1
     other = build(runs.assign(suite="another"))

@@ -86,11 +86,11 @@ def test_parity_counts_different_weights_per_rank_count(tables: Path) -> None:
 
 def test_what_the_runs_of_a_suite_show_by_themselves() -> None:
     of_any = ["scaling", "communication", "memory", "loss", "parity"]
-    assert tables_of_runs(["smoke"]) == [*of_any, "context_ways"]
-    assert tables_of_runs(["convergence"]) == [*of_any, "convergence", "convergence_curves", "context_ways"]
-    assert tables_of_runs(["peers-box"]) == [*of_any, "peers", "peer_bytes", "context_ways"]
-    assert tables_of_runs(["box-sweep"]) == [*of_any, "box", "box_hops", "box_ratios", "context_ways"]
-    assert tables_of_runs(["default"]) == [*of_any, "context_ways"]  # softmax is a benchmark, no run
+    assert tables_of_runs(["smoke"]) == [*of_any]
+    assert tables_of_runs(["convergence"]) == [*of_any, "convergence", "convergence_curves"]
+    assert tables_of_runs(["peers-box"]) == [*of_any, "peers", "peer_bytes"]
+    assert tables_of_runs(["box-sweep"]) == [*of_any, "box", "box_hops", "box_ratios"]
+    assert tables_of_runs(["default"]) == [*of_any]  # softmax is a benchmark, no run
 
 
 def test_a_table_without_a_column_is_refused_in_one_line(tables: Path, tmp_path: Path) -> None:
