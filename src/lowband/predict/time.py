@@ -28,7 +28,7 @@ afterwards is behind nothing.
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
 idle time (bubble.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
-sends each micro-batch's activations v times each way. Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
+sends each micro-batch's activations v times each way (stage_messages.py). Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
 M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
 batch, behind M f or M b.
 
@@ -65,6 +65,7 @@ from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.place import Place, alike, unlike
+from lowband.predict.stage_messages import exchange_s, tied_s
 from lowband.predict.tiers import tier_waits
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -138,7 +139,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
-    add("pipeline_exchange", micro_batches * (exchange := _exchange_s(job, other)))
+    exchange = exchange_s(job, other)
+    add("pipeline_exchange", micro_batches * exchange.slowest + tied_s(job, other))
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
     in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
@@ -312,16 +314,3 @@ def _all_reduce_s(job: Workload, network: Network) -> Num:
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
     sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.own_tokens * job.model.hidden
     return network.ring_s(hops, sent, rounds=2)
-
-
-def _exchange_s(job: Workload, network: Network) -> Num:
-    """Seconds to send a micro-batch's activations to the next stage and gradients back, over a rank's stages.
-
-    Each tensor-parallel rank sends its part (scatter/gather, arXiv 2104.04473, section 4.1).
-    """
-    if job.axes.pipeline == 1:
-        return 0.0
-    level = job.mesh.along("pipeline")[0].level  # the links to the next stage
-    moved = 2 * job.micro_batch * job.own_tokens * job.model.hidden / job.axes.tensor
-    one = network.base_s + network.latency_s(level) + moved / network.rate(level)
-    return 2 * job.axes.chunks * one
