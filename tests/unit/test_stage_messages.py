@@ -1,6 +1,7 @@
 """What stages wait for each other's messages: by the links between them, and a tied head's once a step."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -19,7 +20,8 @@ def _job(**options: object) -> Workload:
             "name": "stages", "purpose": "stages", "cluster": "frontier",
             "fixed": {
                 "model": "gpt-600k", "scheme": "zero3", "ranks": 16, "seq_len": 64, "steps": 4,
-                "compute_dtype": "bf16", "reduce_dtype": "bf16", "micro_batch": 2, "accumulation": 4, **options,
+                "compute_dtype": "bf16", "reduce_dtype": "bf16", "micro_batch": 2, "accumulation": 4,
+                **options,
             },
         },
         "stages",
@@ -39,7 +41,7 @@ def test_neighbours_by_the_link_between_them(pipeline: int, crossed: list[int]) 
     digits = job.mesh.along("pipeline")
     assert boundaries(digits) == crossed
     group, levels = job.mesh.group("pipeline", 0), job.mesh.levels("pipeline")
-    found = [levels.common(a, b) for a, b in zip(group, group[1:], strict=False)]
+    found = [levels.common(a, b) for a, b in pairwise(group)]
     assert [found.count(digit.level) for digit in digits] == crossed
 
 

@@ -1,4 +1,4 @@
-"""Seconds of the messages between a pipeline's stages: activations and their gradients, a tied head's gradient.
+"""Seconds of messages between a pipeline's stages: activations, their gradients, a tied head's gradient.
 
 Ranks that are neighbours along the pipeline may be in one node or in two. The slowest of these links sets the
 pace while the pipeline is full; as it fills and empties, each micro-batch crosses all of them once.
@@ -15,7 +15,8 @@ from lowband.spec.schedules import SCHEDULES
 
 
 class Exchange(NamedTuple):
-    """Seconds of a micro-batch's messages to and from a rank's stages: over the slowest link, and the mean."""
+    """Seconds of a micro-batch's messages to and from a rank's stages: over the slowest link, and in the
+    mean."""
 
     slowest: Num
     mean: Num

@@ -28,9 +28,9 @@ afterwards is behind nothing.
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
 idle time (bubble.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
-sends each micro-batch's activations v times each way (stage_messages.py). Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all
-M micro-batches through a unit in turn, so a unit is gathered and reduced once per step, not once per micro-
-batch, behind M f or M b.
+sends each micro-batch's activations v times each way (stage_messages.py). Breadth-first (Lamy-Poirier,
+arXiv 2211.05953) runs all M micro-batches through a unit in turn, so a unit is gathered and reduced once per
+step, not once per micro-batch, behind M f or M b.
 
 Ranks along context compute with their part of the tokens, attention as long as the one that has most of it
 (cost/context_load.py), and wait in each block for what does not hide behind it (context.py): item `context`.

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lowband.run.environment import source_sha256, versions
+from lowband.run.free_memory import free_memory
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,8 @@ def own_facts(device: torch.device, rank: int, ranks_on_host: int) -> RankFacts:
         free, total = torch.cuda.mem_get_info(device)
         identity = str(getattr(properties, "uuid", device.index))
         return RankFacts(host, found, properties.name, f"{host} {identity}", free, total)
-    memory = psutil.virtual_memory()
-    free = memory.available // ranks_on_host
+    free = free_memory() // ranks_on_host
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         free = min(free, max(0, limit - psutil.Process().memory_info().vms))
-    return RankFacts(host, found, "CPU", f"{host} rank {rank}", free, memory.total)
+    return RankFacts(host, found, "CPU", f"{host} rank {rank}", free, psutil.virtual_memory().total)

@@ -7,12 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
 from lowband.box import links, slurm
 from lowband.errors import UserError, install
 from lowband.kernels import c_library
 from lowband.run.environment import cpu_name
+from lowband.run.free_memory import free_memory
 from lowband.run.submit import why_not
 
 # Needs of `make reproduce`, rounded up from those of the shipped runs and a set-up (report/needs.py).
@@ -36,7 +35,7 @@ Row = tuple[str, str, str]
 def _machine() -> Iterator[Row]:
     yield "python", sys.version.split()[0], "" if sys.version_info >= (3, 11) else "3.11 or later is needed"
     yield "processor", cpu_name(), "make reproduce runs up to 8 ranks on it; 2 cores are enough"
-    memory_gib = psutil.virtual_memory().available / 2**30
+    memory_gib = free_memory() / 2**30
     enough = memory_gib >= NEEDED_MEMORY_GIB
     yield (
         "memory free",

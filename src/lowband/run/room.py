@@ -3,10 +3,9 @@
 import shutil
 from contextlib import suppress
 
-import psutil
-
 from lowband.cost.held import held_bytes
 from lowband.errors import UserError
+from lowband.run.free_memory import free_memory
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.tiers import DISK, HOST, TIERS
@@ -21,7 +20,7 @@ def check_room(spec: RunSpec, folder: RunFolder, backend: str, ranks: int) -> No
         return
     held = held_bytes(spec, backend)
     free = {
-        HOST: psutil.virtual_memory().available,
+        HOST: free_memory(),
         DISK: shutil.disk_usage(folder.path).free + _left_behind(folder),
     }
     for tier in TIERS:
