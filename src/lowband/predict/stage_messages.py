@@ -11,7 +11,6 @@ from lowband.cost.collectives import Network
 from lowband.cost.numbers import Num
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import Digit
-from lowband.spec.schedules import SCHEDULES
 
 
 class Exchange(NamedTuple):
@@ -43,7 +42,7 @@ def boundaries(digits: list[Digit]) -> list[int]:
 def tied_s(job: Workload, network: Network) -> Num:
     """Of a step: the gradient of an embedding that is also the head, between the first and the last rank."""
     digits = job.mesh.along("pipeline")
-    if not digits or not job.model.tied_head or SCHEDULES[job.axes.row].in_a_vee:
+    if not job.model.tied_head or job.axes.has_both_ends:
         return 0.0
     numel = job.model.vocab * job.model.hidden / job.axes.tensor
     return _message_s(network, digits[-1].level, 4 * numel / job.levels.size(job.scheme.optim))

@@ -147,6 +147,9 @@ class _Search:
         order = sorted(range(len(floors)), key=lambda i: floors[i].min())
         for i in order:
             base, near = self.bases[i], []
+            if floors[i].min() > self.last_row and np.isfinite(self.within):  # as are all that follow
+                self.tried += self._count(base)
+                continue
             for scheme, takes in self._placed(base):
                 self.tried += int(np.sum(takes))
                 if floors[i].min() <= self._most(scheme):
@@ -199,6 +202,12 @@ class _Search:
                     takes = takes | by_row
             if takes.any():
                 yield scheme, takes
+
+    def _count(self, base: Workload) -> int:
+        """Of a job's candidates."""
+        if not self.software:
+            return len(schemes(base.levels, self.exact)) * np.size(base.micro_batch)
+        return sum(int(np.sum(takes)) for _, takes in self._placed(base))
 
     def _predict(self, base: Workload, scheme: Scheme, which: NDArray[np.bool_]) -> None:
         """which: of its micro-batches"""
