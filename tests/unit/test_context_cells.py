@@ -55,7 +55,7 @@ def _runs(seconds: dict[tuple[int, str], tuple[float, float]]) -> pd.DataFrame:
         {
             "suite": SUITE, "provenance": "measured", "cluster": "context-box", "model": "small",
             "ranks": 8, "seq_len": length, "micro_batch": 1, "recompute": "none",
-            "outer_link_bytes_per_s": 1.0,
+            "outer_link_bytes_per_s": 1.0, "scale": 1.0,
             "context_attention": way, "context_states": "auto", "status": "ok", "step_time_s": measured,
             "predicted_step_time_s": predicted,
         }

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from typing import Any
+
 import pytest
 from scipy.optimize import minimize_scalar
 
@@ -56,10 +58,13 @@ def test_a_device_of_unknown_power_has_no_energy() -> None:
 
 
 def test_a_device_that_waits_takes_no_more_than_its_peak() -> None:
-    watts = {"peak_watts": {"value": 400, "source": "x"}, "idle_watts": {"value": 401, "source": "y"}}
+    watts: dict[str, Any] = {"peak_watts": {"value": 400, "source": "x"}, "idle_watts": {"value": 401, "source": "y"}}
     with pytest.raises(UserError, match="a file: idle_watts 401 is above peak_watts 400") as caught:
         Power.parse(watts, "a file")
     assert "\n" not in str(caught.value)
+    watts["idle_watts"] |= {"value": 60, "high": 70}
+    with pytest.raises(UserError, match="a file: idle_watts has no interval"):
+        Power.parse(watts, "a file")
 
 
 def test_energies_that_are_written_alike_are_one() -> None:

@@ -56,6 +56,9 @@ class Power(Strict):
     @model_validator(mode="after")
     def _ordered(self) -> "Power":
         idle, peak = self.idle_watts, self.peak_watts
+        for name, fact in (("peak_watts", peak), ("idle_watts", idle)):
+            if fact is not None and (fact.low is not None or fact.high is not None):
+                raise ValueError(f"{name} has no interval: an energy is told without one")
         if idle is not None and idle.value > peak.value:
             raise ValueError(f"idle_watts {idle.value:g} is above peak_watts {peak.value:g}")
         return self

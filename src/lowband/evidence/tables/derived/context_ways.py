@@ -10,7 +10,7 @@ import pandas as pd
 SUITES = ["box-context", "box-context-levels"]
 CELL = [
     "provenance", "suite", "cluster", "model", "ranks", "seq_len", "micro_batch", "recompute",
-    "outer_link_bytes_per_s",
+    "outer_link_bytes_per_s", "scale",
 ]  # fmt: skip
 WAY = ["context_attention", "context_states"]
 COLUMNS = (
