@@ -8,7 +8,7 @@ import pytest
 from lowband.errors import UserError
 from lowband.evidence.report import documents
 from lowband.evidence.report.documents import Part, read_blocks, write_documents
-from lowband.predict.search.plan import WIRES
+from lowband.predict.search.candidates import WIRES
 
 ROOT = Path(__file__).parents[2]
 ROWS = pd.DataFrame(

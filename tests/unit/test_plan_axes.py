@@ -19,7 +19,8 @@ from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import KNOBS, Plan
 from lowband.predict.search.degrees import axes_to_try, ends
-from lowband.predict.search.plan import plan, schemes
+from lowband.predict.search.placements import schemes
+from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config

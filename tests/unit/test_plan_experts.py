@@ -17,7 +17,8 @@ from lowband.predict.place import alike
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import KNOBS
 from lowband.predict.search.degrees import axes_to_try, left_out
-from lowband.predict.search.plan import plan, schemes
+from lowband.predict.search.placements import schemes
+from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config

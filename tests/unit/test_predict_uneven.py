@@ -13,7 +13,8 @@ from lowband.cost.stages import parts
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.prediction import predict
-from lowband.predict.search.plan import axes_to_try, plan
+from lowband.predict.search.degrees import axes_to_try
+from lowband.predict.search.plan import plan
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import InStages, Ways

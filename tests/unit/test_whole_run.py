@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-
 from typing import Any
 
 import pytest
@@ -58,7 +57,10 @@ def test_a_device_of_unknown_power_has_no_energy() -> None:
 
 
 def test_a_device_that_waits_takes_no_more_than_its_peak() -> None:
-    watts: dict[str, Any] = {"peak_watts": {"value": 400, "source": "x"}, "idle_watts": {"value": 401, "source": "y"}}
+    watts: dict[str, Any] = {
+        "peak_watts": {"value": 400, "source": "x"},
+        "idle_watts": {"value": 401, "source": "y"},
+    }
     with pytest.raises(UserError, match="a file: idle_watts 401 is above peak_watts 400") as caught:
         Power.parse(watts, "a file")
     assert "\n" not in str(caught.value)

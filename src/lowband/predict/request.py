@@ -10,10 +10,11 @@ from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
+from lowband.predict.context_ways import ALL_WAYS, check_ways, in_ways
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.show.record import record
-from lowband.predict.workload import ALL_WAYS, Workload, check_ways, in_ways
+from lowband.predict.workload import Workload
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
 from lowband.spec.context import check_layout, layout_of

@@ -19,11 +19,7 @@ nothing, the others behind the last micro-batch (cost/stages.py).
 Time beyond a pass's computation is exposed communication, attributed to collectives in proportion to their
 time in the lane (exposed.py).
 
-Replicas that meet seldom (spec.sync) exchange each fragment of the weights every H steps, x seconds, behind
-d = min(delay, H / fragments) steps of c seconds each without it: of what is exposed, join(d c, x) - d c, a
-step has the H-th part, the mean over a period. From the next fragment's start on an exchange shares the
-lane, so for longer delays and unequal fragments this is an upper bound. What gathers new weights in a replica
-afterwards is behind nothing.
+Replicas that meet seldom wait for each other besides (meeting.py).
 
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
@@ -64,12 +60,13 @@ from lowband.predict.bubble import bubble_s
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
+from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
 from lowband.predict.stage_messages import exchange_s, tied_s
 from lowband.predict.tiers import tier_waits
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
-from lowband.spec.step import ANCHOR_GATHER, BACKWARD_GATHER, FORWARD_GATHER, STEP
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
     "forward", "recompute", "backward", "optimizer", "straggler", "host", "tensor_parallel",
@@ -152,7 +149,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
     if job.is_in_stages:
         add("bubble", bubble_s(job, place, w, forward_s, backward_s, exchange))
-    for name, time in _meeting(job, place, root, block, total(items, items), overlap).items():
+    for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
     often = {r.name: times[r.every] for r in STEP}
@@ -192,31 +189,6 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
         return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
     return optimizer + outer / sync.every
-
-
-def _meeting(
-    job: Workload, place: Place, root: Lane, block: Lane, alone_s: Num, overlap: float
-) -> dict[str, Num]:
-    """What a step waits for exchanges between replicas, in the mean over a period; nothing without sync.
-
-    alone_s: of a step without them
-    """
-    sync = job.scheme.sync
-    if sync is None:
-        return {}
-
-    def lane_s(name: str, fragment: int) -> Num:
-        in_it = sum(sync.fragment_of(unit) == fragment for unit in range(1, place.blocks + 1))
-        return in_it * block.get(name, 0.0) + (root.get(name, 0.0) if fragment == 0 else 0.0)
-
-    row, hidden = job.scheme.meeting, min(sync.delay, sync.gap) * alone_s
-    met: Num = 0.0
-    gathered: Num = 0.0
-    for fragment in range(sync.fragments):
-        met = met + join(hidden, lane_s(row.name, fragment), overlap) - hidden
-        gathered = gathered + lane_s(ANCHOR_GATHER.name, fragment)
-    names = {row.name: met, ANCHOR_GATHER.name: gathered}
-    return {f"exposed_{name}": time / sync.every for name, time in names.items()}
 
 
 def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:

@@ -1,10 +1,10 @@
 """The input of a prediction: model, scheme, machine and stack, with the numbers that a user varies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from lowband.cost.stages import gathers
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Axes, Ways
-from lowband.spec.context import Layout, check_context, check_layout, check_names, every_way, layout_of
+from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -27,7 +27,7 @@ from lowband.spec.schedules import check_numbers
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
-from lowband.spec.step import Order, Pattern, Schedule, States, StatesOption, passes
+from lowband.spec.step import Order, Pattern, Schedule, passes
 from lowband.spec.tiers import DEVICE
 
 
@@ -247,47 +247,6 @@ class Workload:
     def tokens(self) -> Num:
         """Tokens per optimizer step, over all ranks."""
         return self.micro_batch * self.seq_len * self.accumulation * (self.levels.world // self.axes.context)
-
-
-ALL_WAYS = "all"
-
-
-def check_ways(machine: Machine, ways: Sequence[str]) -> None:
-    """Raises UserError for an unknown way or level: of several ways, those in which ranks cannot attend are
-    left out, and so would be a typing error."""
-    check_names((way for way in ways if way != ALL_WAYS), [level.name for level in machine.levels])
-
-
-def in_ways(
-    machine: Machine,
-    model: ModelSpec,
-    ranks: int,
-    axes: Ways,
-    ways: Sequence[str],
-    states: Sequence[StatesOption] = (),
-) -> list[Ways]:
-    """These axes with their ranks along context attending in each of the ways, or in all that there are.
-
-    ways:   of layers of softmax; none: ring. Of a model without any: state
-    states: how those of linear layers travel; none: by scan, or where all ways are asked for in each
-    Raises UserError for ranks that cannot be divided so.
-    """
-    if axes.context == 1:
-        return [axes]
-    linear, tries_all = model.linear_layers, ALL_WAYS in ways
-    if linear == model.layers and (tries_all or not ways):
-        ways = ["state"]
-    elif tries_all:
-        ways = every_way(Mesh.fit(machine.sizes, axes.with_context(ranks)).levels("context"))
-    travels = states
-    if not states:
-        travels = ["auto"] if not linear else [*get_args(States)] if tries_all else ["scan"]
-    zigzag = axes.zigzag and not linear
-    return [
-        axes.model_copy(update={"context_attention": way, "context_states": one, "zigzag": zigzag})
-        for way in ways or ["ring"]
-        for one in travels
-    ]
 
 
 def mesh_of(machine: Machine, model: ModelSpec, ranks: int, axes: Ways) -> Mesh:

@@ -23,7 +23,7 @@ import yaml
 
 from lowband.errors import UserError
 from lowband.evidence.validation.scale_model import box_step_s
-from lowband.predict.workload import ALL_WAYS, in_ways
+from lowband.predict.context_ways import ALL_WAYS, in_ways
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.step import States

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from lowband.cost.activations import Recompute
 from lowband.cost.collectives import share
 from lowband.errors import UserError
+from lowband.predict.context_ways import ALL_WAYS, in_ways
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.room import DoesNotFit
 from lowband.predict.search.lengths_step import Costs
 from lowband.predict.time import step_time
-from lowband.predict.workload import ALL_WAYS, Workload, in_ways
+from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
